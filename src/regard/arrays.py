@@ -1,0 +1,94 @@
+"""Which array library is this? The only file that asks.
+
+Everything written on top of it (masks, the definition) uses the functions that the
+Array API standard gives to NumPy, PyTorch, JAX and others alike: matmul, where, exp.
+
+Next: definition/attention.py
+"""
+
+from typing import Any
+
+import array_api_compat
+import numpy as np
+
+from regard.errors import ArrayError
+
+Array = Any  # four libraries, no common static type
+
+
+def is_array(x: object) -> bool:
+    """Tell whether x is an array of any supported library."""
+    return bool(array_api_compat.is_array_api_obj(x))
+
+
+def as_array(x: Any) -> Any:
+    """Leave arrays and integers as they are, make lists NumPy arrays."""
+    return x if is_array(x) or isinstance(x, int) else np.asarray(x)
+
+
+def is_floating(x: Array) -> bool:
+    """Tell whether x holds floating point numbers that its library computes with."""
+    try:
+        xp = array_api_compat.array_namespace(x)
+        return bool(xp.isdtype(x.dtype, "real floating"))
+    except TypeError:  # a dtype that NumPy stores for others, such as ml_dtypes
+        return False
+
+
+def namespace(**arrays: Array) -> Any:
+    """Return the one array library that all the named arrays belong to."""
+    for name, x in arrays.items():
+        if not is_array(x):
+            raise ArrayError(
+                f"{name} is a {type(x).__name__}, expected an array. "
+                f"Write numpy.asarray({name}), or the like of your library."
+            )
+    try:
+        return array_api_compat.array_namespace(*arrays.values())
+    except TypeError:
+        kinds = ", ".join(f"{n}: {type(x).__module__}" for n, x in arrays.items())
+        raise ArrayError(
+            f"arrays of several libraries ({kinds}), expected one. "
+            "Convert them to the library of q."
+        ) from None
+
+
+def convert(x: Array, like: Array) -> Array:
+    """Return x as an array of the library and on the device of `like`."""
+    xp, device = array_api_compat.array_namespace(like), array_api_compat.device(like)
+    if array_api_compat.array_namespace(x) is xp:
+        return array_api_compat.to_device(x, device)
+    x = to_numpy(x)
+    return xp.asarray(x if x.flags.writeable else x.copy(), device=device)
+
+
+def to_numpy(x: Array) -> np.ndarray[Any, Any]:
+    """Return x as a NumPy array on the host."""
+    if array_api_compat.is_torch_array(x):
+        x = x.detach().cpu()
+        x = x.float() if str(x.dtype) == "torch.bfloat16" else x  # NumPy has none
+    try:
+        return np.asarray(x)
+    except TypeError:  # JAX has no numbers yet
+        raise ArrayError(
+            f"{type(x).__name__}: its values are not known while a function is traced. "
+            "Leave block= out, or use data from outside of the function."
+        ) from None
+
+
+def count_from(start: int | Array, n: int, like: Array) -> Array:
+    """Return start, start + 1, …, start + n - 1 beside `like`."""
+    xp = array_api_compat.array_namespace(like)
+    return start + xp.arange(n, device=array_api_compat.device(like))
+
+
+def constant(value: float, like: Array, shape: tuple[int, ...] = ()) -> Array:
+    """Return an array full of value, of the dtype and on the device of `like`."""
+    xp, device = array_api_compat.array_namespace(like), array_api_compat.device(like)
+    return xp.full(shape, value, dtype=like.dtype, device=device)
+
+
+def accumulator(xp: Any, *arrays: Array) -> Any:
+    """Return the dtype to compute in: that of the arrays, at least float32."""
+    dtype = xp.result_type(*arrays)
+    return xp.float32 if xp.finfo(dtype).bits < 32 else dtype

@@ -1,0 +1,4 @@
+"""The definition of attention.
+
+Next: definition/attention.py
+"""

@@ -1,0 +1,165 @@
+"""The definition of attention. Everything else in this library is judged by it.
+
+    scores  = scale * q kᵀ                      how well each key answers each query
+    capped  = softcap * tanh(scores / softcap)  (if there is a softcap)
+    logits  = capped + bias, and -inf where the mask forbids
+    weights = exp(logits) / sum exp(logits)     a row sums to 1, or to 0 if it is empty
+    out     = weights v                         the average of the values, so weighted
+
+    lse     = log sum exp(logits)               so that weights = exp(logits - lse)
+
+It is written for reading, in functions that NumPy, PyTorch and JAX share. It builds the
+whole square of scores; `block=` gives the same numbers without it.
+
+Next: steps.py
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from regard.arrays import Array, constant, namespace
+from regard.definition.blocked import fold
+from regard.definition.contract import ALL, Call, read_call
+from regard.definition.heads import pair
+from regard.errors import OptionError
+from regard.masks.algebra import Mask
+from regard.masks.biases import Bias
+from regard.masks.grid import Start
+
+STEPS = ("scores", "capped", "logits", "weights")
+
+Edits = Mapping[str, Callable[[Array], Array]]
+NO_EDITS: Edits = {}
+
+
+@dataclass(frozen=True)
+class Attended:
+    """What attention gives: always out and lse, and the steps that were asked for."""
+
+    out: Array  # (..., H, Nq, Dv), in the dtype of q
+    lse: Array  # (..., H, Nq), at least float32, natural logarithm
+    scores: Array | None = None  # (..., H, Nq, Nk), as the three below
+    capped: Array | None = None
+    logits: Array | None = None
+    weights: Array | None = None
+
+
+def attention(
+    q: Array,  # (..., H, Nq, D)
+    k: Array,  # (..., Hk, Nk, D)      H a multiple of Hk: head h uses h // (H / Hk)
+    v: Array,  # (..., Hk, Nk, Dv)
+    mask: Array | Mask | None = None,  # True = may attend
+    *,
+    bias: Array | Bias | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink: Array | None = None,
+    q_start: Start | None = None,
+    see: Sequence[str] = (),
+    edit: Edits | None = None,
+    block: int | tuple[int, int] | None = None,
+) -> Attended:
+    """Let every query gather from the values whose keys answer it.
+
+    >>> import numpy as np, regard
+    >>> x = np.eye(3)
+    >>> seen = regard.attention(x, x, x, regard.causal(), see=("weights",))
+    >>> seen.weights.round(2).tolist()
+    [[1.0, 0.0, 0.0], [0.36, 0.64, 0.0], [0.26, 0.26, 0.47]]
+
+    mask: a bool array (..., Nq, Nk) or a formula such as `causal() & window(255)`
+    bias: numbers added to the scores, an array or a formula such as `alibi(slopes)`
+    scale: factor of the scores; 1 / sqrt(D) unless given
+    softcap: keeps scores within ± softcap, before bias and mask
+    sink: a logit for each head that takes weight but has no value
+    q_start: position of the first query; needed if Nq != Nk and positions are compared
+    see: the steps to return, of "scores", "capped", "logits", "weights"
+    edit: functions applied to steps as they arise, {"weights": lambda w: ...}
+    block: rows, or (rows, keys), of a tile: the same numbers in memory linear in N
+    """
+    check_steps(see, edit or {}, block)
+    call = read_call(
+        (q, k, v),
+        mask,
+        bias=bias,
+        scale=scale,
+        softcap=softcap,
+        sink=sink,
+        q_start=q_start,
+    )
+    if block is not None or call.shape[-1] == 0:
+        out, lse = fold(attend, call, 1 if block is None else block)
+        steps = {
+            step: constant(0, call.q, call.shape) for step in see
+        }  # no keys: empty
+    else:
+        done = attend(call, edit=edit or {})
+        out, lse, steps = (
+            done.out,
+            done.lse,
+            {step: getattr(done, step) for step in see},
+        )
+    return Attended(call.xp.astype(out, q.dtype, copy=False), lse, **steps)
+
+
+def attend(
+    call: Call, rows: slice = ALL, keys: slice = ALL, *, edit: Edits = NO_EDITS
+) -> Attended:
+    """Compute the formulas above for some rows and keys, with every step."""
+    xp = call.xp
+    q, k, v = call.q[..., rows, :], call.k[..., keys, :], call.v[..., keys, :]
+    allowed, bias = call.allowed(rows, keys), call.added(rows, keys)
+    if allowed is not None:  # what nobody may see must not count, not even as 0 * NaN
+        k, v = hide_unseen(k, allowed), hide_unseen(v, allowed)
+
+    def step(name: str, values: Array) -> Array:
+        return edit[name](values) if name in edit else values
+
+    scores = step("scores", pair(q * call.scale, xp.matrix_transpose(k)))
+    cap = call.softcap
+    capped = step("capped", scores if cap is None else cap * xp.tanh(scores / cap))
+    logits = capped if bias is None else capped + bias
+    if allowed is not None:
+        logits = xp.where(allowed, logits, constant(-math.inf, logits))
+    logits = step("logits", logits)
+
+    top = xp.max(logits, axis=-1, keepdims=True)  # (..., H, Nq, 1)
+    if call.sink is not None:  # one more logit in every row
+        top = xp.where(call.sink > top, call.sink, top)
+    top = xp.where(top == -math.inf, constant(0, top), top)  # a row that sees nothing
+    parts = xp.exp(logits - top)  # the largest is 1: no overflow
+    total = xp.sum(parts, axis=-1, keepdims=True)
+    if call.sink is not None:
+        total = total + xp.exp(call.sink - top)
+    empty = total == 0
+    total = xp.where(empty, constant(1, total), total)
+    weights = step("weights", parts / total)
+    lse = xp.where(empty, constant(-math.inf, top), top + xp.log(total))
+
+    return Attended(pair(weights, v), lse[..., 0], scores, capped, logits, weights)
+
+
+def hide_unseen(x: Array, allowed: Array) -> Array:
+    """Put 0 where no query may look; x is k or v, (..., Hk, Nk, D)."""
+    xp = namespace(x=x)
+    axes = (-3, -2) if allowed.ndim > 2 else (-2,)
+    seen = xp.any(allowed, axis=axes, keepdims=True)  # (..., 1, 1, Nk)
+    return xp.where(xp.matrix_transpose(seen), x, constant(0, x))
+
+
+def check_steps(see: Sequence[str], edit: Edits, block: object) -> None:
+    """Refuse steps that do not exist, or that a blocked call never holds."""
+    if isinstance(see, str):
+        raise OptionError(f'see="{see}", expected a tuple. Write see=("{see}",).')
+    for name in (*see, *edit):
+        if name not in STEPS:
+            steps = ", ".join(STEPS)
+            raise OptionError(f'there is no step "{name}"; there are {steps}.')
+    if block is not None and (see or edit):
+        raise OptionError(
+            "block= never holds a whole step, so see= and edit= cannot go with it. "
+            "Leave block= out to see or edit a step."
+        )

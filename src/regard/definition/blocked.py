@@ -1,0 +1,87 @@
+"""The same numbers in memory linear in N: tile by tile, folded with `merge`.
+
+Attention over some of the keys is a pair (out, lse). Pairs over disjoint keys make the
+pair over all of them, whatever the order:
+
+    lse = log sum_p exp(lse_p)
+    out = sum_p exp(lse_p - lse) out_p
+
+So each row of tiles is folded from left to right. Tiles that the mask proves empty are
+skipped, tiles it proves full need no mask. A sink is a part as well: it has a weight,
+exp(sink), and no value.
+
+Next: heads.py
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from regard.arrays import Array, accumulator, constant, is_array, namespace
+from regard.errors import OptionError
+from regard.masks.algebra import Mask
+from regard.masks.patterns import everything
+from regard.masks.tiles import EMPTY, FULL, prove_tiles
+
+if TYPE_CHECKING:
+    from regard.definition.contract import Call
+
+Part = tuple[Array, Array]  # out (..., N, Dv) and lse (..., N)
+
+
+def merge(*parts: Part) -> Part:
+    """Merge (out, lse) pairs over disjoint keys into the pair over all of them.
+
+    >>> import numpy as np, regard
+    >>> q, k, v = np.random.default_rng(0).normal(size=(3, 6, 4))
+    >>> left, right = (regard.attention(q, k[s], v[s]) for s in (slice(2), slice(2, 6)))
+    >>> out, lse = regard.merge((left.out, left.lse), (right.out, right.lse))
+    >>> np.allclose(out, regard.attention(q, k, v).out)
+    True
+    """
+    if not parts:
+        raise OptionError("merge() takes at least one (out, lse) pair, none was given.")
+    (out, lse), *others = parts
+    xp, dtype = namespace(out=out, lse=lse), out.dtype
+    out = xp.astype(out, accumulator(xp, out), copy=False)
+    for more_out, more_lse in others:
+        top = xp.where(lse > more_lse, lse, more_lse)
+        top = xp.where(top == -math.inf, constant(0, top), top)  # both saw nothing
+        share, more_share = xp.exp(lse - top), xp.exp(more_lse - top)
+        total = share + more_share
+        empty = total == 0
+        total = xp.where(empty, constant(1, total), total)
+        kept, come = (x[..., None] / total[..., None] for x in (share, more_share))
+        out = out * kept + more_out * come
+        lse = xp.where(empty, constant(-math.inf, top), top + xp.log(total))
+    return xp.astype(out, dtype, copy=False), lse
+
+
+def fold(attend: Callable[..., Any], call: Call, block: int | tuple[int, int]) -> Part:
+    """Apply `attend` to each tile that is not proved empty, and merge the parts."""
+    formula = call.mask if isinstance(call.mask, Mask) else everything()
+    tiles = prove_tiles(formula, call.shape, block=block, q_start=call.q_start)
+    masked = replace(call, sink=None)  # counted once, in `nothing`
+    unmasked = masked if is_array(call.mask) else replace(masked, mask=None)
+    done = [nothing(call, 0)]
+    for rows, kinds in zip(tiles.rows, tiles.for_all(), strict=True):
+        part = nothing(call, rows.stop - rows.start)
+        for keys, kind in zip(tiles.keys, kinds, strict=True):
+            if kind != EMPTY:
+                seen = attend(unmasked if kind == FULL else masked, rows, keys)
+                part = merge(part, (seen.out, seen.lse))
+        done.append(part)
+    outs, lses = zip(*done, strict=True)
+    return call.xp.concat(outs, axis=-2), call.xp.concat(lses, axis=-1)
+
+
+def nothing(call: Call, n_rows: int) -> Part:
+    """Return the part of no keys at all: no value, and the weight of the sinks."""
+    lead = (*call.shape[:-2], n_rows)
+    out = constant(0, call.q, (*lead, call.v.shape[-1]))
+    if call.sink is None:
+        return out, constant(-math.inf, call.q, lead)
+    return out, call.xp.broadcast_to(call.sink, (*lead, 1))[..., 0]

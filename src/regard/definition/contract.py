@@ -1,0 +1,228 @@
+"""What `attention` accepts, and how everything else is refused.
+
+    q (..., H, Nq, D)    k (..., Hk, Nk, D)    v (..., Hk, Nk, Dv)    H a multiple of Hk
+
+A call is read once, here, into a `Call` that leaves nothing to guess: one library, one
+dtype to compute in, the position of the first query, masks that can only be read in one
+way. Messages say what was given, what was expected, what to write instead.
+
+Next: attention.py
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from regard.arrays import Array, accumulator, is_array, is_floating, namespace
+from regard.errors import ArrayError, MaskError, OptionError, ShapeError
+from regard.masks.algebra import Formula, Mask
+from regard.masks.biases import Bias
+from regard.masks.grid import Start, evaluate, resolve_start
+
+ALL = slice(None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One checked call: arrays in the dtype to compute in, and what applies to them."""
+
+    xp: Any  # the array library
+    q: Array  # (..., H, Nq, D)
+    k: Array  # (..., Hk, Nk, D)
+    v: Array  # (..., Hk, Nk, Dv)
+    mask: Array | Mask | None
+    bias: Array | Bias | None
+    scale: float
+    softcap: float | None
+    sink: Array | None  # () or (H, 1, 1)
+    q_start: Start
+    shape: tuple[int, ...]  # (..., H, Nq, Nk)
+
+    def allowed(self, rows: slice = ALL, keys: slice = ALL) -> Array | None:
+        """Return which of these cells may be seen; None is all of them."""
+        return self.lower(self.mask, rows, keys)
+
+    def added(self, rows: slice = ALL, keys: slice = ALL) -> Array | None:
+        """Return what is added to the scores of these cells; None is nothing."""
+        bias = self.lower(self.bias, rows, keys)
+        return None if bias is None else self.xp.astype(bias, self.q.dtype)
+
+    def lower(self, x: Any, rows: slice, keys: slice) -> Array | None:
+        """Write a formula out on these cells, or cut them out of an array."""
+        *lead, n_q, n_k = self.shape
+        if isinstance(x, Formula):
+            first_q, stop_q, _ = rows.indices(n_q)
+            first_k, stop_k, _ = keys.indices(n_k)
+            shape = (*lead, stop_q - first_q, stop_k - first_k)
+            start = self.q_start + first_q
+            return evaluate(x, shape, q_start=start, k_start=first_k, like=self.q)
+        if x is None:
+            return None
+        rows, keys = (
+            s if n > 1 else ALL for s, n in zip((rows, keys), x.shape[-2:], strict=True)
+        )
+        return x[..., rows, keys]
+
+
+def read_call(
+    qkv: tuple[Array, Array, Array],
+    mask: Array | Mask | None,
+    *,
+    bias: Array | Bias | None,
+    scale: float | None,
+    softcap: float | None,
+    sink: Array | None,
+    q_start: Start | None,
+) -> Call:
+    """Check the arguments of `attention` and settle everything they leave open."""
+    q, k, v = qkv
+    arrays = {"q": q, "k": k, "v": v}
+    arrays |= {n: x for n, x in (("mask", mask), ("bias", bias)) if is_array(x)}
+    xp = namespace(**arrays)
+    shape = fit(q, k, v)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not is_floating(x):
+            raise ArrayError(
+                f"{name} has dtype {x.dtype}, expected floating point. "
+                f"Convert it, as in {name}.astype(float)."
+            )
+    check_mask(xp, mask, shape)
+    check_bias(bias, shape)
+    if softcap is not None and not softcap > 0:
+        raise OptionError(f"softcap={softcap}, expected a number above 0, or None.")
+    dtype = accumulator(xp, q, k, v)
+    formulas = [x for x in (mask, bias) if isinstance(x, Formula)]
+    return Call(
+        xp=xp,
+        q=xp.astype(q, dtype, copy=False),
+        k=xp.astype(k, dtype, copy=False),
+        v=xp.astype(v, dtype, copy=False),
+        mask=mask,
+        bias=bias,
+        scale=1 / math.sqrt(q.shape[-1]) if scale is None else scale,
+        softcap=softcap,
+        sink=read_sink(xp, sink, dtype, shape),
+        q_start=resolve_start(q_start, shape, *formulas),
+        shape=shape,
+    )
+
+
+def fit(q: Array, k: Array, v: Array) -> tuple[int, ...]:
+    """Return the shape (..., H, Nq, Nk) of the scores, or say what does not fit."""
+    given = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if min(q.ndim, k.ndim, v.ndim) < 2:
+        raise ShapeError(
+            f"{given}: expected at least (N, D) each. "
+            "Write q[None, :] for one query vector."
+        )
+    if q.shape[-1] != k.shape[-1]:
+        raise ShapeError(
+            f"{given}: q has width {q.shape[-1]} and k has width {k.shape[-1]}, "
+            "expected the same, as each score is a dot product of the two."
+        )
+    if k.shape[-2] != v.shape[-2]:
+        raise ShapeError(
+            f"{given}: there are {k.shape[-2]} keys and {v.shape[-2]} values, "
+            "expected one value for each key."
+        )
+    n_heads, n_keys, n_values = (x.shape[-3] if x.ndim > 2 else 1 for x in (q, k, v))
+    if n_keys != n_values or n_heads % n_keys:
+        raise ShapeError(
+            f"{given}: {n_heads} heads of q, {n_keys} of k and {n_values} of v, "
+            "expected k and v alike and the heads of q a multiple of theirs. Axes are "
+            "(..., H, N, D): write q.swapaxes(-3, -2) if yours are (..., N, H, D)."
+        )
+    try:
+        lead = broadcast(q.shape[:-3], k.shape[:-3], v.shape[:-3])
+    except ValueError:
+        raise ShapeError(
+            f"{given}: the axes before the heads do not fit, expected the same or 1."
+        ) from None
+    heads = (n_heads,) if max(q.ndim, k.ndim, v.ndim) > 2 else ()
+    return (*lead, *heads, q.shape[-2], k.shape[-2])
+
+
+def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the common shape; axes of size 1 stretch."""
+    width = max(map(len, shapes))
+    columns = zip(*((1,) * (width - len(s)) + tuple(s) for s in shapes), strict=True)
+    sizes = [set(column) - {1} for column in columns]
+    if any(len(size) > 1 for size in sizes):
+        raise ValueError(shapes)
+    return tuple(size.pop() if size else 1 for size in sizes)
+
+
+def check_mask(xp: Any, mask: Any, shape: tuple[int, ...]) -> None:
+    """Refuse masks that could mean two things."""
+    if mask is None or isinstance(mask, Mask):
+        return
+    if isinstance(mask, Bias):
+        raise MaskError(f"mask={mask!r} is a bias. Write bias=… for what is added.")
+    if not is_array(mask):
+        raise MaskError(
+            f"mask is a {type(mask).__name__}, expected a bool array or a mask such as "
+            "regard.causal(). Write regard.where(fn) for a function."
+        )
+    if not xp.isdtype(mask.dtype, "bool"):
+        yes = "mask != 0" if xp.isdtype(mask.dtype, "integral") else "mask > 0"
+        raise MaskError(
+            f"mask has dtype {mask.dtype}, expected bool: True = may attend. Write "
+            f"{yes} for a mask of zeros and ones, bias=mask to add it to the scores."
+        )
+    check_axes("mask", mask, shape)
+
+
+def check_bias(bias: Any, shape: tuple[int, ...]) -> None:
+    """Refuse biases that are no numbers, or that could be laid out in two ways."""
+    if bias is None or isinstance(bias, Bias):
+        return
+    if isinstance(bias, Mask):
+        raise MaskError(f"bias={bias!r} is a mask. Write mask=… for who sees whom.")
+    if not is_array(bias) or not is_floating(bias):
+        kind = bias.dtype if is_array(bias) else type(bias).__name__
+        raise MaskError(
+            f"bias is of {kind}, expected floating point numbers to add to the scores, "
+            "or a bias such as regard.masks.alibi(slopes). Write mask=… for True and "
+            "False."
+        )
+    check_axes("bias", bias, shape)
+
+
+def check_axes(name: str, x: Array, shape: tuple[int, ...]) -> None:
+    """Refuse an array that does not fit the scores, or fits them in two ways."""
+    axes = ("B", "H", "Nq", "Nk")[-min(len(shape), 4) :]
+    expected = f"({', '.join(axes)}) = {tuple(shape)}"
+    try:
+        fits = x.ndim >= 2 and broadcast(tuple(x.shape), shape) == tuple(shape)
+    except ValueError:
+        fits = False
+    batch = shape[0] if len(shape) == 4 else 1
+    by_batch = x.ndim in (2, 3) and batch > 1 and x.shape[0] == batch
+    if fits and not by_batch:
+        return
+    known = f"{name} has shape {tuple(x.shape)}, expected one that fits {expected}"
+    if not by_batch:
+        raise MaskError(f"{known}, where an axis of size 1 stands for any size.")
+    if x.ndim == 2:
+        rows = "padding(mask)" if name == "mask" else "bias[:, None, None, :]"
+        hint = f"{rows} if it has a row of keys for each batch"
+    else:
+        hint = f"{name}[:, None] if its first axis is the batch"
+    also = f", {name}[None] if its first axis is {axes[-x.ndim]}" if fits else ""
+    raise MaskError(f"{known}. Write {hint}{also}.")
+
+
+def read_sink(xp: Any, sink: Any, dtype: Any, shape: tuple[int, ...]) -> Array | None:
+    """Return the extra logit of each head beside the rows: () or (H, 1, 1)."""
+    if sink is None:
+        return None
+    sink = xp.astype(sink, dtype) if is_array(sink) else xp.asarray(sink, dtype=dtype)
+    n_heads = shape[-3] if len(shape) > 2 else 1
+    if sink.ndim > 1 or (sink.ndim == 1 and sink.shape[0] != n_heads):
+        raise ShapeError(
+            f"sink has shape {tuple(sink.shape)}, expected a number, or one for each "
+            f"head: ({n_heads},)."
+        )
+    return xp.reshape(sink, (-1, 1, 1)) if sink.ndim else sink

@@ -1,0 +1,55 @@
+"""Several heads, and several query heads that share one head of keys.
+
+    split   (..., N, H*D)  ->  (..., H, N, D), and `join` back
+    pair    (..., H, N, A) times (..., Hk, A, M)  ->  (..., H, N, M)
+
+Where heads are shared, head h of the H meets head h // (H / Hk) of the Hk. That needs
+no copies of K: the query rows of a group are stacked under each other and multiplied
+with their one K in a single product.
+
+Next: position.py
+"""
+
+from __future__ import annotations
+
+from regard.arrays import Array, namespace
+from regard.errors import ShapeError
+
+
+def split(x: Array, n_heads: int) -> Array:
+    """Cut the last axis (..., N, H*D) into heads: (..., H, N, D)."""
+    xp = namespace(x=x)
+    *lead, n, width = x.shape
+    if width % n_heads:
+        raise ShapeError(
+            f"a width of {width} cannot be split into {n_heads} heads: "
+            f"{width} is not a multiple of {n_heads}."
+        )
+    return swap(xp.reshape(x, (*lead, n, n_heads, width // n_heads)))
+
+
+def join(x: Array) -> Array:
+    """Put heads (..., H, N, D) side by side again: (..., N, H*D)."""
+    xp = namespace(x=x)
+    *lead, n_heads, n, width = x.shape
+    return xp.reshape(swap(x), (*lead, n, n_heads * width))
+
+
+def swap(x: Array) -> Array:
+    """Exchange the token axis and the head axis."""
+    *lead, a, b, last = range(x.ndim)
+    return namespace(x=x).permute_dims(x, (*lead, b, a, last))
+
+
+def pair(x: Array, y: Array) -> Array:
+    """Multiply x (..., H, N, A) with y (..., Hk, A, M), group by group."""
+    xp = namespace(x=x, y=y)
+    n_heads, n_shared = (z.shape[-3] if z.ndim > 2 else 1 for z in (x, y))
+    if n_heads == n_shared:
+        return xp.matmul(x, y)
+    *lead, n_heads, n, width = x.shape
+    group = n_heads // n_shared
+    stacked = xp.reshape(x, (*lead, n_shared, group * n, width))
+    product = xp.matmul(stacked, y)  # (..., Hk, group * N, M)
+    *lead, _, _, m = product.shape
+    return xp.reshape(product, (*lead, n_heads, n, m))

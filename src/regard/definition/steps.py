@@ -1,0 +1,288 @@
+"""Every step of attention with its name, formula, shape and values.
+
+    print(regard.explain(q, k, v, regard.causal(), tokens=["the", "cat", "sat"]))
+
+A few tokens are printed as numbers; many as their corners, with the weights as a small
+map in which every character tells the largest weight of the cells it stands for.
+
+Next: masks/algebra.py
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from regard.arrays import Array, is_array, to_numpy
+from regard.definition.attention import STEPS, attend
+from regard.definition.contract import Call, read_call
+from regard.definition.heads import pair
+from regard.errors import OptionError, ShapeError
+from regard.masks.algebra import Mask
+from regard.masks.biases import Bias
+from regard.masks.grid import Start
+
+FEW = 8  # rows or columns that are printed in full
+CORNER = 3  # rows or columns at either end of a longer axis
+LABEL = 8  # terminal columns for a token
+MAP = (16, 64)  # characters of the small map
+SHADES = "·░▒▓█"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One named step of a computation."""
+
+    name: str
+    formula: str
+    values: Array  # (..., H, rows, columns), or (..., H, rows)
+    rows: tuple[str, ...]  # a label for each row
+    columns: tuple[str, ...]  # and for each column; none if columns are features
+    lead: tuple[int, ...]  # the axes before rows and columns
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the values."""
+        return tuple(self.values.shape)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, at: tuple[int, ...] | None = None) -> str:
+        """Print the step for the batch and head `at` = (b, h), or the first."""
+        at = (0,) * len(self.lead) if at is None else at
+        if len(at) != len(self.lead):
+            raise OptionError(f"at={at}, expected an index for each of {self.lead}.")
+        sizes = zip(at, self.shape, self.lead, strict=False)
+        at = tuple(i * size // full for i, size, full in sizes)  # the head it shares
+        values = to_numpy(self.values[(*at, ...)])
+        table = write_table(values.reshape(len(self.rows), -1), self.rows, self.columns)
+        parts = [f"{self.name:<8} {self.formula}   {self.shape}", *table]
+        if self.name == "weights" and max(values.shape) > FEW:
+            parts += write_map(values)
+        return "\n".join(parts)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps in order; `steps["weights"]` is one of them."""
+
+    steps: tuple[Step, ...]
+
+    def __iter__(self) -> Iterator[Step]:
+        return iter(self.steps)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __getitem__(self, name: str) -> Step:
+        for step in self.steps:
+            if step.name == name:
+                return step
+        names = ", ".join(step.name for step in self.steps)
+        raise OptionError(f'there is no step "{name}"; there are {names}.')
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, at: tuple[int, ...] | None = None) -> str:
+        """Print all steps for the batch and head `at` = (b, h), or the first."""
+        lead = self.steps[0].lead
+        shown = (0,) * len(lead) if at is None else at
+        axes = ", ".join(f"{i} of {n}" for i, n in zip(shown, lead, strict=False))
+        title = f"batch and head: {axes}" if len(lead) > 1 else f"head: {axes}"
+        return "\n\n".join([title][: len(lead)] + [step.text(at) for step in self])
+
+
+def explain(
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | Mask | None = None,
+    *,
+    tokens: Sequence[str] | tuple[Sequence[str], Sequence[str]] | None = None,
+    bias: Array | Bias | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink: Array | None = None,
+    q_start: Start | None = None,
+) -> Steps:
+    """Compute attention and keep every step.
+
+    >>> import numpy as np, regard
+    >>> steps = regard.explain(np.eye(2), np.eye(2), np.eye(2), tokens=["a", "b"])
+    >>> print(steps["weights"])
+    weights  exp(scores) / Σ exp(scores)   (2, 2)
+                   a     b
+             a  0.67  0.33
+             b  0.33  0.67
+
+    tokens: one for each position, or (tokens of the queries, tokens of the keys)
+    The other arguments are those of `attention`.
+    """
+    call = read_call(
+        (q, k, v),
+        mask,
+        bias=bias,
+        scale=scale,
+        softcap=softcap,
+        sink=sink,
+        q_start=q_start,
+    )
+    done = attend(call)
+    rows, columns = label_axes(call, tokens)
+    dots = pair(call.q, call.xp.matrix_transpose(call.k))
+    formulas = write_formulas(call, given_scale=scale)
+    lead = call.shape[:-2]
+    q, k, v = (
+        call.xp.reshape(x, (1,) * (len(lead) + 2 - x.ndim) + tuple(x.shape))
+        for x in (call.q, call.k, call.v)
+    )
+    made: dict[str, tuple[Array, tuple[str, ...], tuple[str, ...]]] = {
+        "q": (q, rows, ()),
+        "k": (k, columns, ()),
+        "v": (v, columns, ()),
+        "dots": (dots, rows, columns),
+        **{name: (getattr(done, name), rows, columns) for name in STEPS},
+        "lse": (done.lse, rows, ()),
+        "out": (done.out, rows, ()),
+    }
+    return Steps(
+        tuple(
+            Step(name, formulas[name], values, down, across, lead)
+            for name, (values, down, across) in made.items()
+            if name in formulas
+        )
+    )
+
+
+def write_formulas(call: Call, *, given_scale: float | None) -> dict[str, str]:
+    """Return a formula for each step that does something."""
+    formulas = dict.fromkeys(("q", "k", "v"), "given")
+    root = "" if given_scale is not None else f", 1 / √{call.q.shape[-1]}"
+    formulas["dots"] = "q kᵀ"
+    formulas["scores"] = f"dots × scale (scale = {call.scale:.4g}{root})"
+    at = "scores"
+    if call.softcap is not None:
+        formulas["capped"] = f"{call.softcap:g} × tanh({at} / {call.softcap:g})"
+        at = "capped"
+    if call.mask is not None or call.bias is not None:
+        bias = "" if call.bias is None else f" + {name_formula(call.bias)}"
+        mask = "" if call.mask is None else f", −∞ outside {name_formula(call.mask)}"
+        formulas["logits"] = f"{at}{bias}{mask}"
+        at = "logits"
+    sink = "" if call.sink is None else " + exp(sink)"
+    total = f"Σ exp({at}){sink}"
+    formulas["weights"] = f"exp({at}) / {f'({total})' if sink else total}"
+    return formulas | {"lse": f"log({total})", "out": "weights v"}
+
+
+def name_formula(x: Any) -> str:
+    """Return the expression of a formula, the kind and shape of an array."""
+    if is_array(x):
+        return f"<{x.dtype} array of shape {tuple(x.shape)}>"
+    return repr(x)
+
+
+def label_axes(call: Call, tokens: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return labels for queries and keys: tokens if given, else positions."""
+    n_q, n_k = call.shape[-2:]
+    start = 0 if is_array(call.q_start) else call.q_start
+    if tokens is None:
+        rows, columns = range(start, start + n_q), range(n_k)
+    elif len(tokens) == 2 and not isinstance(tokens[0], str):
+        rows, columns = tokens
+    else:
+        rows, columns = tokens[start : start + n_q], tokens[:n_k]
+    if (len(rows), len(columns)) != (n_q, n_k):
+        raise ShapeError(
+            f"tokens give {len(rows)} labels for {n_q} queries and {len(columns)} for "
+            f"{n_k} keys. Write tokens=(tokens_of_queries, tokens_of_keys)."
+        )
+    return tuple(map(shorten, rows)), tuple(map(shorten, columns))
+
+
+def shorten(token: object) -> str:
+    """Return a token that is safe in a terminal and at most LABEL columns wide."""
+    safe = "".join(
+        f"\\u{ord(c):04x}" if unicodedata.category(c)[0] == "C" else c
+        for c in str(token)
+    )
+    kept, width = "", 0
+    for c in safe:
+        width += measure(c)
+        if width > LABEL:
+            return kept[:-1] + "…" if measure(kept[-1]) == 1 else kept[:-1] + " …"
+        kept += c
+    return kept
+
+
+def measure(text: str) -> int:
+    """Return how many columns of a terminal the text takes."""
+    wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
+    return len(text) + wide - sum(unicodedata.combining(c) > 0 for c in text)
+
+
+def write_table(values: Any, rows: Sequence[str], columns: Sequence[str]) -> list[str]:
+    """Print a matrix with its labels, only the corners of a large one."""
+    down, across = pick_ends(values.shape[0]), pick_ends(values.shape[1])
+    cells = [[write_cell(values, i, j) for j in across] for i in down]
+    head = ["…" if j is None else columns[j] for j in across] if columns else []
+    left = ["⋮" if i is None else rows[i] for i in down]
+    table = ([head] if head else []) + cells
+    widths = [max(measure(line[j]) for line in table) for j in range(len(across))]
+    margin = 9 + max(map(measure, left), default=0)
+    return [
+        flush(label, margin)
+        + "".join("  " + flush(c, w) for c, w in zip(line, widths, strict=True))
+        for label, line in zip(["", *left] if head else left, table, strict=True)
+    ]
+
+
+def flush(text: str, width: int) -> str:
+    """Fill up with spaces on the left."""
+    return " " * (width - measure(text)) + text
+
+
+def pick_ends(n: int) -> list[int | None]:
+    """Return 0 … n-1, or both ends with None for what lies between."""
+    if n <= FEW:
+        return list(range(n))
+    return [*range(CORNER), None, *range(n - CORNER, n)]
+
+
+def write_cell(values: Any, i: int | None, j: int | None) -> str:
+    """Print one cell, or what stands for the cells left out."""
+    if i is None or j is None:
+        return "⋮" if i is None else "…"
+    return write_number(values[i, j])
+
+
+def write_number(x: float) -> str:
+    """Print a number in few columns."""
+    if np.isneginf(x):
+        return "−∞"
+    if x == 0:
+        return "0"
+    if 0.005 <= abs(x) < 1000:
+        return f"{x:.2f}"
+    return f"{x:.0e}"
+
+
+def write_map(weights: Any) -> list[str]:
+    """Draw a matrix in a few characters, each the largest weight of its cells."""
+    rows, columns = (min(n, most) for n, most in zip(weights.shape, MAP, strict=True))
+    cut_rows = np.linspace(0, weights.shape[0], rows, endpoint=False).astype(int)
+    cut_columns = np.linspace(0, weights.shape[1], columns, endpoint=False).astype(int)
+    pooled = np.maximum.reduceat(weights, cut_rows, axis=0)
+    pooled = np.maximum.reduceat(pooled, cut_columns, axis=1)
+    shade = np.digitize(pooled, (np.nextafter(0, 1), 0.05, 0.2, 0.5))
+    cells = -(-weights.shape[0] // rows), -(-weights.shape[1] // columns)
+    legend = "· 0   ░ above 0   ▒ from 0.05   ▓ from 0.2   █ from 0.5"
+    lines = ["".join(SHADES[i] for i in line) for line in shade]
+    told = f"each character: the largest of up to {cells[0]} × {cells[1]} weights"
+    return ["", *(" " * 9 + line for line in (*lines, told, legend))]

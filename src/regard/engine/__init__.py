@@ -1,0 +1,4 @@
+"""The same numbers, fast: masks lowered to PyTorch's fused kernels.
+
+Next: engine/sdpa.py
+"""

@@ -1,0 +1,67 @@
+"""A mask formula as FlexAttention's BlockMask, without the square of cells.
+
+FlexAttention wants, for every row of tiles, those to visit under the mask and those to
+visit without it. torch's own create_block_mask finds out by writing down all Nq x Nk
+cells; here tiles are proved empty or full, and only those in doubt are looked into.
+
+Next: sdpa.py
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+from regard.arrays import Array, is_array
+from regard.masks.algebra import Mask
+from regard.masks.grid import Start, resolve_start
+from regard.masks.tiles import FULL, UNDECIDED
+
+
+def block_mask(
+    mask: Mask,
+    shape: tuple[int, ...],
+    *,
+    q_start: Start | None = None,
+    block: int | tuple[int, int] = 128,
+    device: torch.device | str = "cpu",
+) -> BlockMask:
+    """Return the BlockMask of a mask over (B, H, Nq, Nk), or (Nq, Nk) for any B and H.
+
+    >>> from regard import causal, window
+    >>> block_mask(causal() & window(1023), (8192, 8192)).sparsity() > 85
+    True
+    """
+    start = resolve_start(q_start, shape, mask)
+    kinds = mask.tiles(shape, block=block, q_start=start).settle().kinds
+    rows, keys = (block, block) if isinstance(block, int) else block
+    n_q, n_k = shape[-2:]
+    if n_q % rows:  # a tile beyond the edge needs the mask, as in torch
+        kinds[:, :, -1][kinds[:, :, -1] == FULL] = UNDECIDED
+    if n_k % keys:
+        kinds[..., -1][kinds[..., -1] == FULL] = UNDECIDED
+    visited, whole = (list_tiles(kinds == kind, device) for kind in (UNDECIDED, FULL))
+    return BlockMask.from_kv_blocks(
+        *visited,
+        *whole,
+        BLOCK_SIZE=(rows, keys),
+        mask_mod=shift(mask.place(torch.empty(0, device=device)), start, device),
+        seq_lengths=(n_q, n_k),
+    )
+
+
+def list_tiles(chosen: Array, device: torch.device | str) -> tuple[Tensor, Tensor]:
+    """Return how many tiles of each row are chosen, and all tiles, those first."""
+    order = np.argsort(~chosen, axis=-1, kind="stable").astype(np.int32)
+    counts = chosen.sum(-1, dtype=np.int32)
+    return torch.from_numpy(counts).to(device), torch.from_numpy(order).to(device)
+
+
+def shift(mask: Mask, q_start: Start, device: torch.device | str) -> Array:
+    """Return the mask as a mask_mod, whose queries are counted from 0."""
+    if is_array(q_start):
+        starts = torch.atleast_1d(torch.as_tensor(q_start, device=device))
+        return lambda b, h, q, k: mask(b, h, q + starts[b % len(starts)], k)
+    return lambda b, h, q, k: mask(b, h, q + q_start, k)

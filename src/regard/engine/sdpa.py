@@ -1,0 +1,55 @@
+"""A mask formula as the arguments of torch's scaled_dot_product_attention.
+
+    proved full                     nothing: the kernel runs unmasked
+    causal() from position 0        is_causal=True, torch aligns it top-left as well
+    anything else                   attn_mask, True = may attend
+
+The two arguments are never given together: some kernels refuse it, others combine them.
+
+Next: flex.py
+"""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+import torch
+
+from regard.arrays import is_array
+from regard.masks.algebra import Mask
+from regard.masks.grid import Start, evaluate, resolve_start
+from regard.masks.patterns import causal
+from regard.masks.tiles import FULL, prove_tiles
+
+
+class Arguments(TypedDict):
+    """What to pass on to scaled_dot_product_attention."""
+
+    attn_mask: torch.Tensor | None
+    is_causal: bool
+
+
+def sdpa_arguments(
+    mask: Mask | None,
+    shape: tuple[int, ...],  # (..., H, Nq, Nk)
+    *,
+    q_start: Start | None = None,
+    device: torch.device | str = "cpu",
+) -> Arguments:
+    """Return the cheapest arguments that mean the same as the mask.
+
+    >>> from regard import causal
+    >>> sdpa_arguments(causal(), (4, 4))
+    {'attn_mask': None, 'is_causal': True}
+    """
+    if mask is None:
+        return {"attn_mask": None, "is_causal": False}
+    start = resolve_start(q_start, shape, mask)
+    whole = prove_tiles(mask, shape, block=(shape[-2], shape[-1]), q_start=start)
+    if (whole.kinds == FULL).all():
+        return {"attn_mask": None, "is_causal": False}
+    if mask == causal() and not is_array(start) and start == 0:
+        return {"attn_mask": None, "is_causal": True}
+    like = torch.empty(0, device=device)
+    dense = evaluate(mask, shape, q_start=start, like=like)
+    return {"attn_mask": dense, "is_causal": False}

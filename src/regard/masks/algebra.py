@@ -1,0 +1,265 @@
+"""Who may see whom, as a formula instead of a matrix.
+
+A mask is a predicate over absolute positions,
+
+    mask(b, h, q, k) = may query q of head h in batch b see key k?
+
+and masks combine: (a & b), (a | b), ~a. What lets them scale is a second question,
+asked of whole tiles of cells at once and answered in three-valued logic:
+
+    prove(tile) = proved empty, or proved full, or unknown
+
+    a & b   empty if either is, full if both are
+    a | b   full if either is, empty if both are
+    ~a      empty and full change places
+
+An unknown costs time, a wrong proof would give a wrong answer; so in doubt, unknown.
+Over 131,072 tokens a formula is a few numbers; its 17 billion cells are never written.
+
+Next: definition/blocked.py (what formulas are made of: masks/primitives.py)
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
+
+import numpy as np
+
+from regard.arrays import Array, convert, is_array, namespace
+from regard.errors import MaskError
+from regard.masks.grid import Extent, Start, evaluate, resolve_start
+from regard.masks.tiles import Numbers, Tile, Tiles, prove_tiles
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Formula(ABC):
+    """What masks and biases share: a value at every (batch, head, query, key)."""
+
+    @abstractmethod
+    def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
+        """Return the values at these index arrays, which broadcast together."""
+
+    @property
+    def positional(self) -> bool:
+        """Whether query positions are compared with key positions."""
+        return False
+
+    @property
+    def parts(self) -> tuple[Formula, ...]:
+        """The formulas that this one is made of."""
+        return ()
+
+    @property
+    def extent(self) -> Extent:
+        """How far the data behind this one reaches."""
+        return Extent()
+
+    def walk(self) -> Iterator[Formula]:
+        """Yield this formula and everything in it."""
+        yield self
+        for part in self.parts:
+            yield from part.walk()
+
+    def place(self, like: Array) -> Self:
+        """Return this formula with its data in the library and device of `like`."""
+
+        def move(x: Any) -> Any:
+            if isinstance(x, Formula):
+                return x.place(like)
+            if isinstance(x, tuple):
+                return tuple(move(y) for y in x)
+            return convert(x, like) if is_array(x) else x
+
+        this: Any = self  # every formula is a frozen dataclass
+        data = {f.name: move(getattr(this, f.name)) for f in fields(this)}
+        moved: Self = replace(this, **data)
+        return moved
+
+    def dense(
+        self,
+        shape: tuple[int, ...],
+        *,
+        q_start: Start | None = None,
+        like: Array | None = None,
+    ) -> Array:
+        """Write the formula out as an array of shape (..., H, Nq, Nk).
+
+        >>> from regard import causal
+        >>> causal().dense((2, 2)).tolist()
+        [[True, False], [True, True]]
+        """
+        like = np.empty(0) if like is None else like
+        start = resolve_start(q_start, shape, self)
+        cells = evaluate(self, shape, q_start=start, like=like)
+        return namespace(like=like).broadcast_to(cells, shape)
+
+
+class Proof(NamedTuple):
+    """What is known of each tile; both False is: unknown."""
+
+    empty: Numbers  # (B or 1, H or 1, query tiles or 1, key tiles or 1)
+    full: Numbers
+
+
+UNKNOWN = Proof(np.zeros((1, 1, 1, 1), dtype=bool), np.zeros((1, 1, 1, 1), dtype=bool))
+
+
+class Mask(Formula):
+    """A predicate with proofs. Combine masks with `&`, `|` and `~`."""
+
+    __array_ufunc__ = None  # so that `numpy_array & mask` asks us
+
+    def prove(self, tile: Tile) -> Proof:
+        """Say which tiles are surely empty and which surely full."""
+        del tile
+        return UNKNOWN
+
+    def tiles(
+        self,
+        shape: tuple[int, ...],
+        *,
+        block: int | tuple[int, int] = 128,
+        q_start: Start | None = None,
+    ) -> Tiles:
+        """Cut (..., H, Nq, Nk) into tiles, each empty, full or undecided."""
+        start = resolve_start(q_start, shape, self)
+        return prove_tiles(self, shape, block=block, q_start=start)
+
+    def __and__(self, other: object) -> Mask:
+        return And(self, expect_mask("&", other))
+
+    def __or__(self, other: object) -> Mask:
+        return Or(self, expect_mask("|", other))
+
+    def __invert__(self) -> Mask:
+        return Not(self)
+
+    __rand__, __ror__ = __and__, __or__  # reached only by what is no mask
+
+    def __bool__(self) -> NoReturn:
+        raise MaskError(
+            f"{self!r} has no truth value. Write & for and, | for or, ~ for not."
+        )
+
+
+def expect_mask(operator: str, other: object) -> Mask:
+    """Refuse to combine a mask with anything but a mask."""
+    if isinstance(other, Mask):
+        return other
+    raise MaskError(
+        f"mask {operator} {type(other).__name__}: expected a mask on both sides. "
+        "Write regard.masks.array(x) for an array, regard.where(fn) for a function."
+    )
+
+
+@dataclass(frozen=True, repr=False)
+class And(Mask):
+    """Both allow it."""
+
+    left: Mask
+    right: Mask
+
+    @property
+    def parts(self) -> tuple[Mask, ...]:
+        """Both sides."""
+        return self.left, self.right
+
+    def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
+        return self.left(b, h, q, k) & self.right(b, h, q, k)
+
+    def prove(self, tile: Tile) -> Proof:
+        """Empty if either is, full if both are."""
+        left, right = self.left.prove(tile), self.right.prove(tile)
+        return Proof(left.empty | right.empty, left.full & right.full)
+
+    def __repr__(self) -> str:
+        sides = (f"({s!r})" if isinstance(s, Or) else repr(s) for s in self.parts)
+        return " & ".join(sides)
+
+
+@dataclass(frozen=True, repr=False)
+class Or(Mask):
+    """Either allows it."""
+
+    left: Mask
+    right: Mask
+
+    @property
+    def parts(self) -> tuple[Mask, ...]:
+        """Both sides."""
+        return self.left, self.right
+
+    def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
+        return self.left(b, h, q, k) | self.right(b, h, q, k)
+
+    def prove(self, tile: Tile) -> Proof:
+        """Full if either is, empty if both are."""
+        left, right = self.left.prove(tile), self.right.prove(tile)
+        return Proof(left.empty & right.empty, left.full | right.full)
+
+    def __repr__(self) -> str:
+        return f"{self.left!r} | {self.right!r}"
+
+
+@dataclass(frozen=True, repr=False)
+class Not(Mask):
+    """It does not allow it."""
+
+    mask: Mask
+
+    @property
+    def parts(self) -> tuple[Mask, ...]:
+        """What is denied."""
+        return (self.mask,)
+
+    def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
+        return ~self.mask(b, h, q, k)
+
+    def prove(self, tile: Tile) -> Proof:
+        """Empty and full change places."""
+        proof = self.mask.prove(tile)
+        return Proof(empty=proof.full, full=proof.empty)
+
+    def __repr__(self) -> str:
+        compound = isinstance(self.mask, And | Or)
+        return f"~({self.mask!r})" if compound else f"~{self.mask!r}"
+
+
+@dataclass(frozen=True, repr=False)
+class PerHead(Mask):
+    """Head h follows masks[h]."""
+
+    masks: tuple[Mask, ...]
+
+    @property
+    def parts(self) -> tuple[Mask, ...]:
+        """One mask for each head."""
+        return self.masks
+
+    @property
+    def extent(self) -> Extent:
+        """As many heads as masks."""
+        return Extent(heads=len(self.masks))
+
+    def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
+        allowed = (h == 0) & self.masks[0](b, h, q, k)
+        for i, mask in enumerate(self.masks[1:], start=1):
+            allowed = allowed | ((h == i) & mask(b, h, q, k))
+        return allowed
+
+    def prove(self, tile: Tile) -> Proof:
+        """Head i of what masks[i] proves, side by side."""
+        proofs = [mask.prove(tile) for mask in self.masks]
+
+        def stack(answers: list[Numbers]) -> Numbers:
+            heads = [x[:, min(i, x.shape[1] - 1)] for i, x in enumerate(answers)]
+            return np.stack(np.broadcast_arrays(*heads), axis=1)
+
+        return Proof(stack([p.empty for p in proofs]), stack([p.full for p in proofs]))
+
+    def __repr__(self) -> str:
+        return f"per_head([{', '.join(map(repr, self.masks))}])"

@@ -1,0 +1,190 @@
+"""What is added to a score, as a formula of position.
+
+    alibi(slopes)     - slope[h] * |q - k|          nearer is better
+    table(values)     values[h, bucket(k - q)]      a learned number for each offset
+    added(array)      array[b, h, q, k]             any numbers
+
+    score  ->  score + bias(b, h, q, k);     biases add up: alibi(s) + table(t)
+
+Softcap and sink are no biases: they do not commute with adding, so they are arguments
+of `attention` with a fixed place in the order.
+
+Next: algebra.py
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from regard.arrays import Array, as_array, namespace
+from regard.errors import MaskError
+from regard.masks.algebra import Formula
+from regard.masks.grid import Extent
+from regard.masks.primitives import look_up, reach, show
+
+Buckets = Callable[[Array], Array]
+
+
+class Bias(Formula):
+    """A number for every (batch, head, query, key). Combine biases with `+`."""
+
+    __array_ufunc__ = None  # so that `numpy_array + bias` asks us
+
+    def __add__(self, other: object) -> Bias:
+        if not isinstance(other, Bias):
+            raise MaskError(
+                f"bias + {type(other).__name__}: expected a bias on both sides. "
+                "Write regard.masks.added(x) for an array."
+            )
+        return Sum(self, other)
+
+    __radd__ = __add__
+
+
+@dataclass(frozen=True, repr=False)
+class Sum(Bias):
+    """Both are added."""
+
+    left: Bias
+    right: Bias
+
+    @property
+    def parts(self) -> tuple[Bias, ...]:
+        """Both terms."""
+        return self.left, self.right
+
+    def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
+        return self.left(b, h, q, k) + self.right(b, h, q, k)
+
+    def __repr__(self) -> str:
+        return f"{self.left!r} + {self.right!r}"
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Alibi(Bias):
+    """A penalty that grows with distance, by a slope for each head."""
+
+    slopes: Array  # (H,)
+
+    @property
+    def positional(self) -> bool:
+        """It measures distance."""
+        return True
+
+    @property
+    def extent(self) -> Extent:
+        """One slope for each head."""
+        return Extent(heads=self.slopes.shape[0])
+
+    def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
+        xp = namespace(q=q)
+        return -self.slopes[h] * xp.astype(xp.abs(q - k), self.slopes.dtype)
+
+    def __repr__(self) -> str:
+        return f"alibi({show(self.slopes)})"
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Table(Bias):
+    """A number looked up by the offset from query to key."""
+
+    values: Array  # (H, buckets)
+    bucket: Buckets
+
+    @property
+    def positional(self) -> bool:
+        """It looks at the offset."""
+        return True
+
+    @property
+    def extent(self) -> Extent:
+        """One row of numbers for each head."""
+        return Extent(heads=self.values.shape[0])
+
+    def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
+        return self.values[h, self.bucket(k - q)]
+
+    def __repr__(self) -> str:
+        return f"table({show(self.values)}, {self.bucket.__qualname__})"
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Added(Bias):
+    """An array, whose first row belongs to query position q_start."""
+
+    values: Array  # (B or 1, H or 1, Nq or 1, Nk or 1)
+    q_start: int
+
+    @property
+    def extent(self) -> Extent:
+        """As far as the array goes; axes of size 1 stand for any size."""
+        return reach(self.values, self.q_start)
+
+    def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
+        return look_up(self.values, b, h, q - self.q_start, k)
+
+    def __repr__(self) -> str:
+        return f"added({show(self.values)})"
+
+
+def alibi(slopes: Array) -> Bias:
+    """Subtract slopes[h] * |q - k|; see `regard.definition.position.alibi_slopes`."""
+    slopes = as_array(slopes)
+    if slopes.ndim != 1:
+        raise MaskError(f"slopes have shape {tuple(slopes.shape)}, expected (H,).")
+    return Alibi(slopes)
+
+
+def table(values: Array, bucket: Buckets | None = None) -> Bias:
+    """Add values[h, bucket(k - q)]; without a bucket, offsets -R … R, then clipped."""
+    values = as_array(values)
+    if values.ndim != 2:
+        raise MaskError(
+            f"values have shape {tuple(values.shape)}, expected (H, buckets)."
+        )
+    return Table(values, clip_offsets(values.shape[1]) if bucket is None else bucket)
+
+
+def added(values: Array, *, q_start: int = 0) -> Bias:
+    """Add an array (..., Nq, Nk); row 0 is query q_start."""
+    values = as_array(values)
+    four = (1,) * (4 - values.ndim) + tuple(values.shape)
+    return Added(namespace(values=values).reshape(values, four), q_start)
+
+
+def clip_offsets(n: int) -> Buckets:
+    """One bucket for each offset -R … R with n = 2R + 1; farther counts as R."""
+    if n % 2 == 0:
+        raise MaskError(f"{n} buckets, expected an odd number: -R … 0 … R.")
+
+    def bucket(offset: Array) -> Array:
+        xp, reach_ = namespace(offset=offset), n // 2
+        near = xp.where(offset > reach_, reach_ + 0 * offset, offset)
+        return xp.where(near < -reach_, -reach_ + 0 * offset, near) + reach_
+
+    return bucket
+
+
+def log_offsets(n: int = 32, *, far: int = 128, causal: bool = False) -> Buckets:
+    """T5's buckets: near offsets one by one, farther ones by logarithm, up to `far`.
+
+    For an encoder half of the n buckets are for keys after the query; with causal=True
+    all of them are for keys before it.
+    """
+    side = n if causal else n // 2
+    exact = side // 2
+
+    def bucket(offset: Array) -> Array:
+        xp = namespace(offset=offset)
+        zero = 0 * offset
+        back = xp.where(offset < 0, -offset, zero) if causal else xp.abs(offset)
+        ratio = xp.astype(xp.where(back < 1, zero + 1, back), xp.float32) / exact
+        steps = xp.log(ratio) / math.log(far / exact) * (side - exact)
+        coarse = exact + xp.astype(steps, back.dtype)
+        coarse = xp.where(coarse > side - 1, zero + side - 1, coarse)
+        after = zero if causal else xp.where(offset > 0, zero + side, zero)
+        return after + xp.where(back < exact, back, coarse)
+
+    return bucket

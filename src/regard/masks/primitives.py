@@ -1,0 +1,243 @@
+"""The five formulas that every mask is made of.
+
+    Band    lo <= q - k <= hi                    causal, window
+    Keys    lo <= k < hi                         prefix, lengths
+    Same    ids_q[q] == ids_k[k]                 documents, chunks, segments
+    Valid   valid[k]                             padding
+    Where   fn(b, h, q, k), Given: an array      anything else
+
+The first four can prove a tile empty or full from its corners and from a little data.
+
+Next: patterns.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from regard.arrays import Array, is_array, to_numpy
+from regard.errors import MaskError
+from regard.masks.algebra import Mask, Proof
+from regard.masks.grid import Extent
+from regard.masks.tiles import Numbers, Tile
+
+
+@dataclass(frozen=True, repr=False)
+class Band(Mask):
+    """The distance from key to query lies between lo and hi; None is no bound."""
+
+    lo: int | None
+    hi: int | None
+
+    @property
+    def positional(self) -> bool:
+        """Only a band without bounds is the same for every offset."""
+        return (self.lo, self.hi) != (None, None)
+
+    def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
+        # k against q - lo, because q - k would be a square of integers
+        if self.lo is None and self.hi is None:
+            return (k <= q) | (k > q)
+        if self.lo is None:
+            return k >= q - self.hi
+        near = k <= q - self.lo
+        return near if self.hi is None else near & (k >= q - self.hi)
+
+    def prove(self, tile: Tile) -> Proof:
+        """The corners have the smallest and the largest distance."""
+        nearest, farthest = tile.q_first - tile.k_last, tile.q_last - tile.k_first
+        lo = nearest.min(initial=0) if self.lo is None else self.lo
+        hi = farthest.max(initial=0) if self.hi is None else self.hi
+        empty = (farthest < lo) | (nearest > hi)
+        return Proof(empty, (nearest >= lo) & (farthest <= hi))
+
+    def __repr__(self) -> str:
+        if (self.lo, self.hi) == (None, None):
+            return "everything()"
+        if (self.lo, self.hi) == (0, None):
+            return "causal()"
+        right = None if self.lo is None else -self.lo
+        return f"window({self.hi})" if right == 0 else f"window({self.hi}, {right})"
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Keys(Mask):
+    """Keys from lo up to, not including, hi; each a number or one for each batch."""
+
+    lo: Array  # or int
+    hi: Array
+
+    @property
+    def extent(self) -> Extent:
+        """As many batches as there are bounds."""
+        sizes = [x.shape[0] for x in (self.lo, self.hi) if is_array(x)]
+        return Extent(batch=max(sizes, default=None))
+
+    def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
+        lo, hi = (x[b] if is_array(x) else x for x in (self.lo, self.hi))
+        return (k >= lo) & (k < hi)
+
+    def prove(self, tile: Tile) -> Proof:
+        """The first and last key decide."""
+        lo, hi = (np.reshape(x, (-1, 1, 1, 1)) for x in (self.lo, self.hi))
+        empty = (tile.k_last < lo) | (tile.k_first >= hi)
+        return Proof(empty, (tile.k_first >= lo) & (tile.k_last < hi))
+
+    def __repr__(self) -> str:
+        if is_array(self.hi) and not is_array(self.lo) and self.lo == 0:
+            return f"padding(lengths={show(self.hi)})"
+        return f"keys({show(self.lo)}, {show(self.hi)})"
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Same(Mask):
+    """Query and key carry the same id. One array for both compares positions."""
+
+    ids_q: Array  # (N,) or (B, N)
+    ids_k: Array | None  # None: the queries' ids
+
+    @property
+    def positional(self) -> bool:
+        """With one array for both, the query's place in it matters."""
+        return self.ids_k is None
+
+    @property
+    def keys(self) -> Array:
+        """The ids of the keys."""
+        return self.ids_q if self.ids_k is None else self.ids_k
+
+    @property
+    def extent(self) -> Extent:
+        """As far as the ids go."""
+        sizes = [x.shape[0] for x in (self.ids_q, self.keys) if x.ndim == 2]
+        n_q, n_k = self.ids_q.shape[-1], self.keys.shape[-1]
+        return Extent(batch=max(sizes, default=None), q=(0, n_q), k=n_k)
+
+    def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
+        def pick(ids: Array, at: Array) -> Array:
+            return ids[b, at] if ids.ndim == 2 else ids[at]
+
+        return pick(self.ids_q, q) == pick(self.keys, k)
+
+    def prove(self, tile: Tile) -> Proof:
+        """Ranges of ids that do not meet are empty; one id on both sides is full."""
+        q_min, q_max = find_range(self.ids_q, tile.q_first, tile.q_last)
+        k_min, k_max = find_range(self.keys, tile.k_first, tile.k_last)
+        one = (q_min == q_max) & (k_min == k_max) & (q_min == k_min)
+        return Proof((q_max < k_min) | (q_min > k_max), one)
+
+    def __repr__(self) -> str:
+        ids_k = "" if self.ids_k is None else f", {show(self.ids_k)}"
+        return f"same({show(self.ids_q)}{ids_k})"
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Valid(Mask):
+    """Key k holds a token, not padding."""
+
+    valid: Array  # bool, (B, Nk)
+
+    @property
+    def extent(self) -> Extent:
+        """One row of keys for each batch."""
+        return Extent(batch=self.valid.shape[0], k=self.valid.shape[1])
+
+    def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
+        return self.valid[b, k]
+
+    def prove(self, tile: Tile) -> Proof:
+        """Count the valid keys of a tile by a difference of running counts."""
+        before = np.pad(np.cumsum(self.valid, axis=1), ((0, 0), (1, 0)))
+        b = np.arange(before.shape[0])[:, None, None, None]
+        count = before[b, tile.k_last + 1] - before[b, tile.k_first]
+        return Proof(count == 0, count == tile.k_last - tile.k_first + 1)
+
+    def __repr__(self) -> str:
+        return f"padding({show(self.valid)})"
+
+
+@dataclass(frozen=True, repr=False)
+class Where(Mask):
+    """Whatever fn(b, h, q, k) says: FlexAttention's and transformers' signature."""
+
+    fn: Callable[[Array, Array, Array, Array], Array]
+
+    @property
+    def positional(self) -> bool:
+        """Who knows: it may compare positions."""
+        return True
+
+    def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
+        allowed = self.fn(b, h, q, k)
+        if not is_array(allowed) or "bool" not in str(allowed.dtype):
+            kind = allowed.dtype if is_array(allowed) else type(allowed).__name__
+            raise MaskError(
+                f"{self!r} returned {kind}, expected a bool array: True = may attend. "
+                "Write a comparison, as in where(lambda b, h, q, k: k <= q)."
+            )
+        return allowed
+
+    def __repr__(self) -> str:
+        return f"where({getattr(self.fn, '__qualname__', repr(self.fn))})"
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Given(Mask):
+    """An array, whose first row belongs to query position q_start."""
+
+    values: Array  # bool, (B or 1, H or 1, Nq or 1, Nk or 1)
+    q_start: int
+
+    @property
+    def extent(self) -> Extent:
+        """As far as the array goes; axes of size 1 stand for any size."""
+        return reach(self.values, self.q_start)
+
+    def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
+        return look_up(self.values, b, h, q - self.q_start, k)
+
+    def __repr__(self) -> str:
+        start = f", q_start={self.q_start}" if self.q_start else ""
+        return f"array({show(self.values)}{start})"
+
+
+def find_range(ids: Numbers, first: Numbers, last: Numbers) -> tuple[Numbers, Numbers]:
+    """Return the smallest and the largest of ids[..., first : last + 1]."""
+    rows = np.pad(np.atleast_2d(ids), ((0, 0), (0, 1)), mode="edge")
+    batch = max(rows.shape[0], first.shape[0])
+    ends = np.stack([first, last + 1], axis=-1).reshape(first.shape[0], -1)
+    pairs = list(zip(spread(rows, batch), spread(ends, batch), strict=True))
+    shape = (batch, *first.shape[1:])
+    low = [np.minimum.reduceat(row, at)[::2] for row, at in pairs]
+    high = [np.maximum.reduceat(row, at)[::2] for row, at in pairs]
+    return np.reshape(low, shape), np.reshape(high, shape)
+
+
+def spread(x: Numbers, batch: int) -> Numbers:
+    """Repeat a single row for every batch, without copying it."""
+    return np.broadcast_to(x, (batch, x.shape[1]))
+
+
+def reach(values: Array, q_start: int) -> Extent:
+    """Return the extent of a four-axis array whose axes of size 1 broadcast."""
+    batch, heads, n_q, n_k = (None if n == 1 else n for n in values.shape)
+    return Extent(batch, heads, n_q and (q_start, q_start + n_q), n_k)
+
+
+def look_up(values: Array, *at: Array) -> Array:
+    """Return values[b, h, q, k], where an axis of size 1 broadcasts."""
+    where = zip(at, values.shape, strict=True)
+    return values[tuple(i if n > 1 else 0 * i for i, n in where)]
+
+
+def show(x: Any) -> str:
+    """Print small data as it is, large data as its shape."""
+    if not is_array(x):
+        return repr(x)
+    if np.prod(x.shape) <= 8:
+        return str(to_numpy(x).tolist())
+    return f"<{x.dtype} array of shape {tuple(x.shape)}>"

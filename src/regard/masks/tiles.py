@@ -1,0 +1,121 @@
+"""The square of cells cut into tiles, each proved empty, proved full, or undecided.
+
+    ■ full: attend without a mask    ▒ undecided: look at the cells    · empty: skip
+
+The proofs of all tiles are made at once, from the first and last position of each: a
+million tiles (131,072 tokens in blocks of 128) take about a second. `settle` then looks
+into the undecided ones, a few at a time, and leaves nothing in doubt.
+
+Next: patterns.py
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from regard.arrays import is_array, to_numpy
+from regard.errors import OptionError
+
+if TYPE_CHECKING:
+    from regard.masks.algebra import Mask
+    from regard.masks.grid import Start
+
+Numbers = np.ndarray[Any, Any]
+
+EMPTY, UNDECIDED, FULL = 0, 1, 2
+CELLS_AT_ONCE = 2**22  # 4 MB of cells while settling
+
+
+class Tile(NamedTuple):
+    """Every tile of a grid at once: first and last positions, both included."""
+
+    q_first: Numbers  # (B or 1, 1, query tiles, 1)
+    q_last: Numbers
+    k_first: Numbers  # (1, 1, 1, key tiles)
+    k_last: Numbers
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """What is known of each tile of a mask over (..., H, Nq, Nk)."""
+
+    mask: Mask
+    edges: Tile
+    kinds: Numbers  # int8 (B or 1, H or 1, query tiles, key tiles)
+    rows: tuple[slice, ...]  # of the call, one for each row of tiles
+    keys: tuple[slice, ...]
+
+    def for_all(self) -> Numbers:
+        """Return (query tiles, key tiles): what holds for every batch and head."""
+        empty, full = ((self.kinds == kind).all((0, 1)) for kind in (EMPTY, FULL))
+        return np.where(empty, EMPTY, np.where(full, FULL, UNDECIDED))
+
+    def settle(self) -> Tiles:
+        """Look into every undecided tile; those left undecided are truly mixed."""
+        kinds = self.kinds.copy()
+        where = np.argwhere(kinds == UNDECIDED)
+        q_first, q_last, k_first, k_last = self.edges
+        n_rows = int((q_last - q_first).max(initial=0)) + 1
+        n_keys = int((k_last - k_first).max(initial=0)) + 1
+        few = max(1, CELLS_AT_ONCE // (n_rows * n_keys))
+        for at in np.split(where, range(few, len(where), few)):
+            b, h, i, j = (x[:, None, None] for x in at.T)
+            start = np.minimum(b, q_first.shape[0] - 1)
+            q = q_first[start, 0, i, 0] + np.arange(n_rows)[:, None]
+            k = k_first[0, 0, 0, j] + np.arange(n_keys)
+            q = np.minimum(q, q_last[start, 0, i, 0])  # past the edge: repeat the last
+            k = np.minimum(k, k_last[0, 0, 0, j])
+            cells = np.broadcast_to(self.mask(b, h, q, k), (len(at), n_rows, n_keys))
+            some, every = cells.any((1, 2)), cells.all((1, 2))
+            kinds[tuple(at.T)] = np.where(every, FULL, np.where(some, UNDECIDED, EMPTY))
+        return replace(self, kinds=kinds)
+
+    def __str__(self) -> str:
+        """Draw the first head of the first batch, one character a tile."""
+        rows = self.kinds[0, 0]
+        return "\n".join("".join("·▒■"[kind] for kind in row) for row in rows)
+
+
+def prove_tiles(
+    mask: Mask,
+    shape: tuple[int, ...],
+    *,
+    block: int | tuple[int, int],
+    q_start: Start,
+) -> Tiles:
+    """Ask the mask for its proofs about every tile of (..., H, Nq, Nk)."""
+    mask = mask.place(np.empty(0))
+    block_q, block_k = (block, block) if isinstance(block, int) else block
+    if min(block_q, block_k) < 1:
+        raise OptionError(f"block={block}, expected rows and keys of at least 1.")
+    starts = np.atleast_1d(to_numpy(q_start) if is_array(q_start) else q_start)
+    q_first, q_last = cut(shape[-2], block_q)
+    k_first, k_last = cut(shape[-1], block_k)
+    edges = Tile(
+        starts[:, None, None, None] + q_first[:, None],
+        starts[:, None, None, None] + q_last[:, None],
+        k_first[None, None, None],
+        k_last[None, None, None],
+    )
+    empty, full = mask.prove(edges)
+    grid = (starts.size, 1, q_first.size, k_first.size)
+    kinds = np.full(np.broadcast_shapes(empty.shape, full.shape, grid), UNDECIDED, "i1")
+    np.copyto(kinds, FULL, where=full)
+    np.copyto(kinds, EMPTY, where=empty)
+    rows, keys = to_slices(q_first, q_last), to_slices(k_first, k_last)
+    return Tiles(mask, edges, kinds, rows, keys)
+
+
+def cut(n: int, block: int) -> tuple[Numbers, Numbers]:
+    """Return the first and last index of each block of 0 … n-1."""
+    first = np.arange(0, n, block)
+    return first, np.minimum(first + block, n) - 1
+
+
+def to_slices(first: Numbers, last: Numbers) -> tuple[slice, ...]:
+    """Return the blocks as slices."""
+    pairs = zip(first.tolist(), last.tolist(), strict=True)
+    return tuple(slice(i, j + 1) for i, j in pairs)

@@ -1,0 +1,63 @@
+"""The four array libraries that every promise of the definition is tested on."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import array_api_strict
+import jax
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+
+jax.config.update("jax_enable_x64", True)
+
+# The same examples in every run; HYPOTHESIS_PROFILE=explore looks for new ones.
+settings.register_profile("default", max_examples=250, deadline=None, derandomize=True)
+settings.register_profile("quick", settings.get_profile("default"), max_examples=80)
+settings.register_profile("explore", max_examples=5_000, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@dataclass(frozen=True)
+class Library:
+    name: str
+    asarray: Callable[..., Any]
+    half: tuple[Any, ...]  # the dtypes below float32
+    single: Any
+    double: Any
+
+    def make(self, x, dtype=None):
+        """Return x in this library, in float64 unless another dtype is asked."""
+        return self.asarray(np.asarray(x), dtype=dtype or self.double)
+
+    @property
+    def dtypes(self):
+        return (*self.half, self.single, self.double)
+
+
+jnp, strict = jax.numpy, array_api_strict
+LIBRARIES = [
+    Library("numpy", np.asarray, (np.float16,), np.float32, np.float64),
+    Library(
+        "torch",
+        torch.asarray,
+        (torch.float16, torch.bfloat16),
+        torch.float32,
+        torch.float64,
+    ),
+    Library("jax", jnp.asarray, (jnp.float16, jnp.bfloat16), jnp.float32, jnp.float64),
+    Library("strict", strict.asarray, (), strict.float32, strict.float64),
+]
+
+
+@pytest.fixture(params=LIBRARIES, ids=lambda library: library.name)
+def library(request):
+    return request.param
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)

@@ -1,0 +1,162 @@
+"""Prove that the tests can fail: single edits to the source, each of which must be seen.
+
+    python tests/mutate.py
+
+Each edit is made in a copy of the source; the tests of the definition, the masks and the
+blocked path then run on the copy until the first failure. A survivor is a defect of the
+tests, and so is an edit that no longer applies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import jax.numpy  # noqa: F401
+import pytest
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+ROOT = Path(__file__).parent.parent
+SKIP = "not jax and not strict and not memory and not four_thousand and not long"
+TESTS = ("definition", "position", "messages", "pitfalls", "masks", "blocked")
+
+
+class Mutation(NamedTuple):
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+NONE = Mutation("(no edit: must pass)", "arrays.py", "import", "import")
+ATTENTION, BLOCKED = "definition/attention.py", "definition/blocked.py"
+PRIMITIVES, ALGEBRA = "masks/primitives.py", "masks/algebra.py"
+MUTATIONS = [
+    Mutation("swap q and k", ATTENTION, "pair(q * call.scale, xp.matrix_transpose(k))",
+             "xp.matrix_transpose(pair(k * call.scale, xp.matrix_transpose(q)))"),
+    Mutation("drop the scale", ATTENTION, "q * call.scale", "q"),
+    Mutation("scale by D, not by its root", "definition/contract.py",
+             "1 / math.sqrt(q.shape[-1])", "1 / q.shape[-1]"),
+    Mutation("scale by the width of v", "definition/contract.py",
+             "math.sqrt(q.shape[-1])", "math.sqrt(v.shape[-1])"),
+    Mutation("invert the mask", ATTENTION, "where(allowed, logits,",
+             "where(~allowed, logits,"),
+    Mutation("mask with a finite number", ATTENTION,
+             "constant(-math.inf, logits)", "constant(-1e4, logits)"),
+    Mutation(
+        "forget the running maximum", ATTENTION,
+        "top = xp.max(logits, axis=-1, keepdims=True)",
+        "top = 0 * xp.sum(scores, axis=-1, keepdims=True)",
+    ),
+    Mutation("cap after the bias", ATTENTION,
+             "cap * xp.tanh(scores / cap))",
+             "cap * xp.tanh((scores + (0 if bias is None else bias)) / cap))"),
+    Mutation("lse of an empty row is 0", ATTENTION,
+             "xp.where(empty, constant(-math.inf, top), top + xp.log(total))",
+             "xp.where(empty, constant(0, top), top + xp.log(total))"),
+    Mutation("lse in base 2", ATTENTION, "top + xp.log(total)", "top + xp.log2(total)"),
+    Mutation("forget the sink", ATTENTION, "total + xp.exp(call.sink - top)", "total"),
+    Mutation("let hidden values through", ATTENTION,
+             "k, v = hide_unseen(k, allowed), hide_unseen(v, allowed)", "pass"),
+    Mutation("heads in turn, not in groups", "definition/heads.py",
+             "stacked = xp.reshape(x, (*lead, n_shared, group * n, width))",
+             "stacked = xp.reshape(x[..., [i * n_shared % n_heads + i * n_shared // n_heads"
+             " for i in range(n_heads)], :, :], (*lead, n_shared, group * n, width))"),
+    Mutation("compute in half precision", "arrays.py",
+             "xp.float32 if xp.finfo(dtype).bits < 32 else dtype", "dtype"),
+    Mutation("shift the causal mask", PRIMITIVES, "near = k <= q - self.lo",
+             "near = k < q - self.lo"),
+    Mutation("count one more in the window", PRIMITIVES,
+             "near & (k >= q - self.hi)", "near & (k >= q - self.hi - 1)"),
+    Mutation("count queries from 0", "masks/grid.py", "q = q + q_start", "q = q"),
+    Mutation("count tiles of keys from 0", "masks/grid.py",
+             "count_from(k_start, n_k, like)", "count_from(0, n_k, like)"),
+    Mutation("one key too many in lengths", PRIMITIVES, "(k >= lo) & (k < hi)",
+             "(k >= lo) & (k <= hi)"),
+    Mutation("guess where queries start", "masks/grid.py",
+             "if positional and n_q != n_k:", "if False:"),
+    Mutation("prove a band full too early", PRIMITIVES,
+             "(nearest >= lo) & (farthest <= hi)", "(farthest >= lo) & (nearest <= hi)"),
+    Mutation("prove a band empty too early", PRIMITIVES,
+             "(farthest < lo) | (nearest > hi)", "(nearest < lo) | (nearest > hi)"),
+    Mutation("prove documents full too early", PRIMITIVES,
+             "(q_min == q_max) & (k_min == k_max) & (q_min == k_min)",
+             "(q_min == k_min) & (q_max == k_max)"),
+    Mutation("or proves empty as and does", ALGEBRA,
+             "Proof(left.empty & right.empty, left.full | right.full)",
+             "Proof(left.empty | right.empty, left.full | right.full)"),
+    Mutation("not keeps its proofs", ALGEBRA, "Proof(empty=proof.full, full=proof.empty)",
+             "proof"),
+    Mutation("average the parts", BLOCKED, "x[..., None] / total[..., None]",
+             "0 * x[..., None] + 0.5"),
+    Mutation("count the sink in every tile", BLOCKED, "replace(call, sink=None)", "call"),
+    Mutation("skip undecided tiles", BLOCKED, "if kind != EMPTY:", "if kind == FULL:"),
+    Mutation("no mask on undecided tiles", BLOCKED, "unmasked if kind == FULL else masked",
+             "unmasked"),
+    Mutation("turn pairs the other way", "definition/position.py",
+             "first * cos - second * sin", "first * cos + second * sin"),
+]  # fmt: skip
+
+
+class Recorder:
+    """A pytest plugin that remembers the first failure."""
+
+    failed = ""
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed and not self.failed:
+            self.failed = report.nodeid.split("::")[-1]
+
+
+def run(mutation: Mutation) -> str:
+    """Return the first test that fails on an edited copy, in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "src"
+        shutil.copytree(ROOT / "src", source)
+        file = source / "regard" / mutation.file
+        text = file.read_text(encoding="utf-8")
+        if mutation.old not in text:
+            return "THE EDIT DOES NOT APPLY"
+        file.write_text(text.replace(mutation.old, mutation.new), encoding="utf-8")
+        sys.path.insert(0, str(source))
+        recorder = Recorder()
+        tests = [str(ROOT / "tests" / f"test_{name}.py") for name in TESTS]
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", SKIP]
+        with Path(os.devnull).open("w") as quiet, contextlib.redirect_stdout(quiet):
+            code = pytest.main([*options, *tests], plugins=[recorder])
+    return recorder.failed or f"(exit {int(code)})"
+
+
+def main() -> int:
+    """Run all mutations, print the table, return the number of survivors."""
+    torch.set_num_threads(1)
+    os.environ["HYPOTHESIS_PROFILE"] = "quick"
+    console = Console()
+    every = [NONE, *MUTATIONS]
+    fork = multiprocessing.get_context("fork")  # the libraries are loaded once
+    with fork.Pool(os.cpu_count(), maxtasksperchild=1) as pool:
+        found = list(
+            track(pool.imap(run, every), "mutations", len(every), console=console)
+        )
+    table = Table("edit", "in", "seen by")
+    good = [found[0] == "(exit 0)"]
+    for mutation, name in zip(every, found, strict=True):
+        table.add_row(mutation.name, mutation.file, name)
+        good.append(mutation is NONE or name.startswith("test_"))
+    console.print(table)
+    seen = sum(good[2:])
+    console.print(f"{seen} of {len(MUTATIONS)} edits were seen by the tests")
+    return 0 if all(good) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""The shape of the project: who imports whom, the public names, the sizes."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import regard
+from regard import masks
+
+SOURCE = Path(regard.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+
+# package: (may import, besides itself and errors; third party)   see docs/architecture.md
+RULES = {
+    "errors": (set(), set()),
+    "arrays": (set(), {"array_api_compat", "numpy"}),
+    "masks": ({"arrays"}, {"numpy", "click", "rich"}),
+    "definition": ({"masks", "arrays"}, {"numpy"}),
+    "engine": ({"definition", "masks", "arrays"}, {"numpy", "torch"}),
+}
+ONLY_MAIN = {"click", "rich"}  # a library for reading does not need a command line
+NAMES = [
+    "attention",
+    "causal",
+    "explain",
+    "merge",
+    "padding",
+    "same",
+    "where",
+    "window",
+]
+
+
+def package_of(path):
+    parts = path.relative_to(SOURCE).parts
+    return parts[0].removesuffix(".py")
+
+
+def find_imports(path):
+    """Yield the dotted name of every module that a file imports, wherever it does."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            yield node.module
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_every_file_keeps_the_import_rule(path):
+    package = package_of(path)
+    if package == "__init__":
+        return
+    friends, libraries = RULES[package]
+    if path.name != "__main__.py":
+        libraries = libraries - ONLY_MAIN
+    for name in find_imports(path):
+        root, *rest = name.split(".")
+        if root == "regard":
+            assert rest, f"{path.name} imports its own package"
+            assert rest[0] in friends | {package, "errors"}, f"{path.name}: {name}"
+            assert len(rest) == 2 or rest[0] in {"errors", "arrays"}, (
+                f"{name} is a package"
+            )
+        else:
+            assert root in libraries | sys.stdlib_module_names, f"{path.name}: {name}"
+
+
+def test_the_import_rule_can_fail(tmp_path):
+    guilty = tmp_path / "guilty.py"
+    guilty.write_text(
+        "def f():\n    import torch.nn\n    from regard.engine import flex\n"
+    )
+    assert list(find_imports(guilty)) == ["torch.nn", "regard.engine"]
+
+
+def test_files_do_not_import_in_circles():
+    edges = {}
+    for path in FILES:
+        name = ".".join(("regard", *path.relative_to(SOURCE).with_suffix("").parts))
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        top = [n.module for n in tree.body if isinstance(n, ast.ImportFrom)]
+        edges[name] = {m for m in top if m and m.startswith("regard.")}
+    left = dict(edges)
+    while left:
+        free = [n for n, needs in left.items() if not needs & left.keys()]
+        assert free, f"a circle among {sorted(left)}"
+        for name in free:
+            del left[name]
+
+
+def load(code):
+    """Return the modules that a fresh interpreter has loaded after some code."""
+    code += "; import json, sys; print(json.dumps(sorted(sys.modules)))"
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    return {name.split(".")[0] for name in json.loads(run.stdout)}
+
+
+HEAVY = {"torch", "jax", "matplotlib", "transformers", "rich", "click", "scipy"}
+
+
+def test_the_bare_import_loads_nothing_heavy():
+    assert not load("import regard; import regard.masks") & HEAVY
+
+
+def test_the_test_of_the_bare_import_can_fail():
+    assert "torch" in load("import regard.engine.flex")
+
+
+def test_importing_patches_nothing():
+    code = (
+        "import torch, torch.nn.functional as F; from torch import nn;"
+        "before = {**vars(F), **vars(torch.Tensor), **vars(nn.Module)};"
+        "import regard, regard.masks, regard.engine.flex, regard.engine.sdpa;"
+        "after = {**vars(F), **vars(torch.Tensor), **vars(nn.Module)};"
+        "assert all(before[n] is after[n] for n in before)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_public_names_are_these():
+    assert regard.__all__ == NAMES
+    assert masks.__all__ == sorted(masks.__all__)
+    for module in (regard, masks):
+        assert all(getattr(module, name).__doc__ for name in module.__all__)
+
+
+def test_there_are_no_grab_bags():
+    bags = {"utils", "util", "misc", "common", "helpers", "helper"}
+    assert not [p for p in FILES if p.stem in bags]
+
+
+def test_files_and_functions_stay_small():
+    lines = {p: len(p.read_text(encoding="utf-8").splitlines()) for p in FILES}
+    assert not {p: n for p, n in lines.items() if n > 400}
+    assert sum(lines.values()) <= 9_000
+    many = {"attention", "explain"}  # the definition and its mirror
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                assert node.end_lineno - node.lineno < 60, f"{path.name}: {node.name}"
+                given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                assert len(given) <= 8 or node.name in many, f"{path.name}: {node.name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_every_file_says_what_it_is_and_what_comes_next(path):
+    text = path.read_text(encoding="utf-8")
+    docstring = ast.get_docstring(ast.parse(text))
+    last = docstring.splitlines()[-1]
+    assert last.startswith("Next: "), last
+    target = last.removeprefix("Next: ").split()[0]
+    assert (path.parent / target).exists() or (SOURCE / target).exists(), target
+    for forbidden in ("hasattr(", "**kwargs"):
+        assert forbidden not in text
