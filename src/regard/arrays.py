@@ -22,7 +22,7 @@ def is_array(x: object) -> bool:
 
 
 def as_array(x: Any) -> Any:
-    """Leave arrays and integers as they are, make lists NumPy arrays."""
+    """Leave arrays and integers as they are, make anything else a NumPy array."""
     return x if is_array(x) or isinstance(x, int) else np.asarray(x)
 
 

@@ -15,7 +15,16 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from regard.arrays import Array, accumulator, is_array, is_floating, namespace
+import numpy as np
+
+from regard.arrays import (
+    Array,
+    accumulator,
+    convert,
+    is_array,
+    is_floating,
+    namespace,
+)
 from regard.errors import ArrayError, MaskError, OptionError, ShapeError
 from regard.masks.algebra import Formula, Mask
 from regard.masks.biases import Bias
@@ -94,17 +103,18 @@ def read_call(
         raise OptionError(f"softcap={softcap}, expected a number above 0, or None.")
     dtype = accumulator(xp, q, k, v)
     formulas = [x for x in (mask, bias) if isinstance(x, Formula)]
+    start = resolve_start(q_start, shape, *formulas)
     return Call(
         xp=xp,
         q=xp.astype(q, dtype, copy=False),
         k=xp.astype(k, dtype, copy=False),
         v=xp.astype(v, dtype, copy=False),
-        mask=mask,
-        bias=bias,
+        mask=mask.place(q) if isinstance(mask, Mask) else mask,
+        bias=bias.place(q) if isinstance(bias, Bias) else bias,
         scale=1 / math.sqrt(q.shape[-1]) if scale is None else scale,
         softcap=softcap,
-        sink=read_sink(xp, sink, dtype, shape),
-        q_start=resolve_start(q_start, shape, *formulas),
+        sink=None if sink is None else read_sink(sink, q, dtype, shape),
+        q_start=start,
         shape=shape,
     )
 
@@ -214,11 +224,11 @@ def check_axes(name: str, x: Array, shape: tuple[int, ...]) -> None:
     raise MaskError(f"{known}. Write {hint}{also}.")
 
 
-def read_sink(xp: Any, sink: Any, dtype: Any, shape: tuple[int, ...]) -> Array | None:
+def read_sink(sink: Any, like: Array, dtype: Any, shape: tuple[int, ...]) -> Array:
     """Return the extra logit of each head beside the rows: () or (H, 1, 1)."""
-    if sink is None:
-        return None
-    sink = xp.astype(sink, dtype) if is_array(sink) else xp.asarray(sink, dtype=dtype)
+    xp = namespace(q=like)
+    sink = convert(sink if is_array(sink) else np.asarray(sink), like)
+    sink = xp.astype(sink, dtype)
     n_heads = shape[-3] if len(shape) > 2 else 1
     if sink.ndim > 1 or (sink.ndim == 1 and sink.shape[0] != n_heads):
         raise ShapeError(

@@ -30,7 +30,7 @@ import numpy as np
 from regard.arrays import Array, convert, is_array, namespace
 from regard.errors import MaskError
 from regard.masks.grid import Extent, Start, evaluate, resolve_start
-from regard.masks.tiles import Numbers, Tile, Tiles, prove_tiles
+from regard.masks.tiles import Edges, Numbers, Tiles, prove_tiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -113,9 +113,9 @@ class Mask(Formula):
 
     __array_ufunc__ = None  # so that `numpy_array & mask` asks us
 
-    def prove(self, tile: Tile) -> Proof:
+    def prove(self, edges: Edges) -> Proof:
         """Say which tiles are surely empty and which surely full."""
-        del tile
+        del edges
         return UNKNOWN
 
     def tiles(
@@ -171,9 +171,9 @@ class And(Mask):
     def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
         return self.left(b, h, q, k) & self.right(b, h, q, k)
 
-    def prove(self, tile: Tile) -> Proof:
+    def prove(self, edges: Edges) -> Proof:
         """Empty if either is, full if both are."""
-        left, right = self.left.prove(tile), self.right.prove(tile)
+        left, right = self.left.prove(edges), self.right.prove(edges)
         return Proof(left.empty | right.empty, left.full & right.full)
 
     def __repr__(self) -> str:
@@ -196,9 +196,9 @@ class Or(Mask):
     def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
         return self.left(b, h, q, k) | self.right(b, h, q, k)
 
-    def prove(self, tile: Tile) -> Proof:
+    def prove(self, edges: Edges) -> Proof:
         """Full if either is, empty if both are."""
-        left, right = self.left.prove(tile), self.right.prove(tile)
+        left, right = self.left.prove(edges), self.right.prove(edges)
         return Proof(left.empty & right.empty, left.full | right.full)
 
     def __repr__(self) -> str:
@@ -219,9 +219,9 @@ class Not(Mask):
     def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
         return ~self.mask(b, h, q, k)
 
-    def prove(self, tile: Tile) -> Proof:
+    def prove(self, edges: Edges) -> Proof:
         """Empty and full change places."""
-        proof = self.mask.prove(tile)
+        proof = self.mask.prove(edges)
         return Proof(empty=proof.full, full=proof.empty)
 
     def __repr__(self) -> str:
@@ -251,9 +251,9 @@ class PerHead(Mask):
             allowed = allowed | ((h == i) & mask(b, h, q, k))
         return allowed
 
-    def prove(self, tile: Tile) -> Proof:
+    def prove(self, edges: Edges) -> Proof:
         """Head i of what masks[i] proves, side by side."""
-        proofs = [mask.prove(tile) for mask in self.masks]
+        proofs = [mask.prove(edges) for mask in self.masks]
 
         def stack(answers: list[Numbers]) -> Numbers:
             heads = [x[:, min(i, x.shape[1] - 1)] for i, x in enumerate(answers)]

@@ -64,7 +64,7 @@ def resolve_start(
 
 def check_extents(formula: Formula, shape: tuple[int, ...], q_start: Start) -> None:
     """Refuse cells that the data of a formula does not reach."""
-    batch, heads, n_q, n_k = ((1, 1, *shape))[-4:]
+    batch, heads, n_q, n_k = (1, 1, *shape)[-4:]
     if is_array(q_start) and tuple(q_start.shape) not in ((), (batch,)):
         raise ShapeError(
             f"q_start has shape {tuple(q_start.shape)}, expected one number or one for "
@@ -106,7 +106,7 @@ def evaluate(
 ) -> Array:
     """Return the formula's cells; axes that it does not depend on may stay 1."""
     xp = namespace(like=like)
-    batch, heads, n_q, n_k = ((1, 1, *shape))[-4:]
+    batch, heads, n_q, n_k = (1, 1, *shape)[-4:]
     b = xp.reshape(count_from(0, batch, like), (-1, 1, 1, 1))
     h = xp.reshape(count_from(0, heads, like), (1, -1, 1, 1))
     q = xp.reshape(count_from(0, n_q, like), (1, 1, -1, 1))

@@ -23,7 +23,7 @@ from regard.arrays import Array, is_array, to_numpy
 from regard.errors import MaskError
 from regard.masks.algebra import Mask, Proof
 from regard.masks.grid import Extent
-from regard.masks.tiles import Numbers, Tile
+from regard.masks.tiles import Edges, Numbers
 
 
 @dataclass(frozen=True, repr=False)
@@ -47,9 +47,9 @@ class Band(Mask):
         near = k <= q - self.lo
         return near if self.hi is None else near & (k >= q - self.hi)
 
-    def prove(self, tile: Tile) -> Proof:
+    def prove(self, edges: Edges) -> Proof:
         """The corners have the smallest and the largest distance."""
-        nearest, farthest = tile.q_first - tile.k_last, tile.q_last - tile.k_first
+        nearest, farthest = edges.q_first - edges.k_last, edges.q_last - edges.k_first
         lo = nearest.min(initial=0) if self.lo is None else self.lo
         hi = farthest.max(initial=0) if self.hi is None else self.hi
         empty = (farthest < lo) | (nearest > hi)
@@ -81,11 +81,11 @@ class Keys(Mask):
         lo, hi = (x[b] if is_array(x) else x for x in (self.lo, self.hi))
         return (k >= lo) & (k < hi)
 
-    def prove(self, tile: Tile) -> Proof:
+    def prove(self, edges: Edges) -> Proof:
         """The first and last key decide."""
         lo, hi = (np.reshape(x, (-1, 1, 1, 1)) for x in (self.lo, self.hi))
-        empty = (tile.k_last < lo) | (tile.k_first >= hi)
-        return Proof(empty, (tile.k_first >= lo) & (tile.k_last < hi))
+        empty = (edges.k_last < lo) | (edges.k_first >= hi)
+        return Proof(empty, (edges.k_first >= lo) & (edges.k_last < hi))
 
     def __repr__(self) -> str:
         if is_array(self.hi) and not is_array(self.lo) and self.lo == 0:
@@ -123,10 +123,10 @@ class Same(Mask):
 
         return pick(self.ids_q, q) == pick(self.keys, k)
 
-    def prove(self, tile: Tile) -> Proof:
+    def prove(self, edges: Edges) -> Proof:
         """Ranges of ids that do not meet are empty; one id on both sides is full."""
-        q_min, q_max = find_range(self.ids_q, tile.q_first, tile.q_last)
-        k_min, k_max = find_range(self.keys, tile.k_first, tile.k_last)
+        q_min, q_max = find_range(self.ids_q, edges.q_first, edges.q_last)
+        k_min, k_max = find_range(self.keys, edges.k_first, edges.k_last)
         one = (q_min == q_max) & (k_min == k_max) & (q_min == k_min)
         return Proof((q_max < k_min) | (q_min > k_max), one)
 
@@ -149,12 +149,12 @@ class Valid(Mask):
     def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
         return self.valid[b, k]
 
-    def prove(self, tile: Tile) -> Proof:
+    def prove(self, edges: Edges) -> Proof:
         """Count the valid keys of a tile by a difference of running counts."""
         before = np.pad(np.cumsum(self.valid, axis=1), ((0, 0), (1, 0)))
         b = np.arange(before.shape[0])[:, None, None, None]
-        count = before[b, tile.k_last + 1] - before[b, tile.k_first]
-        return Proof(count == 0, count == tile.k_last - tile.k_first + 1)
+        count = before[b, edges.k_last + 1] - before[b, edges.k_first]
+        return Proof(count == 0, count == edges.k_last - edges.k_first + 1)
 
     def __repr__(self) -> str:
         return f"padding({show(self.valid)})"

@@ -29,7 +29,7 @@ EMPTY, UNDECIDED, FULL = 0, 1, 2
 CELLS_AT_ONCE = 2**22  # 4 MB of cells while settling
 
 
-class Tile(NamedTuple):
+class Edges(NamedTuple):
     """Every tile of a grid at once: first and last positions, both included."""
 
     q_first: Numbers  # (B or 1, 1, query tiles, 1)
@@ -43,7 +43,7 @@ class Tiles:
     """What is known of each tile of a mask over (..., H, Nq, Nk)."""
 
     mask: Mask
-    edges: Tile
+    edges: Edges
     kinds: Numbers  # int8 (B or 1, H or 1, query tiles, key tiles)
     rows: tuple[slice, ...]  # of the call, one for each row of tiles
     keys: tuple[slice, ...]
@@ -94,7 +94,7 @@ def prove_tiles(
     starts = np.atleast_1d(to_numpy(q_start) if is_array(q_start) else q_start)
     q_first, q_last = cut(shape[-2], block_q)
     k_first, k_last = cut(shape[-1], block_k)
-    edges = Tile(
+    edges = Edges(
         starts[:, None, None, None] + q_first[:, None],
         starts[:, None, None, None] + q_last[:, None],
         k_first[None, None, None],
