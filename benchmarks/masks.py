@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import resource
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from memory import read_peak, reset_peak
 from torch.nn.attention.flex_attention import create_block_mask
 
 import regard
@@ -67,14 +67,9 @@ def prepare(name: str) -> Callable[[], Any]:
 def measure(name: str) -> dict[str, float]:
     """Run one line here and return its seconds and the growth of its peak memory."""
     run = prepare(name)
-    before, start = peak(), time.perf_counter()
+    before, start = reset_peak(), time.perf_counter()
     run()
-    return {"seconds": time.perf_counter() - start, "MB": peak() - before}
-
-
-def peak() -> float:
-    """Return the peak memory of this process, in MB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"seconds": time.perf_counter() - start, "MB": read_peak() - before}
 
 
 def measure_apart(name: str) -> dict[str, float]:
@@ -86,8 +81,9 @@ def measure_apart(name: str) -> dict[str, float]:
     return result
 
 
-def render(results: dict[str, dict[str, float]]) -> str:
+def render(result: dict[str, Any]) -> str:
     """Return the table as Markdown."""
+    results = result["results"]
     lines = ["| | seconds | memory, MB |", "|---|---|---|"]
     for name, line in results.items():
         lines.append(
@@ -113,7 +109,7 @@ def main() -> None:
     (HERE / "masks.json").write_text(json.dumps(result, indent=2) + "\n", "utf-8")
     readme = HERE.parent / "README.md"
     before, _, after = readme.read_text("utf-8").split(MARK)
-    readme.write_text(f"{before}{MARK}\n{render(best)}\n{MARK}{after}", "utf-8")
+    readme.write_text(f"{before}{MARK}\n{render(result)}\n{MARK}{after}", "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,12 @@
 """The four array libraries that every promise of the definition is tested on."""
 
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import array_api_strict
@@ -61,3 +65,22 @@ def library(request):
 @pytest.fixture
 def rng():
     return np.random.default_rng(0)
+
+
+@pytest.fixture
+def run_apart():
+    """Run some code in a fresh process and return the JSON that it prints."""
+
+    def run(code, *arguments):
+        tools = str(Path(__file__).parent.parent / "benchmarks")
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code, *arguments],
+            env={**os.environ, "PYTHONPATH": tools},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run

@@ -113,11 +113,15 @@ def test_the_test_of_the_bare_import_can_fail():
     assert "torch" in load("import regard.engine.flex")
 
 
+def test_the_engine_is_loaded_when_it_is_used():
+    assert "torch" in load("import regard; regard.engine.attend")
+
+
 def test_importing_patches_nothing():
     code = (
         "import torch, torch.nn.functional as F; from torch import nn;"
         "before = {**vars(F), **vars(torch.Tensor), **vars(nn.Module)};"
-        "import regard, regard.masks, regard.engine.flex, regard.engine.sdpa;"
+        "import regard, regard.masks, regard.engine, regard.engine.flex;"
         "after = {**vars(F), **vars(torch.Tensor), **vars(nn.Module)};"
         "assert all(before[n] is after[n] for n in before)"
     )
@@ -127,7 +131,8 @@ def test_importing_patches_nothing():
 def test_the_public_names_are_these():
     assert regard.__all__ == NAMES
     assert masks.__all__ == sorted(masks.__all__)
-    for module in (regard, masks):
+    assert regard.engine.__all__ == ["attend", "choose"]
+    for module in (regard, masks, regard.engine):
         assert all(getattr(module, name).__doc__ for name in module.__all__)
 
 
@@ -140,7 +145,7 @@ def test_files_and_functions_stay_small():
     lines = {p: len(p.read_text(encoding="utf-8").splitlines()) for p in FILES}
     assert not {p: n for p, n in lines.items() if n > 400}
     assert sum(lines.values()) <= 9_000
-    many = {"attention", "explain"}  # the definition and its mirror
+    many = {"attention", "explain", "attend", "choose"}  # the definition, its mirrors
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef):

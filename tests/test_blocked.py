@@ -1,9 +1,5 @@
 """The blocked path against the definition, and its memory against its promise."""
 
-import json
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from formulas import calls
@@ -110,18 +106,18 @@ def test_merge_is_exact_in_any_order(library, rng):
 
 
 LONG = """
-import json, resource, time
+import json, time
 import numpy as np
+from memory import read_peak, reset_peak
 import regard
 from regard import causal, window
 
 n = 65_536
 q, k, v = np.random.default_rng(0).standard_normal((3, n, 64), dtype=np.float32)
 regard.attention(q[:512], k[:512], v[:512], causal() & window(4095), block=256)
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-before, start = peak(), time.perf_counter()
+before, start = reset_peak(), time.perf_counter()
 seen = regard.attention(q, k, v, causal() & window(4095), block=512)
-result = {"MB": peak() - before, "seconds": time.perf_counter() - start}
+result = {"MB": read_peak() - before, "seconds": time.perf_counter() - start}
 rows = slice(40_000, 40_004)  # a few rows, once more by the definition
 few = regard.attention(
     q[rows], k[:40_004], v[:40_004], causal() & window(4095), q_start=40_000
@@ -131,10 +127,7 @@ print(json.dumps(result))
 """
 
 
-def test_memory_is_linear_at_65536_tokens():
-    run = subprocess.run(
-        [sys.executable, "-c", LONG], capture_output=True, text=True, check=True
-    )
-    result = json.loads(run.stdout)
+def test_memory_is_linear_at_65536_tokens(run_apart):
+    result = run_apart(LONG)
     assert result["MB"] < 300
     assert result["error"] < 1e-6

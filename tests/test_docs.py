@@ -20,22 +20,38 @@ MODULES = [
 ]
 
 
-def test_the_code_of_the_readme_runs(capsys):
+def run_code(path):
+    """Run the Python of a page, block after block, as a reader would."""
     scope = {}
-    for block in re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL):
-        exec(compile(block, "README.md", "exec"), scope)
+    text = path.read_text(encoding="utf-8")
+    for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
+        exec(compile(block, path.name, "exec"), scope)
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("docs/*.md")), ids=lambda p: p.stem)
+def test_the_code_of_the_pages_runs(path):
+    run_code(path)
+
+
+def test_the_code_of_the_readme_runs(capsys):
+    run_code(ROOT / "README.md")
     printed = capsys.readouterr().out
     shown = re.findall(r"```text\n(.*?)```", README, flags=re.DOTALL)
     assert len(shown) == 2
     assert all(text.strip() in printed for text in shown)
 
 
-def test_the_numbers_of_the_readme_were_measured():
-    spec = importlib.util.spec_from_file_location("b", ROOT / "benchmarks" / "masks.py")
+@pytest.mark.parametrize(
+    ("name", "page"), [("masks", "README.md"), ("engine", "docs/engine.md")]
+)
+def test_the_numbers_of_the_pages_were_measured(name, page, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    path = ROOT / "benchmarks" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", path)
     benchmark = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(benchmark)
-    results = json.loads((ROOT / "benchmarks" / "masks.json").read_text("utf-8"))
-    assert benchmark.render(results["results"]) in README
+    result = json.loads(path.with_suffix(".json").read_text("utf-8"))
+    assert benchmark.render(result) in (ROOT / page).read_text("utf-8")
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -108,7 +108,7 @@ def test_a_rectangle_is_cut_from_the_whole(call):
         formula,
         (*lead, n_q - i, n_k - j),
         q_start=q_start + i,
-        k_start=j,
+        keys=np.arange(j, n_k),
         like=np.empty(0),
     )
     assert (

@@ -1,8 +1,5 @@
 """Tile proofs: never wrong, mostly sharp, and cheap at 131,072 tokens."""
 
-import json
-import subprocess
-import sys
 from collections import Counter
 
 import numpy as np
@@ -79,10 +76,11 @@ def test_a_block_mask_runs_in_flex_attention(rng):
 
 
 LONG = """
-import json, resource, sys, time
+import json, sys, time
 import numpy as np
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
+from memory import read_peak, reset_peak
 from regard import causal, same, window
 from regard.engine.flex import block_mask
 
@@ -91,10 +89,9 @@ cuts = np.sort(np.random.default_rng(0).choice(n, n // 1_500, replace=False))
 ids = np.searchsorted(cuts, np.arange(n), side="right")
 mask = causal() & window(4095) & same(ids)
 block_mask(mask, (512, 512))  # warm up
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-before, start = peak(), time.perf_counter()
+before, start = reset_peak(), time.perf_counter()
 ours = block_mask(mask, (n, n))
-result = {"seconds": time.perf_counter() - start, "MB": peak() - before}
+result = {"seconds": time.perf_counter() - start, "MB": read_peak() - before}
 if compare:
     t = torch.as_tensor(ids)
     start = time.perf_counter()
@@ -112,24 +109,14 @@ print(json.dumps(result))
 """
 
 
-def measure(*arguments):
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", LONG, *arguments],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return json.loads(run.stdout)
-
-
-def test_blockmask_needs_no_square():
-    result = measure("131072", "alone")
+def test_blockmask_needs_no_square(run_apart):
+    result = run_apart(LONG, "131072", "alone")
     assert result["seconds"] < 5
     assert result["MB"] < 200
 
 
-def test_a_long_block_mask_equals_torchs_and_is_20_times_faster():
-    result = measure("16384", "compare")
+def test_a_long_block_mask_equals_torchs_and_is_20_times_faster(run_apart):
+    result = run_apart(LONG, "16384", "compare")
     assert result["same"]
     assert min(result["tiles"]) > 100
     assert result["torch seconds"] > 20 * result["seconds"]

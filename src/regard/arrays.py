@@ -18,12 +18,14 @@ Array = Any  # four libraries, no common static type
 
 def is_array(x: object) -> bool:
     """Tell whether x is an array of any supported library."""
+    if x is None or type(x) in (int, float):  # the usual cases, without asking around
+        return False
     return bool(array_api_compat.is_array_api_obj(x))
 
 
 def as_array(x: Any) -> Any:
     """Leave arrays and integers as they are, make anything else a NumPy array."""
-    return x if is_array(x) or isinstance(x, int) else np.asarray(x)
+    return x if isinstance(x, int) or is_array(x) else np.asarray(x)
 
 
 def is_floating(x: Array) -> bool:
@@ -37,15 +39,15 @@ def is_floating(x: Array) -> bool:
 
 def namespace(**arrays: Array) -> Any:
     """Return the one array library that all the named arrays belong to."""
-    for name, x in arrays.items():
-        if not is_array(x):
-            raise ArrayError(
-                f"{name} is a {type(x).__name__}, expected an array. "
-                f"Write numpy.asarray({name}), or the like of your library."
-            )
     try:
         return array_api_compat.array_namespace(*arrays.values())
     except TypeError:
+        for name, x in arrays.items():
+            if not is_array(x):
+                raise ArrayError(
+                    f"{name} is a {type(x).__name__}, expected an array. "
+                    f"Write numpy.asarray({name}), or the like of your library."
+                ) from None
         kinds = ", ".join(f"{n}: {type(x).__module__}" for n, x in arrays.items())
         raise ArrayError(
             f"arrays of several libraries ({kinds}), expected one. "

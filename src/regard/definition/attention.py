@@ -89,7 +89,7 @@ def attention(
         softcap=softcap,
         sink=sink,
         q_start=q_start,
-    )
+    ).widen()
     if block is not None or call.shape[-1] == 0:
         out, lse = fold(attend, call, 1 if block is None else block)
         steps = {

@@ -10,7 +10,7 @@ So each row of tiles is folded from left to right. Tiles that the mask proves em
 skipped, tiles it proves full need no mask. A sink is a part as well: it has a weight,
 exp(sink), and no value.
 
-Next: heads.py
+Next: engine/choose.py
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     q (..., H, Nq, D)    k (..., Hk, Nk, D)    v (..., Hk, Nk, Dv)    H a multiple of Hk
 
-A call is read once, here, into a `Call` that leaves nothing to guess: one library, one
-dtype to compute in, the position of the first query, masks that can only be read in one
-way. Messages say what was given, what was expected, what to write instead.
+A call is read once, here, into a `Call` that leaves nothing to guess: one library, the
+position of the first query, masks that can only be read in one way. Messages say what
+was given, what was expected, what to write instead.
 
 Next: attention.py
 """
@@ -12,7 +12,7 @@ Next: attention.py
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from regard.arrays import (
     Array,
     accumulator,
     convert,
+    count_from,
     is_array,
     is_floating,
     namespace,
@@ -35,7 +36,7 @@ ALL = slice(None)
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One checked call: arrays in the dtype to compute in, and what applies to them."""
+    """One checked call: the arrays, and what applies to them."""
 
     xp: Any  # the array library
     q: Array  # (..., H, Nq, D)
@@ -48,6 +49,13 @@ class Call:
     sink: Array | None  # () or (H, 1, 1)
     q_start: Start
     shape: tuple[int, ...]  # (..., H, Nq, Nk)
+
+    def widen(self) -> Call:
+        """Return the call in the dtype to compute in, at least float32."""
+        xp, dtype = self.xp, accumulator(self.xp, self.q, self.k, self.v)
+        q, k, v = (xp.astype(x, dtype, copy=False) for x in (self.q, self.k, self.v))
+        sink = None if self.sink is None else xp.astype(self.sink, dtype)
+        return replace(self, q=q, k=k, v=v, sink=sink)
 
     def allowed(self, rows: slice = ALL, keys: slice = ALL) -> Array | None:
         """Return which of these cells may be seen; None is all of them."""
@@ -65,8 +73,10 @@ class Call:
             first_q, stop_q, _ = rows.indices(n_q)
             first_k, stop_k, _ = keys.indices(n_k)
             shape = (*lead, stop_q - first_q, stop_k - first_k)
-            start = self.q_start + first_q
-            return evaluate(x, shape, q_start=start, k_start=first_k, like=self.q)
+            at = count_from(first_k, shape[-1], self.q)
+            return evaluate(
+                x, shape, q_start=self.q_start + first_q, keys=at, like=self.q
+            )
         if x is None:
             return None
         rows, keys = (
@@ -87,12 +97,15 @@ def read_call(
 ) -> Call:
     """Check the arguments of `attention` and settle everything they leave open."""
     q, k, v = qkv
-    arrays = {"q": q, "k": k, "v": v}
-    arrays |= {n: x for n, x in (("mask", mask), ("bias", bias)) if is_array(x)}
-    xp = namespace(**arrays)
+    formulas = [x for x in (mask, bias) if isinstance(x, Formula)]
+    others = {"mask": mask, "bias": bias}
+    arrays = {
+        n: x for n, x in others.items() if not isinstance(x, Formula) and is_array(x)
+    }
+    xp = namespace(q=q, k=k, v=v, **arrays)
     shape = fit(q, k, v)
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not is_floating(x):
+        if (name == "q" or x.dtype != q.dtype) and not is_floating(x):
             raise ArrayError(
                 f"{name} has dtype {x.dtype}, expected floating point. "
                 f"Convert it, as in {name}.astype(float)."
@@ -101,19 +114,17 @@ def read_call(
     check_bias(bias, shape)
     if softcap is not None and not softcap > 0:
         raise OptionError(f"softcap={softcap}, expected a number above 0, or None.")
-    dtype = accumulator(xp, q, k, v)
-    formulas = [x for x in (mask, bias) if isinstance(x, Formula)]
     start = resolve_start(q_start, shape, *formulas)
     return Call(
         xp=xp,
-        q=xp.astype(q, dtype, copy=False),
-        k=xp.astype(k, dtype, copy=False),
-        v=xp.astype(v, dtype, copy=False),
+        q=q,
+        k=k,
+        v=v,
         mask=mask.place(q) if isinstance(mask, Mask) else mask,
         bias=bias.place(q) if isinstance(bias, Bias) else bias,
         scale=1 / math.sqrt(q.shape[-1]) if scale is None else scale,
         softcap=softcap,
-        sink=None if sink is None else read_sink(sink, q, dtype, shape),
+        sink=None if sink is None else read_sink(sink, q, shape),
         q_start=start,
         shape=shape,
     )
@@ -121,41 +132,50 @@ def read_call(
 
 def fit(q: Array, k: Array, v: Array) -> tuple[int, ...]:
     """Return the shape (..., H, Nq, Nk) of the scores, or say what does not fit."""
-    given = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if min(q.ndim, k.ndim, v.ndim) < 2:
         raise ShapeError(
-            f"{given}: expected at least (N, D) each. "
+            f"{name_shapes(q, k, v)}: expected at least (N, D) each. "
             "Write q[None, :] for one query vector."
         )
     if q.shape[-1] != k.shape[-1]:
         raise ShapeError(
-            f"{given}: q has width {q.shape[-1]} and k has width {k.shape[-1]}, "
-            "expected the same, as each score is a dot product of the two."
+            f"{name_shapes(q, k, v)}: q has width {q.shape[-1]} and k has width "
+            f"{k.shape[-1]}, expected the same, as each score is a dot product of the "
+            "two."
         )
     if k.shape[-2] != v.shape[-2]:
         raise ShapeError(
-            f"{given}: there are {k.shape[-2]} keys and {v.shape[-2]} values, "
-            "expected one value for each key."
+            f"{name_shapes(q, k, v)}: there are {k.shape[-2]} keys and {v.shape[-2]} "
+            "values, expected one value for each key."
         )
     n_heads, n_keys, n_values = (x.shape[-3] if x.ndim > 2 else 1 for x in (q, k, v))
     if n_keys != n_values or n_heads % n_keys:
         raise ShapeError(
-            f"{given}: {n_heads} heads of q, {n_keys} of k and {n_values} of v, "
-            "expected k and v alike and the heads of q a multiple of theirs. Axes are "
-            "(..., H, N, D): write q.swapaxes(-3, -2) if yours are (..., N, H, D)."
+            f"{name_shapes(q, k, v)}: {n_heads} heads of q, {n_keys} of k and "
+            f"{n_values} of v, expected k and v alike and the heads of q a multiple of "
+            "theirs. Axes are (..., H, N, D): write q.swapaxes(-3, -2) if yours are "
+            "(..., N, H, D)."
         )
     try:
         lead = broadcast(q.shape[:-3], k.shape[:-3], v.shape[:-3])
     except ValueError:
         raise ShapeError(
-            f"{given}: the axes before the heads do not fit, expected the same or 1."
+            f"{name_shapes(q, k, v)}: the axes before the heads do not fit, expected "
+            "the same or 1."
         ) from None
     heads = (n_heads,) if max(q.ndim, k.ndim, v.ndim) > 2 else ()
     return (*lead, *heads, q.shape[-2], k.shape[-2])
 
 
+def name_shapes(q: Array, k: Array, v: Array) -> str:
+    """Return the shapes for a message."""
+    return f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+
+
 def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     """Return the common shape; axes of size 1 stretch."""
+    if all(shape == shapes[0] for shape in shapes[1:]):
+        return tuple(shapes[0])
     width = max(map(len, shapes))
     columns = zip(*((1,) * (width - len(s)) + tuple(s) for s in shapes), strict=True)
     sizes = [set(column) - {1} for column in columns]
@@ -224,11 +244,10 @@ def check_axes(name: str, x: Array, shape: tuple[int, ...]) -> None:
     raise MaskError(f"{known}. Write {hint}{also}.")
 
 
-def read_sink(sink: Any, like: Array, dtype: Any, shape: tuple[int, ...]) -> Array:
+def read_sink(sink: Any, like: Array, shape: tuple[int, ...]) -> Array:
     """Return the extra logit of each head beside the rows: () or (H, 1, 1)."""
     xp = namespace(q=like)
     sink = convert(sink if is_array(sink) else np.asarray(sink), like)
-    sink = xp.astype(sink, dtype)
     n_heads = shape[-3] if len(shape) > 2 else 1
     if sink.ndim > 1 or (sink.ndim == 1 and sink.shape[0] != n_heads):
         raise ShapeError(

@@ -132,7 +132,7 @@ def explain(
         softcap=softcap,
         sink=sink,
         q_start=q_start,
-    )
+    ).widen()
     done = attend(call)
     rows, columns = label_axes(call, tokens)
     dots = pair(call.q, call.xp.matrix_transpose(call.k))

@@ -1,4 +1,8 @@
-"""The same numbers, fast: masks lowered to PyTorch's fused kernels.
+"""The same numbers, fast: attention and its masks on PyTorch's fused kernels.
 
-Next: engine/sdpa.py
+Next: engine/choose.py
 """
+
+from regard.engine.choose import attend, choose
+
+__all__ = ["attend", "choose"]

@@ -4,7 +4,7 @@ FlexAttention wants, for every row of tiles, those to visit under the mask and t
 visit without it. torch's own create_block_mask finds out by writing down all Nq x Nk
 cells; here tiles are proved empty or full, and only those in doubt are looked into.
 
-Next: sdpa.py
+Next: choose.py
 """
 
 from __future__ import annotations

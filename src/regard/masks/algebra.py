@@ -22,7 +22,7 @@ Next: definition/blocked.py (what formulas are made of: masks/primitives.py)
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 import numpy as np
@@ -75,7 +75,9 @@ class Formula(ABC):
             return convert(x, like) if is_array(x) else x
 
         this: Any = self  # every formula is a frozen dataclass
-        data = {f.name: move(getattr(this, f.name)) for f in fields(this)}
+        data = {name: move(x) for name, x in vars(this).items()}
+        if all(data[name] is x for name, x in vars(this).items()):
+            return self
         moved: Self = replace(this, **data)
         return moved
 

@@ -101,16 +101,19 @@ def evaluate(
     shape: tuple[int, ...],  # (..., H, Nq, Nk)
     *,
     q_start: Start,
-    k_start: int = 0,
+    keys: Array | None = None,
     like: Array,
 ) -> Array:
-    """Return the formula's cells; axes that it does not depend on may stay 1."""
+    """Return the formula's cells; axes that it does not depend on may stay 1.
+
+    keys: the positions of the Nk keys, beside `like`; 0, 1, 2, … unless given
+    """
     xp = namespace(like=like)
     batch, heads, n_q, n_k = (1, 1, *shape)[-4:]
     b = xp.reshape(count_from(0, batch, like), (-1, 1, 1, 1))
     h = xp.reshape(count_from(0, heads, like), (1, -1, 1, 1))
     q = xp.reshape(count_from(0, n_q, like), (1, 1, -1, 1))
-    k = xp.reshape(count_from(k_start, n_k, like), (1, 1, 1, -1))
+    k = xp.reshape(count_from(0, n_k, like) if keys is None else keys, (1, 1, 1, -1))
     if is_array(q_start):
         q_start = xp.reshape(convert(q_start, like), (-1, 1, 1, 1))
     q = q + q_start

@@ -1,0 +1,234 @@
+"""Which kernel runs a call, and why; and `attend`, which runs it.
+
+`attend` has the signature of `regard.attention` and gives the same numbers, at the
+kernel's speed, with lse and gradients in every case:
+
+    flash        one or two calls of the fused kernel, no mask written down
+    tiles        the fused kernel strip by strip, under a formula, an array or a bias
+    definition   the definition itself, tile by tile: for what no kernel can do
+
+    print(regard.engine.choose(q, k, v, causal() & window(1023)))
+
+Next: tiles.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from regard.arrays import is_array
+from regard.definition.attention import Attended, Edits, check_steps
+from regard.definition.attention import attend as define
+from regard.definition.blocked import fold
+from regard.definition.contract import Call, read_call
+from regard.engine.tiles import Fused, is_causal, plan, run_strips
+from regard.masks.algebra import Formula, Mask
+from regard.masks.biases import Bias
+from regard.masks.grid import Start
+from regard.masks.tiles import FULL, prove_tiles
+
+BLOCK = 512  # rows and keys of a tile of the definition
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A kernel, and the reason for it."""
+
+    kernel: Literal["flash", "tiles", "definition"]
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.kernel}: {self.why}"
+
+
+Rule = tuple[Callable[[Call], bool], Choice]
+
+RULES: tuple[Rule, ...] = (  # the first that applies decides
+    (
+        lambda call: call.q.device.type != "cpu",
+        Choice(
+            "definition", "the fused kernel that returns lse is wired for CPUs only"
+        ),
+    ),
+    (
+        lambda call: call.softcap is not None,
+        Choice("definition", "no fused kernel caps scores"),
+    ),
+    (
+        lambda call: len(call.shape) > 4,
+        Choice("definition", "more axes than (B, H, N, D)"),
+    ),
+    (
+        lambda call: len({x.dtype for x in (call.q, call.k, call.v)}) > 1,
+        Choice("definition", "q, k and v differ in dtype"),
+    ),
+    (
+        lambda call: learns(call.bias) or is_array(call.scale),
+        Choice("definition", "a bias or scale that learns needs its own gradient"),
+    ),
+    (
+        lambda call: call.mask is None and call.bias is None,
+        Choice("flash", "nothing is masked"),
+    ),
+    (
+        is_causal,
+        Choice("flash", "causal: the keys before all queries, and the diagonal"),
+    ),
+    (
+        lambda call: isinstance(call.mask, Mask),
+        Choice("tiles", "a formula: empty tiles are skipped, full ones need no mask"),
+    ),
+    (
+        lambda call: is_array(call.mask) or call.bias is not None,
+        Choice("tiles", "an array, or only a bias: a strip of it at a time"),
+    ),
+)
+
+
+def choose(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | Mask | None = None,
+    *,
+    bias: Tensor | Bias | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
+    q_start: Start | None = None,
+) -> Choice:
+    """Say which kernel `attend` would run, and why."""
+    call = read_call(
+        (q, k, v),
+        mask,
+        bias=bias,
+        scale=scale,
+        softcap=softcap,
+        sink=sink,
+        q_start=q_start,
+    )
+    return choose_kernel(simplify(call))
+
+
+def choose_kernel(call: Call) -> Choice:
+    """Return the choice of the first rule that applies."""
+    return next(choice for applies, choice in RULES if applies(call))
+
+
+def simplify(call: Call) -> Call:
+    """Drop a mask that is proved to allow everything."""
+    if not isinstance(call.mask, Mask) or is_causal(call):
+        return call
+    whole = (max(1, call.shape[-2]), max(1, call.shape[-1]))
+    tiles = prove_tiles(call.mask, call.shape, block=whole, q_start=call.q_start)
+    return replace(call, mask=None) if (tiles.kinds == FULL).all() else call
+
+
+def learns(bias: Any) -> bool:
+    """Tell whether a bias, or anything that its formula holds, wants a gradient."""
+    if not torch.is_grad_enabled() or bias is None:
+        return False
+    if isinstance(bias, Tensor):
+        return bool(bias.requires_grad)
+    if isinstance(bias, Formula):
+        return any(learns(x) for node in bias.walk() for x in vars(node).values())
+    return False
+
+
+def attend(
+    q: Tensor,  # (..., H, Nq, D)
+    k: Tensor,  # (..., Hk, Nk, D)
+    v: Tensor,  # (..., Hk, Nk, Dv)
+    mask: Tensor | Mask | None = None,
+    *,
+    bias: Tensor | Bias | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
+    q_start: Start | None = None,
+    see: Sequence[str] = (),
+    edit: Edits | None = None,
+    block: int | tuple[int, int] | None = None,
+) -> Attended:
+    """Compute `regard.attention` on PyTorch's fused kernels.
+
+    >>> import torch, regard
+    >>> from regard.engine import attend
+    >>> q, k, v = torch.randn(3, 1, 8, 64, 32)
+    >>> fast = attend(q, k, v, regard.causal())
+    >>> slow = regard.attention(q, k, v, regard.causal())
+    >>> torch.testing.assert_close(fast.out, slow.out)
+
+    The arguments are those of `regard.attention`. `see` writes the steps down beside
+    the kernel and changes no bit of `out`; `edit` and `block` ask for the definition.
+    """
+    call = read_call(
+        (q, k, v),
+        mask,
+        bias=bias,
+        scale=scale,
+        softcap=softcap,
+        sink=sink,
+        q_start=q_start,
+    )
+    if see or edit or block is not None:
+        check_steps(see, edit or {}, block)
+    steps = {}
+    if see or edit:
+        seen = define(call.widen(), edit=edit or {})
+        steps = {step: getattr(seen, step) for step in see}
+    if edit:
+        return Attended(seen.out.to(q.dtype), seen.lse, **steps)
+    call = simplify(call)
+    if block is not None or choose_kernel(call).kernel == "definition":
+        out, lse = run_definition(call, block or BLOCK)
+    else:
+        out, lse = run_fused(call)
+    return Attended(out, lse, **steps)
+
+
+def run_fused(call: Call) -> tuple[Tensor, Tensor]:
+    """Run the fused kernel on (B, H, N, D), and let the sinks take their share."""
+    lead, four = call.shape[:-2], call
+    if len(lead) != 2 or not call.q.shape[0] == call.k.shape[0] == call.v.shape[0]:
+        batch, heads = (1, 1, *lead)[-2:]
+        q, k, v = (spread(x, batch) for x in (call.q, call.k, call.v))
+        four = replace(call, q=q, k=k, v=v, shape=(batch, heads, *call.shape[-2:]))
+    strips = plan(four)
+    arrays = four.q, four.k, four.v
+    if torch.is_grad_enabled() and any(x.requires_grad for x in arrays):
+        out, lse = Fused.apply(*arrays, four, strips)
+    else:
+        out, lse = run_strips(four, strips)
+    if call.sink is not None:
+        sink = call.sink[..., 0]  # () or (H, 1), beside lse
+        out = (out * torch.sigmoid(lse - sink)[..., None]).to(out.dtype)
+        lse = torch.logaddexp(lse, sink.to(lse.dtype))
+    if len(lead) == 2:
+        return out, lse
+    return out.reshape(*lead, *out.shape[-2:]), lse.reshape(*lead, lse.shape[-1])
+
+
+def spread(x: Tensor, batch: int) -> Tensor:
+    """Return x as (B, H, N, D), without copying."""
+    x = x.reshape((1,) * (4 - x.ndim) + x.shape)
+    return x.expand(batch, -1, -1, -1)
+
+
+def run_definition(call: Call, block: int | tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Run the definition tile by tile; tiles are computed again for the gradients."""
+
+    def tile(call: Call, rows: slice, keys: slice) -> Attended:
+        if not torch.is_grad_enabled():
+            return define(call, rows, keys)
+        done: Attended = checkpoint(define, call, rows, keys, use_reentrant=False)
+        return done
+
+    out, lse = fold(tile, call.widen(), block)
+    return out.to(call.q.dtype), lse

@@ -1,0 +1,111 @@
+"""One call of torch's fused CPU kernel, with lse, made safe.
+
+    out, lse       = attend_part(q, k, v, bias)
+    dq, dk, dv     = differentiate_part(...)        from the lse of the whole row
+
+The kernel is the one behind scaled_dot_product_attention on a CPU. It never holds more
+than a few rows of scores, returns lse, and shares heads of K without copying. Asked
+directly it has traps, and this file is where they are guarded:
+
+    no keys at all           kills the process          -> 0 and -inf, without a call
+    a row that sees nothing  lse is 0                   -> -inf
+    a bias of another dtype  wrong numbers              -> converted
+    NaN behind the mask      NaN + -inf is NaN          -> keys nobody sees are zeroed
+    Dv other than D          refused                    -> padded with zeros
+
+Next: sdpa.py
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+kernels = torch.ops.aten
+forward = kernels._scaled_dot_product_flash_attention_for_cpu.default  # noqa: SLF001
+backward = kernels._scaled_dot_product_flash_attention_for_cpu_backward.default  # noqa: SLF001
+
+
+def attend_part(
+    q: Tensor,  # (B, H, Nq, D)
+    k: Tensor,  # (B, Hk, Nk, D)
+    v: Tensor,  # (B, Hk, Nk, Dv)
+    bias: Tensor | None = None,  # (B or 1, H or 1, Nq, Nk), -inf where masked
+    *,
+    causal: bool = False,  # query i sees the keys 0 … i
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Return out (B, H, Nq, Dv) and lse (B, H, Nq) over these keys."""
+    if k.shape[-2] == 0 or q.shape[-2] == 0:
+        out = q.new_zeros((*q.shape[:-1], v.shape[-1]))
+        return out, out.new_full(q.shape[:-1], -math.inf, dtype=accumulator(q))
+    if bias is None and q.shape[-1] == v.shape[-1]:
+        return forward(q, k, v, 0.0, causal, scale=scale)  # type: ignore[no-any-return]
+    width = max(q.shape[-1], v.shape[-1])
+    if bias is not None:
+        k, v = hide_unseen(k, bias), hide_unseen(v, bias)
+    out, lse = forward(
+        pad(q, width),
+        pad(k, width),
+        pad(v, width),
+        0.0,
+        causal,
+        attn_mask=bias,
+        scale=scale,
+    )
+    if bias is not None:
+        empty = (bias == -math.inf).all(-1)
+        lse = lse.masked_fill(empty, -math.inf)
+    return out[..., : v.shape[-1]], lse
+
+
+def differentiate_part(
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+    arrays: tuple[Tensor, Tensor, Tensor],  # q, k, v of this part
+    whole: tuple[Tensor, Tensor],  # out and lse over all keys, for the rows of q
+    bias: Tensor | None = None,
+    *,
+    causal: bool = False,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what this part of the keys adds to the gradients of q, k and v.
+
+    With P = exp(logits - lse) the kernel computes dlogits = P (grad_out vᵀ - D), where
+    D = grad_out · out. A gradient of lse adds P grad_lse, that is, D - grad_lse in the
+    place of D: one more column, 1 in grad_out, -grad_lse in out and 0 in v, does it.
+    """
+    (q, k, v), (out, lse) = arrays, whole
+    if k.shape[-2] == 0 or q.shape[-2] == 0:
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    width = max(q.shape[-1], v.shape[-1] + (grad_lse is not None))
+    if bias is not None:
+        k, v = hide_unseen(k, bias), hide_unseen(v, bias)
+    if grad_lse is not None:
+        column = grad_lse[..., None].to(out.dtype)
+        out = torch.cat([out, -column], -1)
+        grad_out = torch.cat([grad_out, torch.ones_like(column)], -1)
+    lse = lse.masked_fill(lse == -math.inf, 0)  # exp(-inf - 0) is 0, as it should
+    wide = [pad(x, width) for x in (grad_out, q, k, v, out)]
+    dq, dk, dv = backward(*wide, lse, 0.0, causal, attn_mask=bias, scale=scale)
+    d = q.shape[-1]
+    return dq[..., :d], dk[..., :d], dv[..., : v.shape[-1]]
+
+
+def hide_unseen(x: Tensor, bias: Tensor) -> Tensor:
+    """Put 0 where no query may look; x is k or v."""
+    seen = (bias != -math.inf).any(-2).any(-2)  # (B or 1, Nk)
+    return torch.where(seen[:, None, :, None], x, 0)
+
+
+def pad(x: Tensor, width: int) -> Tensor:
+    """Fill the last axis up with zeros; scores and sums do not notice."""
+    missing = width - x.shape[-1]
+    return torch.nn.functional.pad(x, (0, missing)) if missing else x
+
+
+def accumulator(x: Tensor) -> torch.dtype:
+    """Return the dtype of lse: float32, or float64 for float64."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32

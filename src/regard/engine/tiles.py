@@ -1,0 +1,227 @@
+"""A mask formula on the fused kernel: no square, no compiler, exact gradients.
+
+Rows are taken a few hundred at a time. The tiles of such a strip are proved empty, full
+or undecided, and the strip becomes at most two calls of the kernel,
+
+    the full tiles, without a mask    +    the undecided tiles, under a small mask
+
+whose (out, lse) pairs merge exactly. The backward pass visits the same parts: given the
+lse of the whole row, each part's gradient is independent of the others.
+
+Next: flash.py
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.arrays import is_array
+from regard.definition.blocked import merge
+from regard.definition.contract import Call
+from regard.engine.flash import accumulator, attend_part, differentiate_part
+from regard.masks.algebra import Formula, Mask
+from regard.masks.grid import evaluate
+from regard.masks.patterns import causal, everything
+from regard.masks.tiles import FULL, UNDECIDED, prove_tiles
+
+ROWS, KEYS = 256, 128  # of a tile
+CAUSAL = causal()
+CELLS = 2**24  # of a mask written out at once: 64 MB in float32
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some keys for a strip of rows: one run of the kernel."""
+
+    keys: slice | Tensor  # a run of keys, or their positions
+    masked: bool = False
+    diagonal: bool = False  # row i of the strip sees the keys 0 … i of the part
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Some rows, and the parts of the keys that they may see."""
+
+    rows: slice
+    parts: tuple[Part, ...]
+
+
+def plan(call: Call) -> tuple[Strip, ...]:
+    """Return the strips of a call; most calls are a single one."""
+    n_q, n_k = call.shape[-2:]
+    rows = slice(0, n_q)
+    if call.mask is None and call.bias is None:
+        return (Strip(rows, (Part(slice(0, n_k)),)),)
+    if is_causal(call):
+        return (Strip(rows, plan_causal(call.q_start, n_q, n_k)),)
+    return tuple(plan_strips(call))
+
+
+def is_causal(call: Call) -> bool:
+    """Tell whether the kernel's own causal mask will do, shifted by whole keys."""
+    plain = call.bias is None and call.mask == CAUSAL
+    return plain and not is_array(call.q_start) and call.q_start >= 0
+
+
+def plan_causal(start: int, n_q: int, n_k: int) -> tuple[Part, ...]:
+    """Return the keys before all queries, and the square on the diagonal."""
+    before, after = min(start, n_k), min(start + n_q, n_k)
+    if n_q == 1:  # it may see itself too, so nothing is left to mask
+        before = after
+    parts = Part(slice(0, before)), Part(slice(before, after), diagonal=True)
+    return tuple(part for part in parts if count(part.keys))
+
+
+def plan_strips(call: Call) -> Iterator[Strip]:
+    """Sort the tiles of each strip into full ones and undecided ones."""
+    n_k = call.shape[-1]
+    formula = call.mask if isinstance(call.mask, Mask) else everything()
+    block = max(1, min(ROWS, CELLS // max(n_k, 1))), KEYS
+    tiles = prove_tiles(formula, call.shape, block=block, q_start=call.q_start)
+    for rows, kinds in zip(tiles.rows, tiles.for_all(), strict=True):
+        if call.bias is not None or is_array(call.mask):  # nothing goes unmasked
+            kinds[kinds == FULL] = UNDECIDED
+        parts = [
+            Part(join(chosen, call.q.device), masked=kind == UNDECIDED)
+            for kind in (FULL, UNDECIDED)
+            if (chosen := [tiles.keys[j] for j in np.flatnonzero(kinds == kind)])
+        ]
+        yield Strip(rows, tuple(parts))
+
+
+def join(runs: list[slice], device: torch.device) -> slice | Tensor:
+    """Return one slice if the runs are neighbours, else all their positions."""
+    if sum(map(count, runs)) == runs[-1].stop - runs[0].start:
+        return slice(runs[0].start, runs[-1].stop)
+    return torch.cat([torch.arange(r.start, r.stop, device=device) for r in runs])
+
+
+def count(keys: slice | Tensor) -> int:
+    """Return the number of keys."""
+    return int(keys.stop - keys.start if isinstance(keys, slice) else keys.shape[0])
+
+
+def pick(x: Tensor, keys: slice | Tensor) -> Tensor:
+    """Return these rows of x (B, H, N, D): a view of a run, a copy of others."""
+    if not isinstance(keys, slice):
+        return x.index_select(2, keys)
+    return x if count(keys) == x.shape[2] else x[:, :, keys]
+
+
+def write_bias(call: Call, rows: slice, part: Part) -> Tensor | None:
+    """Return what is added to the scores of a part, -inf where the mask forbids."""
+    if not part.masked:
+        return None
+    allowed, bias = (write_cells(x, call, rows, part) for x in (call.mask, call.bias))
+    wide = accumulator(call.q)  # the kernel takes it so, also for half precision
+    bias = call.q.new_zeros((), dtype=wide) if bias is None else bias.to(wide)
+    if allowed is not None:
+        bias = torch.where(allowed, bias, -math.inf)
+    lead = (1,) * (4 - bias.ndim) + bias.shape[:-2]
+    return bias.expand(*lead, count(rows), count(part.keys))
+
+
+def write_cells(x: Any, call: Call, rows: slice, part: Part) -> Tensor | None:
+    """Write a formula out on the cells of a part, or cut them out of an array."""
+    if x is None:
+        return None
+    if not isinstance(x, Formula):
+        x = x[..., rows, :] if x.shape[-2] > 1 else x
+        return x[..., part.keys] if x.shape[-1] > 1 else x
+    keys, device = part.keys, call.q.device
+    if isinstance(keys, slice):
+        keys = torch.arange(keys.start, keys.stop, device=device)
+    shape = (*call.shape[:-2], count(rows), count(keys))
+    start = call.q_start + rows.start
+    cells: Tensor = evaluate(x, shape, q_start=start, keys=keys, like=call.q)
+    return cells
+
+
+def run_strips(call: Call, strips: tuple[Strip, ...]) -> tuple[Tensor, Tensor]:
+    """Return out (B, H, Nq, Dv) and lse (B, H, Nq)."""
+    done = []
+    for strip in strips:
+        q = pick(call.q, strip.rows)
+        parts = [
+            attend_part(
+                q,
+                pick(call.k, part.keys),
+                pick(call.v, part.keys),
+                write_bias(call, strip.rows, part),
+                causal=part.diagonal,
+                scale=call.scale,
+            )
+            for part in strip.parts or (Part(slice(0, 0)),)
+        ]
+        done.append(merge(*parts) if len(parts) > 1 else parts[0])
+    if len(done) == 1:
+        return done[0]
+    outs, lses = zip(*done, strict=True)
+    return torch.cat(outs, 2), torch.cat(lses, 2)
+
+
+class Fused(torch.autograd.Function):  # type: ignore[misc]
+    """Attention by strips, with the gradients of out and of lse."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, *how: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Run the parts of each strip and merge them."""
+        call, strips = how
+        out, lse = run_strips(replace(call, q=q, k=k, v=v), strips)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.call, ctx.strips = call, strips
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> Any:
+        """Add up the gradients of all parts."""
+        q, k, v, out, lse = ctx.saved_tensors
+        grad_out = torch.zeros_like(out) if grad_out is None else grad_out
+        sums = [torch.zeros_like(x, dtype=lse.dtype) for x in (q, k, v)]
+        call = replace(ctx.call, q=q, k=k, v=v)
+        differentiate_strips(call, ctx.strips, (out, lse, grad_out, grad_lse), sums)
+        return *(x.to(q.dtype) for x in sums), None, None
+
+
+def differentiate_strips(
+    call: Call,
+    strips: tuple[Strip, ...],
+    known: tuple[Any, ...],  # out and lse over all keys, their gradients
+    sums: Sequence[Tensor],  # the gradients of q, k and v, to be added to
+) -> None:
+    """Add what each part gives to the gradients."""
+    for rows, part in ((strip.rows, part) for strip in strips for part in strip.parts):
+        out, lse, grad_out, grad_lse = (
+            x if x is None else pick(x, rows) for x in known
+        )
+        found = differentiate_part(
+            grad_out,
+            grad_lse,
+            (pick(call.q, rows), pick(call.k, part.keys), pick(call.v, part.keys)),
+            (out, lse),
+            write_bias(call, rows, part),
+            causal=part.diagonal,
+            scale=call.scale,
+        )
+        places = (rows, part.keys, part.keys)
+        for total, more, at in zip(sums, found, places, strict=True):
+            add(total, more, at)
+
+
+def add(total: Tensor, more: Tensor, at: slice | Tensor) -> None:
+    """Add what was found for some rows or keys, in place."""
+    if isinstance(at, slice):
+        total[:, :, at] += more
+    else:
+        total.index_add_(2, at, more.to(total.dtype))
