@@ -119,8 +119,13 @@ MUTATIONS = [
              "before, after = min(start + 1, n_k), min(start + n_q, n_k)"),
     Mutation("engine: full tiles only", "engine/tiles.py",
              "for kind in (FULL, UNDECIDED)", "for kind in (FULL,)"),
+    Mutation("ring: gradients of keys do not come home", "engine/ring.py",
+             "total.add_(found_before)", "pass"),
+    Mutation("ring: keys counted from 0", "engine/ring.py",
+             "return self.mask(b, h, q, k + self.first)",
+             "return self.mask(b, h, q, k)"),
     Mutation("engine: a sink takes too much", "engine/choose.py",
-             "torch.sigmoid(lse - sink)", "torch.sigmoid(lse - 2 * sink)"),
+             "torch.sigmoid(lse - beside)", "torch.sigmoid(lse - 2 * beside)"),
 ]  # fmt: skip
 
 
@@ -145,8 +150,9 @@ def run(mutation: Mutation) -> str:
             return "THE EDIT DOES NOT APPLY"
         file.write_text(text.replace(mutation.old, mutation.new), encoding="utf-8")
         sys.path.insert(0, str(source))
+        os.environ["PYTHONPATH"] = str(source)  # for the processes that tests start
         recorder = Recorder()
-        names = ("engine",) if mutation.file.startswith("engine") else CORE
+        names = ("engine", "ring") if mutation.file.startswith("engine") else CORE
         tests = [str(ROOT / "tests" / f"test_{name}.py") for name in names]
         options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", SKIP]
         with Path(os.devnull).open("w") as quiet, contextlib.redirect_stdout(quiet):

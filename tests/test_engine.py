@@ -156,6 +156,15 @@ def test_learned_biases_and_sinks_get_their_gradients(rng):
         torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
 
 
+def test_one_sink_for_all_heads(rng):
+    q, k, v = (torch.tensor(rng.normal(size=(4, 6, 8))) for _ in range(3))
+    for sink in (0.5, torch.tensor(0.5), [0.5] * 4):
+        fast = attend(q, k, v, causal(), sink=sink)
+        slow = regard.attention(q, k, v, causal(), sink=sink)
+        torch.testing.assert_close(fast.out, slow.out, atol=1e-12, rtol=0)
+        torch.testing.assert_close(fast.lse, slow.lse, atol=1e-12, rtol=0)
+
+
 def test_gradients_pass_gradcheck(rng):
     arrays = [
         torch.tensor(rng.normal(size=(1, 2, 6, 3)), requires_grad=True) for _ in "qkv"

@@ -207,12 +207,17 @@ def run_fused(call: Call) -> tuple[Tensor, Tensor]:
     else:
         out, lse = run_strips(four, strips)
     if call.sink is not None:
-        sink = call.sink[..., 0]  # () or (H, 1), beside lse
-        out = (out * torch.sigmoid(lse - sink)[..., None]).to(out.dtype)
-        lse = torch.logaddexp(lse, sink.to(lse.dtype))
+        out, lse = take_share(out, lse, call.sink)
     if len(lead) == 2:
         return out, lse
     return out.reshape(*lead, *out.shape[-2:]), lse.reshape(*lead, lse.shape[-1])
+
+
+def take_share(out: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
+    """Let the sinks, () or (H, 1, 1), take their share of every row."""
+    beside = sink[..., 0].to(lse.dtype) if sink.ndim else sink.to(lse.dtype)
+    out = (out * torch.sigmoid(lse - beside)[..., None]).to(out.dtype)
+    return out, torch.logaddexp(lse, beside)
 
 
 def spread(x: Tensor, batch: int) -> Tensor:

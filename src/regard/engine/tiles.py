@@ -115,6 +115,11 @@ def pick(x: Tensor, keys: slice | Tensor) -> Tensor:
     return x if count(keys) == x.shape[2] else x[:, :, keys]
 
 
+def pick_rows(arrays: tuple[Any, ...], rows: slice) -> tuple[Any, ...]:
+    """Return these rows of every array (B, H, N, ...); None stays None."""
+    return tuple(None if x is None else pick(x, rows) for x in arrays)
+
+
 def write_bias(call: Call, rows: slice, part: Part) -> Tensor | None:
     """Return what is added to the scores of a part, -inf where the mask forbids."""
     if not part.masked:
@@ -202,9 +207,7 @@ def differentiate_strips(
 ) -> None:
     """Add what each part gives to the gradients."""
     for rows, part in ((strip.rows, part) for strip in strips for part in strip.parts):
-        out, lse, grad_out, grad_lse = (
-            x if x is None else pick(x, rows) for x in known
-        )
+        out, lse, grad_out, grad_lse = pick_rows(known, rows)
         found = differentiate_part(
             grad_out,
             grad_lse,
