@@ -14,6 +14,7 @@ import numpy as np
 from regard.errors import ArrayError
 
 Array = Any  # four libraries, no common static type
+LIBRARIES: dict[tuple[type, ...], Any] = {}  # found once for each kind of array
 
 
 def is_array(x: object) -> bool:
@@ -31,14 +32,21 @@ def as_array(x: Any) -> Any:
 def is_floating(x: Array) -> bool:
     """Tell whether x holds floating point numbers that its library computes with."""
     try:
-        xp = array_api_compat.array_namespace(x)
-        return bool(xp.isdtype(x.dtype, "real floating"))
+        return bool(namespace(x=x).isdtype(x.dtype, "real floating"))
     except TypeError:  # a dtype that NumPy stores for others, such as ml_dtypes
         return False
 
 
 def namespace(**arrays: Array) -> Any:
     """Return the one array library that all the named arrays belong to."""
+    types = tuple(map(type, arrays.values()))
+    if types not in LIBRARIES:
+        LIBRARIES[types] = find_library(arrays)
+    return LIBRARIES[types]
+
+
+def find_library(arrays: dict[str, Array]) -> Any:
+    """Ask array-api-compat, and put its answer into words."""
     try:
         return array_api_compat.array_namespace(*arrays.values())
     except TypeError:
@@ -57,8 +65,8 @@ def namespace(**arrays: Array) -> Any:
 
 def convert(x: Array, like: Array) -> Array:
     """Return x as an array of the library and on the device of `like`."""
-    xp, device = array_api_compat.array_namespace(like), array_api_compat.device(like)
-    if array_api_compat.array_namespace(x) is xp:
+    xp, device = namespace(like=like), array_api_compat.device(like)
+    if namespace(x=x) is xp:
         return array_api_compat.to_device(x, device)
     x = to_numpy(x)
     return xp.asarray(x if x.flags.writeable else x.copy(), device=device)
@@ -80,13 +88,13 @@ def to_numpy(x: Array) -> np.ndarray[Any, Any]:
 
 def count_from(start: int | Array, n: int, like: Array) -> Array:
     """Return start, start + 1, …, start + n - 1 beside `like`."""
-    xp = array_api_compat.array_namespace(like)
+    xp = namespace(like=like)
     return start + xp.arange(n, device=array_api_compat.device(like))
 
 
 def constant(value: float, like: Array, shape: tuple[int, ...] = ()) -> Array:
     """Return an array full of value, of the dtype and on the device of `like`."""
-    xp, device = array_api_compat.array_namespace(like), array_api_compat.device(like)
+    xp, device = namespace(like=like), array_api_compat.device(like)
     return xp.full(shape, value, dtype=like.dtype, device=device)
 
 
