@@ -42,7 +42,12 @@ def test_the_code_of_the_readme_runs(capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "page"), [("masks", "README.md"), ("engine", "docs/engine.md")]
+    ("name", "page"),
+    [
+        ("masks", "README.md"),
+        ("engine", "docs/engine.md"),
+        ("ring", "docs/engine.md"),
+    ],
 )
 def test_the_numbers_of_the_pages_were_measured(name, page, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
