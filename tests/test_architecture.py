@@ -117,6 +117,15 @@ def test_the_engine_is_loaded_when_it_is_used():
     assert "torch" in load("import regard; regard.engine.attend")
 
 
+def test_a_missing_torch_is_named_with_what_to_install():
+    code = "import sys; sys.modules['torch'] = None; import regard; regard.engine"
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    words = 'ImportError: regard.engine needs torch: pip install "regard[torch]"'
+    assert run.stderr.splitlines()[-1] == words
+
+
 def test_importing_patches_nothing():
     code = (
         "import torch, torch.nn.functional as F; from torch import nn;"

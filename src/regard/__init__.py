@@ -18,7 +18,12 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> Any:
         """Load `regard.engine` when it is first used: it needs torch."""
         if name == "engine":
-            return import_module("regard.engine")
+            try:
+                return import_module("regard.engine")
+            except ModuleNotFoundError as missing:
+                raise ImportError(
+                    f'regard.engine needs {missing.name}: pip install "regard[torch]"'
+                ) from missing
         raise AttributeError(f"module 'regard' has no attribute '{name}'")
 
 
