@@ -12,6 +12,7 @@ from regard.engine import attend, choose
 from regard.engine.flash import attend_part
 from regard.engine.sdpa import sdpa_arguments
 from regard.engine.tiles import Part, plan
+from regard.errors import OptionError
 from regard.masks import (
     added,
     alibi,
@@ -195,6 +196,15 @@ def test_edit_and_block_ask_for_the_definition(rng):
         fast = attend(q, k, v, causal(), **options)
         slow = regard.attention(q, k, v, causal(), **options)
         assert torch.equal(fast.out, slow.out)
+
+
+def test_see_takes_no_keys_and_block_takes_no_zero(rng):
+    q, k = torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 0, 4)
+    assert tuple(attend(q, k, k, see=("weights",)).weights.shape) == (1, 2, 3, 0)
+    with pytest.raises(
+        OptionError, match="block=0, expected rows and keys of at least"
+    ):
+        attend(q, q, q, block=0)
 
 
 # The four traps of the kernel.

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from regard.arrays import Array, constant, namespace
 from regard.definition.blocked import fold
@@ -90,19 +90,20 @@ def attention(
         sink=sink,
         q_start=q_start,
     ).widen()
-    if block is not None or call.shape[-1] == 0:
-        out, lse = fold(attend, call, 1 if block is None else block)
-        steps = {
-            step: constant(0, call.q, call.shape) for step in see
-        }  # no keys: empty
+    if block is None:
+        done = define(call, see, edit or {})
     else:
-        done = attend(call, edit=edit or {})
-        out, lse, steps = (
-            done.out,
-            done.lse,
-            {step: getattr(done, step) for step in see},
-        )
-    return Attended(call.xp.astype(out, q.dtype, copy=False), lse, **steps)
+        done = Attended(*fold(attend, call, block))
+    return replace(done, out=call.xp.astype(done.out, q.dtype, copy=False))
+
+
+def define(call: Call, see: Sequence[str] = (), edit: Edits = NO_EDITS) -> Attended:
+    """Compute a whole call at once, and keep the steps that were asked for."""
+    if call.shape[-1] == 0:  # no keys: no largest logit, and steps without cells
+        steps = {step: constant(0, call.q, call.shape) for step in see}
+        return Attended(*fold(attend, call, 1), **steps)
+    done = attend(call, edit=edit)
+    return Attended(done.out, done.lse, **{step: getattr(done, step) for step in see})
 
 
 def attend(

@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from regard.arrays import is_array
-from regard.definition.attention import Attended, Edits, check_steps
-from regard.definition.attention import attend as define
+from regard.definition.attention import Attended, Edits, check_steps, define
+from regard.definition.attention import attend as define_tile
 from regard.definition.blocked import fold
 from regard.definition.contract import Call, read_call
 from regard.engine.tiles import Fused, is_causal, plan, run_strips
@@ -179,18 +179,17 @@ def attend(
     )
     if see or edit or block is not None:
         check_steps(see, edit or {}, block)
-    steps = {}
-    if see or edit:
-        seen = define(call.widen(), edit=edit or {})
-        steps = {step: getattr(seen, step) for step in see}
     if edit:
-        return Attended(seen.out.to(q.dtype), seen.lse, **steps)
-    call = simplify(call)
-    if block is not None or choose_kernel(call).kernel == "definition":
-        out, lse = run_definition(call, block or BLOCK)
+        seen = define(call.widen(), see, edit)
+        return replace(seen, out=seen.out.to(q.dtype))
+    plain = simplify(call)
+    if block is not None or choose_kernel(plain).kernel == "definition":
+        out, lse = run_definition(plain, BLOCK if block is None else block)
     else:
-        out, lse = run_fused(call)
-    return Attended(out, lse, **steps)
+        out, lse = run_fused(plain)
+    if not see:
+        return Attended(out, lse)
+    return replace(define(call.widen(), see), out=out, lse=lse)
 
 
 def run_fused(call: Call) -> tuple[Tensor, Tensor]:
@@ -231,8 +230,8 @@ def run_definition(call: Call, block: int | tuple[int, int]) -> tuple[Tensor, Te
 
     def tile(call: Call, rows: slice, keys: slice) -> Attended:
         if not torch.is_grad_enabled():
-            return define(call, rows, keys)
-        done: Attended = checkpoint(define, call, rows, keys, use_reentrant=False)
+            return define_tile(call, rows, keys)
+        done: Attended = checkpoint(define_tile, call, rows, keys, use_reentrant=False)
         return done
 
     out, lse = fold(tile, call.widen(), block)
