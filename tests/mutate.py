@@ -29,6 +29,11 @@ from rich.table import Table
 ROOT = Path(__file__).parent.parent
 SKIP = "not jax and not strict and not memory and not four_thousand and not long and not compiles"
 CORE = ("definition", "position", "messages", "pitfalls", "masks", "blocked")
+TESTS = {
+    "engine": ("engine", "ring"),
+    "plain": ("plain", "sample", "nn"),
+    "nn": ("nn", "generation", "weights", "train"),
+}
 
 
 class Mutation(NamedTuple):
@@ -127,6 +132,46 @@ MUTATIONS = [
              "return self.mask(b, h, q, k)"),
     Mutation("engine: a sink takes too much", "engine/choose.py",
              "torch.sigmoid(lse - beside)", "torch.sigmoid(lse - 2 * beside)"),
+    Mutation("plain: softmax without the maximum", "plain/norm.py",
+             "parts = xp.exp(x - top)", "parts = xp.exp(x)"),
+    Mutation("plain: variance around 0", "plain/norm.py",
+             "xp.mean(centred * centred", "xp.mean(wide * wide"),
+    Mutation("plain: gate and value swapped", "plain/feedforward.py",
+             "silu(hidden[..., :half]) * hidden[..., half:]",
+             "silu(hidden[..., half:]) * hidden[..., :half]"),
+    Mutation("plain: keys of cross-attention from x", "plain/multihead.py",
+             "ends[2])(other), shared)", "ends[2])(x), shared)"),
+    Mutation("plain: q and k of fused heads swapped", "plain/multihead.py",
+             "for i in range(3)]", "for i in (1, 0, 2)]"),
+    Mutation("plain: no residual around attention", "plain/layer.py",
+             "x = x + attend(norm(", "x = attend(norm("),
+    Mutation("plain: a window one token wider", "plain/decoder.py",
+             "window(config.window - 1)", "window(config.window)"),
+    Mutation("sample: top-p drops the token that reaches p", "plain/sample.py",
+             "np.concatenate([[0.0], before[:-1]])", "before"),
+    Mutation("sample: repetition makes unlikely tokens likelier", "plain/sample.py",
+             "np.where(old < 0, old * factor, old / factor)", "old / factor"),
+    Mutation("nn: turn pairs the other way", "nn/decoder.py",
+             "np.hstack([-sin, sin])", "np.hstack([sin, -sin])"),
+    Mutation("nn: padding is seen", "nn/decoder.py",
+             "mask = mask & padding(valid)", "pass"),
+    Mutation("nn: positions count the padding", "nn/decoder.py",
+             "(valid.cumsum(1) - 1).clamp(min=0)", "valid.cumsum(1) * 0 + 1"),
+    Mutation("nn: dropout in eval", "nn/attention.py",
+             "if self.dropout and self.training:", "if self.dropout:"),
+    Mutation("nn: keys and values of a context swapped", "nn/attention.py",
+             "k = self.qkv_rows(context, h, h + shared)",
+             "k = self.qkv_rows(context, h + shared, h + 2 * shared)"),
+    Mutation("nn: all sequences write where the first does", "nn/cache.py",
+             "at = self.start[:, None]", "at = self.start[:1, None]"),
+    Mutation("nn: shorter prompts go on behind the filling", "nn/generation.py",
+             "cache.lengths = ends", "pass"),
+    Mutation("nn: one random stream for all", "nn/generation.py",
+             "default_rng((seed, i))", "default_rng((seed, 0))"),
+    Mutation("nn: pairs of a GGUF file as they are", "nn/weights.py",
+             "pairs.transpose(1, 2).reshape", "pairs.reshape"),
+    Mutation("nn: the gate after the values", "nn/families.py",
+             '"layers.#.mlp.gate_proj": "blocks.#.feed.up",\n', ""),
 ]  # fmt: skip
 
 
@@ -153,7 +198,7 @@ def run(mutation: Mutation) -> str:
         sys.path.insert(0, str(source))
         os.environ["PYTHONPATH"] = str(source)  # for the processes that tests start
         recorder = Recorder()
-        names = ("engine", "ring") if mutation.file.startswith("engine") else CORE
+        names = TESTS.get(mutation.file.split("/")[0], CORE)
         tests = [str(ROOT / "tests" / f"test_{name}.py") for name in names]
         options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", SKIP]
         with Path(os.devnull).open("w") as quiet, contextlib.redirect_stdout(quiet):

@@ -47,6 +47,10 @@ def test_the_code_of_the_readme_runs(capsys):
         ("masks", "README.md"),
         ("engine", "docs/engine.md"),
         ("ring", "docs/engine.md"),
+        ("generate", "docs/models.md"),
+        ("training", "docs/models.md"),
+        ("tasks", "docs/models.md"),
+        ("heads", "docs/models.md"),
     ],
 )
 def test_the_numbers_of_the_pages_were_measured(name, page, monkeypatch):

@@ -343,7 +343,6 @@ def test_sdpa_arguments_mean_the_same(rng):
         )
 
 
-@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compiles_without_graph_breaks(rng):
     q, k, v = (

@@ -13,24 +13,36 @@ from regard.masks.patterns import causal, padding, same, where, window
 
 __version__ = "0.1.0"
 
-if not TYPE_CHECKING:
+if TYPE_CHECKING:
+    from regard.nn.weights import load
+else:
 
     def __getattr__(name: str) -> Any:
-        """Load `regard.engine` when it is first used: it needs torch."""
-        if name == "engine":
-            try:
-                return import_module("regard.engine")
-            except ModuleNotFoundError as missing:
-                raise ImportError(
-                    f'regard.engine needs {missing.name}: pip install "regard[torch]"'
-                ) from missing
-        raise AttributeError(f"module 'regard' has no attribute '{name}'")
+        """Load what is not needed at once, or needs torch, when it is first used."""
+        if name not in LATER:
+            raise AttributeError(f"module 'regard' has no attribute '{name}'")
+        module, _, attribute = LATER[name].partition(":")
+        try:
+            found = import_module(module)
+        except ModuleNotFoundError as missing:
+            raise ImportError(
+                f'regard.{name} needs {missing.name}: pip install "regard[torch]"'
+            ) from missing
+        return getattr(found, attribute) if attribute else found
 
+
+LATER = {
+    "engine": "regard.engine",
+    "load": "regard.nn.weights:load",
+    "nn": "regard.nn",
+    "plain": "regard.plain",
+}
 
 __all__ = [
     "attention",
     "causal",
     "explain",
+    "load",
     "merge",
     "padding",
     "same",

@@ -14,7 +14,7 @@ import numpy as np
 from regard.errors import ArrayError
 
 Array = Any  # four libraries, no common static type
-LIBRARIES: dict[tuple[type, ...], Any] = {}  # found once for each kind of array
+LIBRARIES: dict[frozenset[type], Any] = {}  # found once for each kind of array
 
 
 def is_array(x: object) -> bool:
@@ -39,7 +39,7 @@ def is_floating(x: Array) -> bool:
 
 def namespace(**arrays: Array) -> Any:
     """Return the one array library that all the named arrays belong to."""
-    types = tuple(map(type, arrays.values()))
+    types = frozenset(map(type, arrays.values()))
     if types not in LIBRARIES:
         LIBRARIES[types] = find_library(arrays)
     return LIBRARIES[types]

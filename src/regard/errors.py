@@ -26,3 +26,7 @@ class PositionError(RegardError, ValueError):
 
 class OptionError(RegardError, ValueError):
     """An option that does not exist, or does not go with another one."""
+
+
+class FileError(RegardError, ValueError):
+    """A file that is damaged, cut off, of another kind, or not to be trusted."""

@@ -193,10 +193,22 @@ class Fused(torch.autograd.Function):  # type: ignore[misc]
         """Add up the gradients of all parts."""
         q, k, v, out, lse = ctx.saved_tensors
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
+        known = out, lse, grad_out, grad_lse
+        call, strips = replace(ctx.call, q=q, k=k, v=v), ctx.strips
+        if is_one_part(call, strips):  # nothing to add up
+            ((_, found),) = differentiate_parts(call, strips, known)
+            return *found, None, None
         sums = [torch.zeros_like(x, dtype=lse.dtype) for x in (q, k, v)]
-        call = replace(ctx.call, q=q, k=k, v=v)
-        differentiate_strips(call, ctx.strips, (out, lse, grad_out, grad_lse), sums)
+        differentiate_strips(call, strips, known, sums)
         return *(x.to(q.dtype) for x in sums), None, None
+
+
+def is_one_part(call: Call, strips: tuple[Strip, ...]) -> bool:
+    """Tell whether one run of the kernel meets all rows and keys."""
+    if len(strips) != 1 or len(strips[0].parts) != 1:
+        return False
+    keys = strips[0].parts[0].keys
+    return isinstance(keys, slice) and count(keys) == call.k.shape[2]
 
 
 def differentiate_strips(
@@ -206,6 +218,15 @@ def differentiate_strips(
     sums: Sequence[Tensor],  # the gradients of q, k and v, to be added to
 ) -> None:
     """Add what each part gives to the gradients."""
+    for places, found in differentiate_parts(call, strips, known):
+        for total, more, at in zip(sums, found, places, strict=True):
+            add(total, more, at)
+
+
+def differentiate_parts(
+    call: Call, strips: tuple[Strip, ...], known: tuple[Any, ...]
+) -> Iterator[tuple[tuple[Any, ...], tuple[Tensor, ...]]]:
+    """Yield the rows and keys of each part, and what it gives to the gradients."""
     for rows, part in ((strip.rows, part) for strip in strips for part in strip.parts):
         out, lse, grad_out, grad_lse = pick_rows(known, rows)
         found = differentiate_part(
@@ -217,9 +238,7 @@ def differentiate_strips(
             causal=part.diagonal,
             scale=call.scale,
         )
-        places = (rows, part.keys, part.keys)
-        for total, more, at in zip(sums, found, places, strict=True):
-            add(total, more, at)
+        yield (rows, part.keys, part.keys), found
 
 
 def add(total: Tensor, more: Tensor, at: slice | Tensor) -> None:

@@ -1,0 +1,227 @@
+"""The command line: regard generate, regard train.
+
+A command loads what it needs when it runs, so that help comes at once. What a user did
+wrong is said in one sentence, without a traceback; `regard --debug …` shows it.
+
+Next: nn/generation.py
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from regard.errors import RegardError
+
+if TYPE_CHECKING:
+    from regard.nn.tasks import Task
+
+SIZES = ("layers", "width", "heads", "dropout")
+TASKS = ("copy", "reverse", "sort", "addition", "text")
+STEPS = {"copy": 400, "reverse": 400, "sort": 2000, "addition": 2000, "text": 2000}
+
+
+class OneSentence(click.Group):
+    """Commands whose errors are sentences."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (RegardError, ImportError) as error:
+            if ctx.params.get("debug"):
+                raise
+            reason = str(error)
+            if isinstance(error, ModuleNotFoundError):
+                reason = f'this needs {error.name}: pip install "regard[torch]"'
+            raise click.ClickException(reason) from error
+
+
+@click.group(cls=OneSentence)
+@click.option("--debug", is_flag=True, help="Show where an error comes from.")
+@click.version_option(package_name="regard")
+def main(*, debug: bool) -> None:
+    """Attention you can read, see and scale."""
+
+
+@main.command()
+@click.argument("prompt")
+@click.option("--model", required=True, help="A GGUF file or a safetensors folder.")
+@click.option("-n", "--n-new", default=128, show_default=True, help="New tokens.")
+@click.option("--chat/--raw", default=None, help="Ask, or let it go on with the text.")
+@click.option("--temperature", default=0.0, help="0, the default, is greedy.")
+@click.option("--top-k", type=int, help="Only the k likeliest tokens.")
+@click.option("--top-p", type=float, help="Only the likeliest that reach p together.")
+@click.option("--min-p", type=float, help="Only those with min-p of the likeliest.")
+@click.option("--repetition", default=1.0, help="Above 1: repeats are less likely.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32")
+def generate(
+    *,
+    prompt: str,
+    model: str,
+    n_new: int,
+    chat: bool | None,
+    seed: int,
+    dtype: str,
+    **sampling: Any,
+) -> None:
+    """Stream what a model says to PROMPT; "-" reads the prompt from stdin."""
+    import torch
+
+    from regard.nn.generation import stream
+    from regard.nn.weights import load
+    from regard.plain.sample import Sampling
+
+    chosen = Sampling(**sampling)
+    network, tokenizer = load(model, dtype=getattr(torch, dtype))
+    text = sys.stdin.read() if prompt == "-" else prompt
+    if chat or (chat is None and tokenizer.template is not None):
+        text = tokenizer.chat([{"role": "user", "content": text}])
+        tokens = tokenizer.encode(text, whole=False)
+    else:
+        tokens = tokenizer.encode(text)
+        click.echo(clean(text), nl=False)
+    began, count = time.perf_counter(), 0
+
+    def listen() -> Iterator[int]:
+        nonlocal count
+        stop = tokenizer.stop
+        steps = stream(network, [tokens], n_new, sampling=chosen, seed=seed, stop=stop)
+        for (token,) in steps:
+            count += 1
+            if token is not None:
+                yield token
+
+    for piece in tokenizer.stream(listen()):
+        click.echo(clean(piece), nl=False)
+    click.echo()
+    speed = count / (time.perf_counter() - began)
+    click.echo(
+        f"{len(tokens)} tokens read, {count} new, {speed:.1f} a second", err=True
+    )
+
+
+def clean(text: str) -> str:
+    """Drop control characters: a model must not steer the terminal."""
+    return "".join(c for c in text if c.isprintable() or c in "\n\t")
+
+
+@main.command()
+@click.argument("task", type=click.Choice(TASKS))
+@click.argument("file", required=False)
+@click.option("--folder", help="Where the run is kept; runs/TASK unless given.")
+@click.option(
+    "--tokens",
+    default="bytes",
+    show_default=True,
+    help="Of a text: bytes, characters, or a model whose tokenizer to use.",
+)
+@click.option("--steps", type=int, help="Steps of training; each task has its own.")
+@click.option("--batch", default=64, show_default=True)
+@click.option("--rate", default=3e-3, show_default=True)
+@click.option("--layers", default=2, show_default=True)
+@click.option("--width", default=64, show_default=True)
+@click.option("--heads", default=4, show_default=True)
+@click.option("--length", default=128, show_default=True, help="Of a window of text.")
+@click.option("--dropout", default=0.0, show_default=True)
+@click.option(
+    "--precision",
+    type=click.Choice(["float32", "bfloat16"]),
+    default="float32",
+    show_default=True,
+)
+@click.option("--seed", default=0, show_default=True)
+def train(
+    *,
+    task: str,
+    file: str | None,
+    folder: str | None,
+    tokens: str,
+    steps: int | None,
+    length: int,
+    **options: Any,
+) -> None:
+    """Train a small model on TASK; on text, give FILE. Stopped, it goes on later."""
+    import torch
+
+    from regard.nn.decoder import CausalTransformer
+    from regard.nn.train import Plan
+    from regard.nn.train import train as run
+    from regard.plain.config import Config
+    from regard.show.curve import draw
+
+    chosen = read_task(task, file, tokens, length)
+    place = Path(folder or f"runs/{task}")
+    sizes = {name: options.pop(name) for name in SIZES}
+    torch.manual_seed(options["seed"])
+    model = CausalTransformer(
+        Config(vocabulary=chosen.vocabulary, context=chosen.length, **sizes)
+    )
+    count = steps or STEPS[task]
+    plan = Plan(steps=count, warmup=min(100, count // 4), save_every=100, **options)
+    try:
+        losses = run(model, chosen, plan, place)
+    except KeyboardInterrupt as stopped:
+        raise click.ClickException(str(stopped) or "stopped.") from None
+    if os.environ.get("RANK", "0") != "0":  # started by torchrun: one speaks
+        return
+    click.echo(draw(losses))
+    report(model, chosen)
+    save_figure(task, losses, place)
+
+
+def read_task(task: str, file: str | None, tokens: str, length: int) -> Task:
+    """Return the task that the arguments name."""
+    from regard.nn.tasks import PUZZLES, read_text
+    from regard.nn.weights import load
+
+    if task != "text":
+        if file is not None:
+            raise click.UsageError(f"{task} makes its own data, given {file}.")
+        return PUZZLES[task]()
+    if file is None:
+        raise click.UsageError("which text? Write: regard train text FILE")
+    if tokens not in ("bytes", "characters"):
+        return read_text(file, load(tokens)[1], length=length)
+    return read_text(file, cast(Any, tokens), length=length)
+
+
+def report(model: Any, task: Any) -> None:
+    """Print how good the model is on what it has not seen."""
+    from regard.nn.generation import generate
+    from regard.nn.tasks import Text, measure
+    from regard.nn.train import evaluate
+
+    shown, _ = task.batch(3, 0, 0, held_out=True)
+    if isinstance(task, Text):
+        click.echo(f"loss of the held-out tenth: {evaluate(model, task):.4f} a token")
+        start = task.length // 2
+    else:
+        right = measure(model, task)
+        click.echo(f"{right:.1%} of 1,000 held-out answers are exactly right")
+        start = task.prompt
+    for row in shown.tolist():
+        (new,) = generate(model, [row[:start]], task.length - start)
+        click.echo(f"  {clean(task.show(row[:start]))}▸{clean(task.show(new))}")
+
+
+def save_figure(name: str, losses: list[float], folder: Path) -> None:
+    """Keep the loss curve beside the run, if matplotlib is there."""
+    from regard.show.curve import plot
+
+    try:
+        plot({name: losses}).savefig(folder / "loss.png")
+    except ImportError as missing:
+        click.echo(f"no figure: {missing}", err=True)
+    else:
+        click.echo(f"the run and its loss curve are in {folder}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""A causal language model of ordinary torch modules: GPT-2, Llama, and between.
+
+    tokens (B, N) ─▶ embedding (+ positions) ─▶ blocks ─▶ norm ─▶ logits (B, N, V)
+
+`regard.plain.Decoder` computes the same from the same weights, in plain arrays, and is
+the judge of this file.
+
+Next: generation.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regard.definition.position import angles, sinusoidal
+from regard.errors import OptionError, ShapeError
+from regard.masks.algebra import Mask
+from regard.masks.patterns import causal, padding, window
+from regard.nn.attention import Linear, Rotation, apply_matrix
+from regard.nn.block import TransformerBlock, make_dropout, make_norm
+from regard.nn.cache import Cache, Slot
+from regard.plain.config import Config
+
+
+class CausalTransformer(nn.Module):  # type: ignore[misc]
+    """Predicts, at every token, the next one.
+
+    >>> config = Config(vocabulary=100, context=64, width=32, layers=2, heads=4)
+    >>> model = CausalTransformer(config)
+    >>> model(torch.tensor([[1, 2, 3]])).shape
+    torch.Size([1, 3, 100])
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = nn.Embedding(config.vocabulary, config.width)
+        if config.position == "learned":
+            self.positions = nn.Embedding(config.context, config.width)
+        self.dropout = make_dropout(config)
+        self.blocks = nn.ModuleList(
+            TransformerBlock(config) for _ in range(config.layers)
+        )
+        self.norm = make_norm(config) if config.norm_first else nn.Identity()
+        if not config.tied:
+            self.head = Linear(config.width, config.vocabulary, bias=False)
+        self.tables = make_tables(config)  # no buffers: half precision would round them
+        self.mask: Mask = causal()
+        if config.window is not None:
+            self.mask = causal() & window(config.window - 1)
+        self.draw_weights()
+
+    def draw_weights(self) -> None:
+        """Draw new weights from torch's random numbers."""
+        for name, weight in self.named_parameters():
+            mean, width = self.config.spread(name)
+            nn.init.normal_(weight, mean, width)
+
+    def forward(
+        self,
+        tokens: Tensor,  # (B, N)
+        *,
+        valid: Tensor | None = None,  # (B, N), False where a batch is padded
+        cache: Cache | None = None,  # of the tokens before these; they are added to it
+    ) -> Tensor:
+        """Return the logits (B, N, vocabulary) of the token after each token."""
+        return self.predict(self.read(tokens, valid=valid, cache=cache))
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Return the logits of states x (..., width)."""
+        head = self.embed if self.config.tied else self.head
+        return apply_matrix(x, head.weight)
+
+    def read(
+        self, tokens: Tensor, *, valid: Tensor | None = None, cache: Cache | None = None
+    ) -> Tensor:
+        """Return the states (B, N, width) from which the next tokens are predicted."""
+        at = self.place(tokens, valid, cache)
+        mask, slots = self.choose_keys(tokens, cache)
+        x = self.embed(tokens)
+        if self.config.position == "learned":
+            x = x + self.positions.weight[at]
+        elif self.config.position == "sinusoidal":
+            x = x + self.look_up("waves", at, x)
+        if valid is not None:
+            mask = mask & padding(valid)
+        x = self.dropout(x)
+        rotation = self.turn(at, x)
+        for block, slot in zip(self.blocks, slots, strict=True):
+            x = block(x, mask, rotation=rotation, slot=slot)
+        if cache is not None:
+            cache.lengths = cache.lengths + tokens.shape[1]
+        return self.norm(x)
+
+    def choose_keys(
+        self, tokens: Tensor, cache: Cache | None
+    ) -> tuple[Mask | None, Sequence[Slot | None]]:
+        """Return the mask, and the place of each layer in the cache."""
+        if cache is None:
+            return self.mask, [None] * len(self.blocks)
+        n = tokens.shape[1]
+        if n > 1 or not isinstance(cache.lengths, int):
+            return self.mask, cache.slots(n)
+        return None, cache.slots(1, recent=self.config.window)  # it sees all of these
+
+    def place(
+        self, tokens: Tensor, valid: Tensor | None, cache: Cache | None
+    ) -> slice | Tensor:
+        """Return the position of every token: a slice, or (B, N) if they differ."""
+        if valid is not None and cache is not None:
+            raise OptionError(
+                "valid= and cache= together: a cache keeps sequences of different "
+                "lengths apart by itself. Give generate() a list of prompts."
+            )
+        start, end = 0 if cache is None else cache.lengths, tokens.shape[1]
+        if valid is not None:
+            end = int(valid.sum(1).max())
+        elif cache is not None:
+            end = cache.longest + end
+        context = self.config.context
+        if end > context and self.config.position != "none":
+            raise ShapeError(
+                f"{end} tokens, but this model reads {context} at most. "
+                f"Give it the last {context}: tokens[:, -{context}:]."
+            )
+        if valid is not None:
+            return (valid.cumsum(1) - 1).clamp(min=0)
+        if isinstance(start, int):
+            return slice(start, end)
+        return start[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
+
+    def turn(self, at: slice | Tensor, like: Tensor) -> Rotation | None:
+        """Return the rotation of these positions, if the model uses it."""
+        if self.config.position != "rotary":
+            return None
+        cos, sin = self.look_up("cos", at, like), self.look_up("sin", at, like)
+        return (cos, sin) if isinstance(at, slice) else (cos[:, None], sin[:, None])
+
+    def look_up(self, table: str, at: slice | Tensor, like: Tensor) -> Tensor:
+        """Return the rows of a table, rounded once to the dtype they are used in."""
+        return self.tables[table][at if isinstance(at, slice) else at.cpu()].to(like)
+
+
+def make_tables(config: Config) -> dict[str, Tensor]:
+    """Return the fixed numbers of every position, in float64."""
+    if config.position == "rotary":
+        at = angles(np.arange(config.context), config.head, base=config.base)
+        cos, sin = np.cos(at), np.sin(at)  # for both halves, the sines with their signs
+        tables = {"cos": np.hstack([cos, cos]), "sin": np.hstack([-sin, sin])}
+    elif config.position == "sinusoidal":
+        waves = sinusoidal(config.context, config.width, base=config.base)
+        tables = {"waves": waves}
+    else:
+        tables = {}
+    return {name: torch.from_numpy(x) for name, x in tables.items()}

@@ -1,0 +1,306 @@
+"""What others call things: their settings and their names of weights, as ours.
+
+    their settings ─▶ Config          their tensors ─▶ the weights of Config.shapes
+
+Families differ less than their files do: GPT-2 is Config's defaults, and Llama and its
+heirs differ from each other in three options. So a family is a few lines in the tables
+below. A setting that would change the numbers, and is not in them, is refused: a model
+that is loaded wrongly still talks, and nobody notices.
+
+Next: gguf_file.py
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from regard.errors import FileError, OptionError
+from regard.plain.config import Config
+
+# --- names of weights: theirs -> ours, where # is the number of a layer --------------
+# Several that become one lie in its rows one after the other, in the order given here.
+
+NAMES = {
+    # Llama and its heirs, in transformers
+    "embed_tokens": "embed",
+    "layers.#.input_layernorm": "blocks.#.attention_norm",
+    "layers.#.self_attn.q_proj": "blocks.#.attention.qkv",
+    "layers.#.self_attn.k_proj": "blocks.#.attention.qkv",
+    "layers.#.self_attn.v_proj": "blocks.#.attention.qkv",
+    "layers.#.self_attn.q_norm": "blocks.#.attention.q_norm",
+    "layers.#.self_attn.k_norm": "blocks.#.attention.k_norm",
+    "layers.#.self_attn.o_proj": "blocks.#.attention.out",
+    "layers.#.post_attention_layernorm": "blocks.#.feed_norm",
+    "layers.#.mlp.gate_proj": "blocks.#.feed.up",
+    "layers.#.mlp.up_proj": "blocks.#.feed.up",
+    "layers.#.mlp.down_proj": "blocks.#.feed.down",
+    "norm": "norm",
+    "lm_head": "head",
+    # GPT-2, in transformers
+    "wte": "embed",
+    "wpe": "positions",
+    "h.#.ln_1": "blocks.#.attention_norm",
+    "h.#.attn.c_attn": "blocks.#.attention.qkv",
+    "h.#.attn.c_proj": "blocks.#.attention.out",
+    "h.#.ln_2": "blocks.#.feed_norm",
+    "h.#.mlp.c_fc": "blocks.#.feed.up",
+    "h.#.mlp.c_proj": "blocks.#.feed.down",
+    "ln_f": "norm",
+    # all of them, in GGUF
+    "token_embd": "embed",
+    "position_embd": "positions",
+    "blk.#.attn_norm": "blocks.#.attention_norm",
+    "blk.#.attn_qkv": "blocks.#.attention.qkv",
+    "blk.#.attn_q": "blocks.#.attention.qkv",
+    "blk.#.attn_k": "blocks.#.attention.qkv",
+    "blk.#.attn_v": "blocks.#.attention.qkv",
+    "blk.#.attn_q_norm": "blocks.#.attention.q_norm",
+    "blk.#.attn_k_norm": "blocks.#.attention.k_norm",
+    "blk.#.attn_output": "blocks.#.attention.out",
+    "blk.#.ffn_norm": "blocks.#.feed_norm",
+    "blk.#.ffn_gate": "blocks.#.feed.up",
+    "blk.#.ffn_up": "blocks.#.feed.up",
+    "blk.#.ffn_down": "blocks.#.feed.down",
+    "output_norm": "norm",
+    "output": "head",
+}
+IGNORED = (  # fixed numbers that old files carry along
+    ".rotary_emb.inv_freq",
+    ".attn.bias",
+    ".attn.masked_bias",
+)
+TRANSPOSED = (  # GPT-2 stores (in, out)
+    ".attn.c_attn.weight",
+    ".attn.c_proj.weight",
+    ".mlp.c_fc.weight",
+    ".mlp.c_proj.weight",
+)
+
+# --- settings: theirs -> Config's ----------------------------------------------------
+
+LLAMA_SETTINGS = {
+    "vocab_size": "vocabulary",
+    "max_position_embeddings": "context",
+    "hidden_size": "width",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "num_key_value_heads": "kv_heads",
+    "head_dim": "head_width",
+    "intermediate_size": "hidden",
+    "rms_norm_eps": "eps",
+    "tie_word_embeddings": "tied",
+}
+GPT2_SETTINGS = {
+    "vocab_size": "vocabulary",
+    "n_positions": "context",
+    "n_embd": "width",
+    "n_layer": "layers",
+    "n_head": "heads",
+    "n_inner": "hidden",
+    "layer_norm_epsilon": "eps",
+    "tie_word_embeddings": "tied",
+}
+GGUF_SETTINGS = {  # after the name of the family
+    "context_length": "context",
+    "embedding_length": "width",
+    "block_count": "layers",
+    "attention.head_count": "heads",
+    "attention.head_count_kv": "kv_heads",
+    "attention.key_length": "head_width",
+    "feed_forward_length": "hidden",
+    "rope.freq_base": "base",
+}
+ACTIVATIONS = {
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu": "gelu",
+    "relu": "relu",
+}
+ONLY = {  # what config.json may say of these, if anything
+    "quantization_config": None,
+    "dual_chunk_attention_config": None,
+    "hidden_act": "silu",
+    "partial_rotary_factor": 1.0,
+    "rope_interleaved": False,
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False,
+}
+
+LLAMA: dict[str, Any] = {
+    "activation": "swiglu",
+    "norm": "rms",
+    "position": "rotary",
+    "bias": False,
+    "tied": False,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gpt2": {"tied": True},  # and Config's other defaults
+    "llama": LLAMA,
+    "mistral": LLAMA,
+    "qwen2": {**LLAMA, "qkv_bias": True},
+    "qwen3": {**LLAMA, "qk_norm": True},
+}
+OPTIONAL = {  # what files may leave out: where Config's default is theirs as well
+    "gpt2": {"kv_heads", "head_width", "hidden", "base", "eps"},
+    "llama": {"kv_heads", "head_width", "base"},
+    "mistral": {"head_width"},
+    "qwen2": {"head_width", "base"},
+    "qwen3": {"base"},
+}
+LONGEST = 2**18  # the positions of more tokens would fill the memory
+
+
+def read_config(theirs: Mapping[str, Any]) -> Config:
+    """Return the Config of a config.json, or of a live model's config.to_dict()."""
+    family = str(theirs.get("model_type"))
+    if family not in FAMILIES:
+        known = ", ".join(map(repr, FAMILIES))
+        raise FileError(f"model_type={family!r}, expected one of {known}.")
+    for key, only in ONLY.items():
+        if theirs.get(key, only) != only:
+            raise FileError(f"{key}={theirs[key]!r:.80}, but only {only} is supported.")
+    if family == "gpt2":
+        activation = str(theirs.get("activation_function", "gelu_new"))
+        if activation not in ACTIVATIONS:
+            known = ", ".join(map(repr, ACTIVATIONS))
+            raise FileError(
+                f"activation_function={activation!r}, expected one of {known}."
+            )
+        return make_config(
+            family, theirs, GPT2_SETTINGS, {"activation": ACTIVATIONS[activation]}
+        )
+    biases = [theirs.get(key, False) for key in ("attention_bias", "mlp_bias")]
+    if biases not in ([False, False], [True, True]):
+        raise FileError(
+            f"attention_bias={biases[0]}, mlp_bias={biases[1]}: expected both or "
+            "neither. (Biases of q, k and v alone are what makes a qwen2.)"
+        )
+    options = {"base": find_base(theirs), "window": find_window(family, theirs)}
+    if biases[0]:
+        options["bias"] = True
+    return make_config(family, theirs, LLAMA_SETTINGS, options)
+
+
+def find_base(theirs: Mapping[str, Any]) -> Any:
+    """Return the base of the rotary angles, which must not be scaled or partial."""
+    plain = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
+    base = theirs.get("rope_theta", 10_000.0)
+    for name in ("rope_scaling", "rope_parameters"):  # of transformers 4, and 5
+        rope = theirs.get(name) or {}
+        if not isinstance(rope, Mapping) or any(
+            key != "rope_theta" and plain.get(key) != x for key, x in rope.items()
+        ):
+            raise FileError(
+                f"{name}={rope!r:.200}, but only rope_type='default' with a rope_theta "
+                "is supported."
+            )
+        base = rope.get("rope_theta", base)
+    return check_number("rope_theta", base, "base")
+
+
+def find_window(family: str, theirs: Mapping[str, Any]) -> Any:
+    """Return how many tokens a token sees, itself included, if not all before it."""
+    window, layers = theirs.get("sliding_window", 4_096), theirs.get("layer_types")
+    if family != "mistral" and not theirs.get("use_sliding_window", False):
+        window = None
+    kinds = set(map(str, layers)) if isinstance(layers, list) else set()
+    if window is None and kinds <= {"full_attention"}:
+        return None
+    if kinds == {"full_attention"} and family != "mistral":
+        return None
+    if kinds == {"sliding_attention"} or (family == "mistral" and not kinds):
+        return check_number("sliding_window", window, "window")
+    raise FileError(
+        f"sliding_window={window} with layer_types of {sorted(kinds)}: only layers "
+        "that all see equally far are supported."
+    )
+
+
+def read_gguf_config(
+    settings: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+) -> Config:
+    """Return the Config of a GGUF file, from its settings and the shapes in it."""
+    family = str(settings.get("general.architecture"))
+    if family not in FAMILIES or family == "mistral":  # GGUF counts it as a llama
+        known = ", ".join(repr(x) for x in FAMILIES if x != "mistral")
+        raise FileError(f"general.architecture={family!r}, expected one of {known}.")
+    kind = str(settings.get("general.type", "model"))
+    if kind != "model" or "split.count" in settings:
+        raise FileError(
+            f"general.type={kind!r} in {settings.get('split.count', 1)} files, "
+            "expected one whole model. Merge its files: llama-gguf-split --merge."
+        )
+    start, embedding = f"{family}.", shapes.get("token_embd.weight", (0,))
+    own = {k.removeprefix(start): x for k, x in settings.items() if k.startswith(start)}
+    tokens = settings.get("tokenizer.ggml.tokens")
+    if isinstance(tokens, list) and len(tokens) != embedding[0]:
+        raise FileError(
+            f"{len(tokens)} tokens, but token_embd.weight is {embedding}: expected a "
+            "row for each."
+        )
+    norm = "layer_norm" if family == "gpt2" else "layer_norm_rms"
+    table = {**GGUF_SETTINGS, f"attention.{norm}_epsilon": "eps"}
+    options = {
+        "vocabulary": embedding[0],
+        "tied": "output.weight" not in shapes,
+    }
+    if "blk.0.attn_q.bias" in shapes:
+        options["qkv_bias"] = True
+    config = make_config(family, own, table, options)
+    only = {
+        "vocab_size": config.vocabulary,
+        "rope.dimension_count": config.head,
+        "rope.scaling.type": "none",
+        "attention.value_length": config.head,
+        "attention.causal": True,
+        "expert_count": 0,
+        "expert_used_count": 0,
+    }
+    for key in own.keys() - table.keys():
+        if not isinstance(own[key], (int, str)) or own[key] != only.get(key):
+            known = f"expected {only[key]!r}" if key in only else "not supported"
+            raise FileError(f"{start}{key}={own[key]!r:.80}: {known}.")
+    return config
+
+
+def make_config(
+    family: str,
+    theirs: Mapping[str, Any],
+    table: Mapping[str, str],
+    options: Mapping[str, Any],
+) -> Config:
+    """Return the Config of a family with the settings that a table names."""
+    found = {**FAMILIES[family], **options}
+    missing = []
+    for key, ours in table.items():
+        if theirs.get(key) is not None:
+            found[ours] = check_number(key, theirs[key], ours)
+        elif ours not in found and ours not in OPTIONAL[family]:
+            missing.append(key)
+    if missing:
+        raise FileError(f"the settings lack {', '.join(missing)}.")
+    if found["context"] > LONGEST:
+        raise FileError(
+            f"a context of {found['context']} tokens, expected at most {LONGEST}."
+        )
+    try:
+        return Config(**found)
+    except OptionError as error:
+        raise FileError(f"the settings do not fit together: {error}") from None
+
+
+def check_number(key: str, value: Any, ours: str) -> Any:
+    """Return a setting of theirs, if it is of the kind that Config expects."""
+    if ours == "tied":
+        fits, kind = isinstance(value, bool), "true or false"
+    elif ours in ("eps", "base"):
+        fits = isinstance(value, int | float) and 0 < value < math.inf
+        kind = "a positive number"
+    else:
+        fits, kind = type(value) is int and value > 0, "a whole number from 1 on"
+    if not fits:
+        raise FileError(f"{key}={value!r:.80}, expected {kind}.")
+    return value

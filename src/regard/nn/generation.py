@@ -1,0 +1,137 @@
+"""New tokens from a model, one step at a time, for many prompts at once.
+
+    read the prompts once; then, for each step: choose a token, read it, repeat
+
+Prompts may have different lengths. Each sequence keeps its own place in the cache and
+draws from a random stream of its own, so what it becomes does not depend on the company
+it is in.
+
+Next: weights.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.arrays import to_numpy
+from regard.errors import OptionError, ShapeError
+from regard.nn.cache import Cache
+from regard.nn.decoder import CausalTransformer
+from regard.plain.sample import GREEDY, Sampling
+
+
+def generate(
+    model: CausalTransformer,
+    prompts: Sequence[Sequence[int]],
+    n_new: int,
+    *,
+    sampling: Sampling = GREEDY,
+    seed: int = 0,
+    stop: Collection[int] = (),
+) -> list[list[int]]:
+    """Return the new tokens of every prompt, without the one that stopped it.
+
+    >>> from regard.plain.config import Config
+    >>> config = Config(vocabulary=100, context=64, width=32, layers=2, heads=4)
+    >>> [len(new) for new in generate(CausalTransformer(config), [[1, 2], [3]], 5)]
+    [5, 5]
+    """
+    new: list[list[int]] = [[] for _ in prompts]
+    steps = stream(model, prompts, n_new, sampling=sampling, seed=seed, stop=stop)
+    for step in steps:
+        for tokens, token in zip(new, step, strict=True):
+            if token is not None:
+                tokens.append(token)
+    return new
+
+
+def stream(
+    model: CausalTransformer,
+    prompts: Sequence[Sequence[int]],
+    n_new: int,
+    *,
+    sampling: Sampling = GREEDY,
+    seed: int = 0,
+    stop: Collection[int] = (),
+) -> Iterator[list[int | None]]:
+    """Yield the next token of every prompt as it comes, None once it has stopped."""
+    check_prompts(model, prompts, n_new)
+    was_training = model.training
+    model.eval()  # no dropout
+    texts = [list(prompt) for prompt in prompts]
+    streams = [np.random.default_rng((seed, i)) for i in range(len(texts))]
+    running = [True] * len(texts)
+    try:
+        logits, cache = read_prompts(model, texts, n_new)
+        for left in reversed(range(n_new)):
+            rows = zip(logits, texts, streams, strict=True)
+            tokens = [sampling.pick(row, text, rng) for row, text, rng in rows]
+            for i, token in enumerate(tokens):
+                running[i] = running[i] and token not in stop
+                texts[i].append(token)
+            if not any(running):
+                return
+            yield [t if on else None for t, on in zip(tokens, running, strict=True)]
+            if left:
+                logits = read_next(model, tokens, cache)
+    finally:
+        model.train(was_training)
+
+
+@torch.inference_mode()  # type: ignore[untyped-decorator]
+def read_prompts(
+    model: CausalTransformer, prompts: list[list[int]], n_new: int
+) -> tuple[np.ndarray, Cache]:
+    """Read all prompts at once; return the logits after each, and the cache."""
+    lengths = [len(prompt) for prompt in prompts]
+    longest, like = max(lengths), model.embed.weight
+    cache = Cache(
+        model.config,
+        len(prompts),
+        longest + n_new,
+        dtype=like.dtype,
+        device=like.device,
+    )
+    filled = [prompt + [0] * (longest - len(prompt)) for prompt in prompts]
+    states = model.read(torch.tensor(filled, device=like.device), cache=cache)
+    ends = torch.tensor(lengths, device=like.device)
+    if min(lengths) < longest:  # new tokens will overwrite what filled the shorter ones
+        cache.lengths = ends
+    last = states[torch.arange(len(prompts), device=like.device), ends - 1]
+    return to_numpy(model.predict(last)), cache
+
+
+@torch.inference_mode()  # type: ignore[untyped-decorator]
+def read_next(model: CausalTransformer, tokens: list[int], cache: Cache) -> np.ndarray:
+    """Read one more token of every sequence; return the logits (B, V) after it."""
+    device = model.embed.weight.device
+    logits: Tensor = model(torch.tensor(tokens, device=device)[:, None], cache=cache)
+    return to_numpy(logits[:, 0])
+
+
+def check_prompts(
+    model: CausalTransformer, prompts: Sequence[Sequence[int]], n_new: int
+) -> None:
+    """Refuse what the model cannot read."""
+    if isinstance(prompts, str) or any(isinstance(p, (int, str)) for p in prompts):
+        raise OptionError(
+            "prompts must be lists of token numbers, one list for each sequence. "
+            "Write [tokenizer.encode(text)]."
+        )
+    if not prompts or not all(prompts):
+        raise ShapeError("an empty prompt, expected at least one token in each.")
+    config, longest = model.config, max(map(len, prompts))
+    if longest + n_new > config.context and config.position != "none":
+        raise ShapeError(
+            f"a prompt of {longest} tokens and {n_new} new ones, but this model reads "
+            f"{config.context} at most. Ask for {max(0, config.context - longest)}."
+        )
+    worst = max(map(max, prompts))
+    if worst >= config.vocabulary or min(map(min, prompts)) < 0:
+        raise ShapeError(
+            f"token {worst}, but the vocabulary has 0 to {config.vocabulary - 1}."
+        )

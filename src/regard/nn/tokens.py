@@ -1,0 +1,346 @@
+"""Text to tokens and back, as a model's own files say.
+
+    text ─▶ cut into words ─▶ each word into tokens of the vocabulary ─▶ ids
+    ids ─▶ the bytes of their tokens ─▶ text
+
+The work is done by the `tokenizers` package. A folder brings its tokenizer ready made,
+as tokenizer.json. A GGUF file brings only the vocabulary, the merges, and the name of
+the way in which text is cut into words (WAYS); from these it is built again.
+
+Next: tasks.py
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+from tokenizers import AddedToken, Regex
+from tokenizers import Tokenizer as Core
+from tokenizers.decoders import ByteLevel as Bytes
+from tokenizers.models import BPE
+from tokenizers.normalizers import NFC
+from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Split
+from tokenizers.pre_tokenizers import Sequence as Steps
+from tokenizers.processors import TemplateProcessing
+
+from regard.errors import FileError, OptionError
+
+HALF = "\ufffd"  # stands for bytes that are no character, or not yet one
+CONTROL, USER = 3, 4  # types of a GGUF file's tokens: those that are never cut
+SPECIAL = {  # what templates call a token, and what GGUF does
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
+ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A model's own tokenizer, and its chat template.
+
+    >>> from regard.nn.weights import load  # doctest: +SKIP
+    >>> model, tokenizer = load("SmolLM2-135M-Instruct.Q4_1.gguf")  # doctest: +SKIP
+    >>> tokenizer.decode(tokenizer.encode("Hello"))  # doctest: +SKIP
+    'Hello'
+    """
+
+    core: Core
+    template: str | None = None  # of a chat, in Jinja
+    stop: frozenset[int] = frozenset()  # tokens that end an answer
+    names: Mapping[str, str] = field(default_factory=dict)  # the texts of SPECIAL
+
+    def encode(self, text: str, *, whole: bool = True) -> list[int]:
+        """Return the tokens of a text.
+
+        A whole text gets the tokens that begin or end every text, if the model has
+        such. Say whole=False for the text of a chat, which brings its own.
+        """
+        try:
+            found: list[int] = self.core.encode(text, add_special_tokens=whole).ids
+        except (TypeError, UnicodeError):
+            raise OptionError(
+                f"encode takes a str of whole characters, given {text!r:.60}."
+            ) from None
+        return found
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of some tokens, with that of control tokens."""
+        ids = [int(i) for i in ids]
+        if any(not 0 <= i < 2**32 for i in ids):
+            raise OptionError(f"tokens are 0 or more, given {min(ids)} … {max(ids)}.")
+        text: str = self.core.decode(ids, skip_special_tokens=False)
+        return text
+
+    def stream(self, ids: Iterable[int]) -> Iterator[str]:
+        """Yield the text of tokens while they come, never a part of a character."""
+        before: list[int] = []  # the last tokens given out, since some decoders trim
+        held: list[int] = []
+        for i in ids:
+            held.append(i)
+            text = self.decode(before + held)
+            piece = text[len(self.decode(before)) :]
+            if piece and not text.endswith(HALF):
+                yield piece
+                before, held = held, []
+        if rest := self.decode(before + held)[len(self.decode(before)) :]:
+            yield rest
+
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Return a conversation as the model was taught to read it, ready to answer.
+
+        >>> tokenizer.chat([{"role": "user", "content": "Hi"}])  # doctest: +SKIP
+        """
+        if self.template is None:
+            raise OptionError(
+                "this model has no chat template: it goes on with a text, and was not "
+                "taught to answer. Use encode(text) instead."
+            )
+        try:
+            return JINJA.from_string(self.template).render(
+                **self.names,
+                messages=messages,
+                tools=None,
+                documents=None,
+                add_generation_prompt=True,
+            )
+        except Exception as error:  # noqa: BLE001 (a template may raise anything)
+            reason = str(error).rstrip(".") or type(error).__name__
+            raise OptionError(
+                f"the model's chat template fails: {reason}. "
+                'Messages look like [{"role": "user", "content": "Hi"}]; some models '
+                "want user and assistant to take turns."
+            ) from None
+
+
+# --- chat templates ------------------------------------------------------------------
+
+
+class Notes(Namespace):
+    """Jinja's namespace without the names that Python itself looks up."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("_") and name not in ("_Namespace__attrs", "__class__"):
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+
+
+def refuse_messages(reason: str) -> NoReturn:
+    """Let a template say what it does not accept."""
+    raise TemplateError(reason)
+
+
+def write_json(x: Any, *, indent: int | None = None, ensure_ascii: bool = False) -> str:
+    """Return x as JSON; Jinja's own filter escapes for HTML."""
+    return json.dumps(x, indent=indent, ensure_ascii=ensure_ascii)
+
+
+def tell_time(layout: str) -> str:
+    """Return the present time."""
+    return datetime.now().astimezone().strftime(layout)
+
+
+def make_jinja() -> ImmutableSandboxedEnvironment:
+    """Return what renders the templates of strangers, as transformers sets it up."""
+    jinja = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    jinja.filters["tojson"] = write_json
+    jinja.globals["namespace"] = Notes
+    jinja.globals["raise_exception"] = refuse_messages
+    jinja.globals["strftime_now"] = tell_time
+    return jinja
+
+
+JINJA = make_jinja()
+
+
+# --- from a folder -------------------------------------------------------------------
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise FileError(f"{path.name} cannot be read: {error}.") from None
+    if not isinstance(found, dict):
+        raise FileError(f"{path.name} holds {found!r:.40}, expected an object {{…}}.")
+    return found
+
+
+def read_folder_tokenizer(folder: Path) -> Tokenizer:
+    """Return the tokenizer that lies beside a model."""
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        raise FileError(
+            f"{folder.name} has no tokenizer.json. To load the weights alone: "
+            "read_weights(path)."
+        )
+    try:
+        core = Core.from_file(str(path))
+    except Exception as error:  # noqa: BLE001 (it raises nothing narrower)
+        raise FileError(f"{path.name} is damaged: {error}.") from None
+    core.no_truncation()  # settings of its training, not of the model
+    core.no_padding()
+    files = ("config.json", "generation_config.json", "tokenizer_config.json")
+    model, generation, own = (
+        read_json(folder / name) if (folder / name).exists() else {} for name in files
+    )
+    names = {name: text for name in SPECIAL if (text := find_text(own.get(name)))}
+    ends = [core.token_to_id(names.get("eos_token", ""))]
+    for settings in (model, generation):
+        given = settings.get("eos_token_id")
+        ends += given if isinstance(given, list) else [given]
+    stop = frozenset(i for i in ends if isinstance(i, int))
+    return Tokenizer(core, find_template(folder, own), stop, names)
+
+
+def find_text(token: Any) -> str | None:
+    """Return the text of a token, which may be written as an object."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+def find_template(folder: Path, settings: dict[str, Any]) -> str | None:
+    """Return the chat template; of several, the default one."""
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        return path.read_text(encoding="utf-8", errors="replace")
+    found = settings.get("chat_template")
+    if isinstance(found, list):
+        pairs = [x for x in found if isinstance(x, dict)]
+        found = {x.get("name"): x.get("template") for x in pairs}.get("default")
+    return found if isinstance(found, str) else None
+
+
+# --- from a GGUF file ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Way:
+    """How text is cut into words before the merges join their bytes."""
+
+    steps: tuple[PreTokenizer, ...]
+    nfc: bool = False  # accents are joined to their letters first
+    entire: bool = False  # a word of the vocabulary is taken whole, merges or not
+    bos: bool = False  # texts begin with bos, unless the file says otherwise
+
+
+def cut(*patterns: str) -> tuple[PreTokenizer, ...]:
+    """Cut by one pattern, the pieces by the next, and write them as bytes."""
+    splits = (Split(Regex(pattern), "isolated") for pattern in patterns)
+    return (*splits, ByteLevel(add_prefix_space=False, use_regex=False))
+
+
+def match_words(digits: str) -> str:
+    """Return the pattern of Llama 3 and its heirs, which differ in runs of digits."""
+    return (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + digits + "|"
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+WAYS = {  # by tokenizer.ggml.pre
+    "gpt-2": Way((ByteLevel(add_prefix_space=False),)),
+    # Digits come apart before anything else, as in the model's training. transformers
+    # 5.22 does not know "smollm" and forgets it: its "\n\n1" is \n, \n, 1, not \n\n, 1.
+    "smollm": Way((Digits(individual_digits=True), ByteLevel(add_prefix_space=False))),
+    "llama-bpe": Way(cut(match_words(r"\p{N}{1,3}")), entire=True, bos=True),
+    "qwen2": Way(cut(match_words(r"\p{N}")), nfc=True),
+    "default": Way(cut(r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
+}
+
+
+def build_gguf_tokenizer(settings: Mapping[str, Any]) -> Tokenizer:
+    """Build the tokenizer that the settings of a GGUF file describe."""
+    start = "tokenizer.ggml."
+    own = {k.removeprefix(start): x for k, x in settings.items() if k.startswith(start)}
+    way, tokens = choose_way(own), find_tokens(own)
+    ids = find_ids(own, len(tokens))
+    begin = ["bos_token_id"] if own.get("add_bos_token", way.bos) is True else []
+    end = ["eos_token_id"] if own.get("add_eos_token", False) is True else []
+    try:
+        core = build_core(own, tokens, way)
+        core.post_processor = TemplateProcessing(
+            single=[tokens[ids[x]] for x in begin]
+            + ["$A"]
+            + [tokens[ids[x]] for x in end],
+            special_tokens=[(tokens[ids[x]], ids[x]) for x in begin + end],
+        )
+    except Exception as error:  # noqa: BLE001 (it raises nothing narrower)
+        raise FileError(
+            f"the tokenizer of the file cannot be built: {error}. To load the weights "
+            "alone: read_weights(path)."
+        ) from None
+    template = settings.get("tokenizer.chat_template")
+    return Tokenizer(
+        core,
+        template if isinstance(template, str) else None,
+        frozenset(ids[x] for x in ENDS if x in ids),
+        {name: tokens[ids[x]] for name, x in SPECIAL.items() if x in ids},
+    )
+
+
+def build_core(own: Mapping[str, Any], tokens: list[str], way: Way) -> Core:
+    """Put vocabulary, merges and words together."""
+    merges = [tuple(merge.split(" ")) for merge in own["merges"]]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    core = Core(BPE(vocabulary, merges, ignore_merges=way.entire))
+    if way.nfc:
+        core.normalizer = NFC()
+    core.pre_tokenizer = Steps(list(way.steps))
+    core.decoder = Bytes()
+    kinds = zip(tokens, own["token_type"], strict=True)
+    never_cut = [
+        AddedToken(token, special=bool(kind == CONTROL), normalized=False)
+        for token, kind in kinds
+        if kind in (CONTROL, USER)
+    ]
+    core.add_tokens(never_cut)
+    return core
+
+
+def choose_way(own: Mapping[str, Any]) -> Way:
+    """Return how the file's tokenizer cuts text, if it is known here."""
+    model, pre = str(own.get("model")), str(own.get("pre"))
+    spaced = own.get("add_space_prefix", False) is not False
+    if model != "gpt2" or pre not in WAYS or spaced:
+        raise FileError(
+            f"tokenizer.ggml.model={model!r} with pre={pre!r}: expected 'gpt2' "
+            f"(byte-level) with one of {', '.join(map(repr, WAYS))}, no space added. "
+            "To load the weights alone: read_weights(path)."
+        )
+    return WAYS[pre]
+
+
+def find_tokens(own: Mapping[str, Any]) -> list[str]:
+    """Return the vocabulary; each token must be there once."""
+    tokens = own.get("tokens")
+    if not isinstance(tokens, list) or not tokens:
+        raise FileError("tokenizer.ggml.tokens is missing, expected a list of texts.")
+    if len(set(tokens)) != len(tokens):
+        raise FileError(
+            f"tokenizer.ggml.tokens has {len(tokens)} tokens, but only "
+            f"{len(set(tokens))} different ones."
+        )
+    return tokens
+
+
+def find_ids(own: Mapping[str, Any], n: int) -> dict[str, int]:
+    """Return the special tokens that a file names."""
+    ids = {x: own[x] for x in (*SPECIAL.values(), *ENDS) if x in own}
+    for x, i in ids.items():
+        if not isinstance(i, int) or not 0 <= i < n:
+            raise FileError(f"tokenizer.ggml.{x} is {i!r}, expected 0 … {n - 1}.")
+    return ids

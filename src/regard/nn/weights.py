@@ -1,0 +1,299 @@
+"""Real weights: a GGUF file, or a folder of safetensors, becomes a model.
+
+    file ─▶ settings ─▶ Config
+         ─▶ tensors ─▶ our names, rows of q, k, v in one matrix ─▶ CausalTransformer
+         ─▶ vocabulary ─▶ Tokenizer
+
+What others call things stands in families.py. Tensors are read and converted one by
+one, so that little more than the model itself is ever in memory. A file that is cut
+off, damaged or of an unknown kind ends in a FileError, never in a model that is wrong.
+
+Next: families.py
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from regard.errors import FileError, OptionError
+from regard.nn.decoder import CausalTransformer
+from regard.nn.families import (
+    IGNORED,
+    NAMES,
+    TRANSPOSED,
+    read_config,
+    read_gguf_config,
+)
+from regard.nn.gguf_file import GgufFile, open_gguf
+from regard.nn.tokens import (
+    Tokenizer,
+    build_gguf_tokenizer,
+    read_folder_tokenizer,
+    read_json,
+)
+from regard.plain.config import Config
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+ONE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PREFIX = re.compile(r"^(model|transformer)\.")  # of transformers, but for the head
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")  # of a layer
+
+
+def load(
+    path: str | Path, *, dtype: torch.dtype = torch.float32
+) -> tuple[CausalTransformer, Tokenizer]:
+    """Return the model and the tokenizer of a GGUF file or a safetensors folder.
+
+    >>> model, tokenizer = load("SmolLM2-135M-Instruct.Q4_1.gguf")  # doctest: +SKIP
+    """
+    if dtype not in FLOATS:
+        raise OptionError(f"dtype={dtype}, expected {', '.join(map(str, FLOATS))}.")
+    source = open_source(Path(path))
+    tokenizer = source.make_tokenizer()
+    weights = convert_state(source.state, source.config, dtype=dtype)
+    with torch.device("meta"), Undrawn():  # no memory, no random numbers
+        model = CausalTransformer(source.config)
+    model.load_state_dict(weights, assign=True)
+    return model.eval(), tokenizer
+
+
+def read_weights(path: str | Path) -> tuple[Config, dict[str, NDArray[np.float32]]]:
+    """Return the config and the weights as NumPy arrays, for regard.plain.Decoder."""
+    source = open_source(Path(path))
+    weights = convert_state(source.state, source.config)
+    return source.config, {name: x.numpy() for name, x in weights.items()}
+
+
+class Undrawn(TorchFunctionMode):  # type: ignore[misc]
+    """Leaves out random weights: on "meta", they would load the compiler, in 1.5 s."""
+
+    def __torch_function__(
+        self, func: Any, _types: Any, args: Any = (), named: Any = None
+    ) -> Any:
+        named = named or {}
+        if func is nn.init.normal_:
+            return args[0] if args else named["tensor"]
+        return func(*args, **named)
+
+
+# --- theirs to ours ------------------------------------------------------------------
+
+
+def convert_state(
+    state: Mapping[str, Tensor], config: Config, *, dtype: torch.dtype = torch.float32
+) -> dict[str, Tensor]:
+    """Return the weights of a state dict of transformers, or of a file, as ours.
+
+    >>> theirs = transformers.AutoModelForCausalLM.from_pretrained(…)  # doctest: +SKIP
+    >>> config = read_config(theirs.config.to_dict())  # doctest: +SKIP
+    >>> weights = convert_state(theirs.state_dict(), config)  # doctest: +SKIP
+    """
+    sources = match_names(state, config)
+    weights = {}
+    for ours, shape in config.shapes():
+        parts = [fetch(state, name) for name in sources[ours]]
+        given = [tuple(x.shape) for x in parts]
+        rows = sum(x[0] for x in given if x)
+        if rows != shape[0] or any(x[1:] != shape[1:] or not x for x in given):
+            raise FileError(
+                f"{ours} should be {shape}, but {' + '.join(sources[ours])} "
+                f"{'is' if len(given) == 1 else 'are'} {', '.join(map(str, given))}."
+            )
+        weights[ours] = torch.cat([x.to(dtype) for x in parts])  # a copy in any case
+    if config.tied and "head.weight" in sources:
+        (embed,), (head,) = sources["embed.weight"], sources["head.weight"]
+        if not torch.equal(state[embed], state[head]):
+            raise FileError(
+                f"{head} differs from {embed}, but the settings say that they are the "
+                "same. Say tie_word_embeddings=false there if they are not."
+            )
+    return weights
+
+
+def match_names(names: Iterable[str], config: Config) -> dict[str, list[str]]:
+    """Return which of their tensors make each of ours; none may lack or be left."""
+    names = [name for name in names if not name.endswith(IGNORED)]
+    if config.layers > len(names):
+        raise FileError(f"{config.layers} layers, but only {len(names)} tensors.")
+    found: dict[str, list[tuple[int, str]]] = {}
+    for name in names:
+        place, ours = translate(name)
+        parts = found.setdefault(ours, [])
+        if place in dict(parts):
+            raise FileError(f"{name} and {dict(parts)[place]} are the same tensor.")
+        parts.append((place, name))
+    wanted = dict(config.shapes())
+    if missing := [name for name in wanted if name not in found]:
+        raise FileError(
+            f"{len(missing)} of {len(wanted)} weights are missing, the first is "
+            f"{missing[0]} (elsewhere {', '.join(translate_back(missing[0]))})."
+        )
+    if config.tied:
+        wanted["head.weight"] = ()  # may be there, and is compared
+    if extra := [x for ours in found.keys() - wanted.keys() for x in found[ours]]:
+        raise FileError(
+            f"{len(extra)} tensors have no place in such a model, one is {extra[0][1]}."
+        )
+    return {ours: [name for _, name in sorted(x)] for ours, x in found.items()}
+
+
+def translate(name: str) -> tuple[int, str]:
+    """Return our name of their tensor, and its place among those that share it."""
+    short = PREFIX.sub("", name)
+    layer = NUMBER.search(short)
+    stem, _, kind = NUMBER.sub("#", short, count=1).rpartition(".")
+    if stem not in NAMES:
+        return 0, name
+    ours = NAMES[stem].replace("#", layer[0] if layer else "#")
+    return list(NAMES).index(stem), f"{ours}.{kind}"
+
+
+def translate_back(name: str) -> list[str]:
+    """Return what others call a tensor of ours."""
+    layer = NUMBER.search(name)
+    stem, _, kind = NUMBER.sub("#", name, count=1).rpartition(".")
+    theirs = [x for x, ours in NAMES.items() if ours == stem]
+    return [f"{x}.{kind}".replace("#", layer[0] if layer else "#") for x in theirs]
+
+
+def fetch(state: Mapping[str, Tensor], name: str) -> Tensor:
+    """Return one of their tensors as (out, in)."""
+    x = state[name]
+    if x.dtype not in FLOATS:
+        raise FileError(f"{name} is {x.dtype}, expected {', '.join(map(str, FLOATS))}.")
+    return x.T if name.endswith(TRANSPOSED) and x.ndim == 2 else x
+
+
+# --- files ---------------------------------------------------------------------------
+
+
+class Lazy(Mapping[str, Tensor]):
+    """Named tensors, each read when it is asked for."""
+
+    def __init__(self, names: Iterable[str], read: Callable[[str], Tensor]) -> None:
+        self.names, self.read = dict.fromkeys(names), read
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model on disk: what it is made of, its tensors under their names, its words."""
+
+    config: Config
+    state: Mapping[str, Tensor]
+    make_tokenizer: Callable[[], Tokenizer]
+
+
+def open_source(path: Path) -> Source:
+    """Open a GGUF file or a folder of safetensors; refuse everything else."""
+    if path.is_dir():
+        return open_folder(path)
+    if path.suffix in PICKLES:
+        refuse_pickle(path)
+    if not path.is_file():
+        raise FileError(f"there is no file or folder {path}.")
+    if path.suffix == ".safetensors":
+        raise FileError(
+            f"{path.name} says nothing of its model. Give the folder that it is in, "
+            "with config.json and tokenizer.json."
+        )
+    file = open_gguf(path)
+    shapes = {name: entry.shape for name, entry in file.entries.items()}
+    config = read_gguf_config(file.settings, shapes)
+
+    def read(name: str) -> Tensor:
+        return read_gguf_tensor(file, config, name)
+
+    return Source(
+        config, Lazy(shapes, read), lambda: build_gguf_tokenizer(file.settings)
+    )
+
+
+def read_gguf_tensor(file: GgufFile, config: Config, name: str) -> Tensor:
+    """Return a tensor of a GGUF file as transformers has it."""
+    x = torch.from_numpy(file.read(name))
+    heads = {"attn_q": config.heads, "attn_k": config.shared}.get(name.split(".")[-2])
+    if file.settings["general.architecture"] != "llama" or heads is None:
+        return x
+    if x.shape[0] != heads * config.head:
+        return x  # convert_state says what is wrong
+    # llama.cpp turns neighbours, so its files store the halves interleaved
+    pairs = x.unflatten(0, (heads, config.head // 2, 2))
+    return pairs.transpose(1, 2).reshape(x.shape)
+
+
+def open_folder(folder: Path) -> Source:
+    """Open a folder as transformers writes it."""
+    files = find_files(folder)
+    config = read_config(read_json(folder / "config.json"))
+    homes: dict[str, Any] = {}
+    for file in files:
+        try:
+            opened: Any = safe_open(file, "pt")
+            names = opened.keys()
+        except (SafetensorError, OSError) as error:
+            raise FileError(f"{file.name} is damaged: {error}.") from None
+        for name in names:
+            if name in homes:
+                raise FileError(f"{name} is in two files, one of them {file.name}.")
+            homes[name] = opened
+
+    def read(name: str) -> Tensor:
+        try:
+            return homes[name].get_tensor(name)
+        except SafetensorError as error:
+            raise FileError(f"{name} cannot be read: {error}.") from None
+
+    return Source(config, Lazy(homes, read), lambda: read_folder_tokenizer(folder))
+
+
+def find_files(folder: Path) -> list[Path]:
+    """Return the safetensors files of a folder."""
+    if (folder / ONE).is_file():
+        return [folder / ONE]
+    if (folder / INDEX).is_file():
+        shards = read_json(folder / INDEX).get("weight_map")
+        names = set(shards.values()) if isinstance(shards, dict) else set()
+        paths = [folder / str(name) for name in sorted(map(str, names))]
+        for path in paths:  # a name must not lead out of the folder
+            if path.parent != folder or not path.is_file():
+                raise FileError(f"{INDEX} names {path.name!r}, which is not there.")
+        if paths:
+            return paths
+        raise FileError(f"{INDEX} has no weight_map, expected names of files.")
+    for path in sorted(folder.iterdir()):
+        if path.suffix in PICKLES:
+            refuse_pickle(path)
+    raise FileError(
+        f"{folder.name} holds no {ONE} and no {INDEX}. If it holds a GGUF file, give "
+        "the path of that file."
+    )
+
+
+def refuse_pickle(path: Path) -> NoReturn:
+    """Say why, and what to do instead."""
+    raise FileError(
+        f"{path.name} is a pickle, which may run any program when it is opened: it is "
+        "never loaded here. Convert it where you trust it, with "
+        "safetensors.torch.save_file, or take the model's safetensors files."
+    )

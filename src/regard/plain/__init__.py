@@ -1,0 +1,30 @@
+"""A transformer in plain arrays: NumPy, PyTorch and JAX alike, and the judge of nn.
+
+Next: config.py
+"""
+
+from regard.definition.position import rotary, sinusoidal
+from regard.plain.config import Config
+from regard.plain.decoder import Decoder, draw_weights
+from regard.plain.feedforward import feed_forward
+from regard.plain.layer import block
+from regard.plain.linear import Linear
+from regard.plain.multihead import multi_head
+from regard.plain.norm import layer_norm, rms_norm, softmax
+from regard.plain.sample import Sampling
+
+__all__ = [
+    "Config",
+    "Decoder",
+    "Linear",
+    "Sampling",
+    "block",
+    "draw_weights",
+    "feed_forward",
+    "layer_norm",
+    "multi_head",
+    "rms_norm",
+    "rotary",
+    "sinusoidal",
+    "softmax",
+]

@@ -1,0 +1,174 @@
+"""One description that covers GPT-2, Llama, and everything between them.
+
+    tokens ─▶ embedding (+ positions) ─▶ layers × block ─▶ norm ─▶ logits
+
+A Config says what a causal transformer is made of, and nothing about how it runs: the
+plain decoder, the torch modules, the cost formulas and the loader of weights all read
+this one object. Its weights have these names and shapes, here and in every file we
+write; a matrix is stored (out, in), as PyTorch does:
+
+    embed.weight                        (vocabulary, width), also the head if tied
+    positions.weight                    (context, width), if learned
+    blocks.0.attention_norm.weight      (width,)
+    blocks.0.attention.qkv.weight       ((H + 2 Hk) d, width), rows of q, then k, then v
+    blocks.0.attention.q_norm.weight    (d,), and k_norm, if qk_norm
+    blocks.0.attention.out.weight       (width, H d)
+    blocks.0.feed_norm.weight           (width,)
+    blocks.0.feed.up.weight             (hidden, width); swiglu: the gate's rows first
+    blocks.0.feed.down.weight           (width, hidden)
+    norm.weight                         (width,), if the norms come first
+    head.weight                         (vocabulary, width), unless tied
+
+Biases are beside them under `.bias`.
+
+Next: linear.py
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from regard.errors import OptionError
+
+Norm = Literal["layer", "rms"]
+Position = Literal["learned", "sinusoidal", "rotary", "none"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "swiglu"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """What a causal transformer is made of; the defaults are GPT-2's.
+
+    >>> Config(vocabulary=50_257, context=1_024, width=768, layers=12, heads=12).head
+    64
+    """
+
+    vocabulary: int
+    context: int  # the most tokens it can read
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int = 0  # 0: as many as heads
+    head_width: int = 0  # 0: width / heads
+    hidden: int = 0  # of the feed-forward layer; 0: 4 * width
+    activation: Activation = "gelu_tanh"
+    norm: Norm = "layer"
+    eps: float = 1e-5
+    norm_first: bool = True  # pre-norm; else post-norm, as in 2017
+    position: Position = "learned"
+    base: float = 10_000.0  # of the angles of rotary and sinusoidal positions
+    bias: bool = True  # of the matrices, and of layer norms
+    qkv_bias: bool | None = None  # None: as bias
+    qk_norm: bool = False  # rms norm of every head of q and k
+    window: int | None = None  # a token sees itself and window - 1 tokens before it
+    tied: bool = True  # the head is the embedding
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("vocabulary", "context", "width", "layers", "heads"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"{name}={getattr(self, name)}, expected at least 1.")
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                expected = ", ".join(map(repr, known))
+                raise OptionError(
+                    f"{name}={getattr(self, name)!r}, expected one of {expected}."
+                )
+        if not self.head_width and self.width % self.heads:
+            raise OptionError(
+                f"a width of {self.width} cannot be split into {self.heads} heads. "
+                "Give head_width=; heads * head_width need not be the width."
+            )
+        if self.heads % self.shared:
+            raise OptionError(
+                f"{self.heads} heads cannot share {self.shared} heads of keys, "
+                f"expected kv_heads to divide {self.heads}."
+            )
+        if self.position == "rotary" and self.head % 2:
+            raise OptionError(f"rotary turns pairs, but a head is {self.head} wide.")
+        if not 0 <= self.dropout < 1:
+            raise OptionError(f"dropout={self.dropout}, expected 0 <= dropout < 1.")
+        if self.window is not None and self.window < 1:
+            raise OptionError(f"window={self.window}, expected at least 1 or None.")
+
+    @property
+    def shared(self) -> int:
+        """Heads of keys and values."""
+        return self.kv_heads or self.heads
+
+    @property
+    def head(self) -> int:
+        """Width of one head."""
+        return self.head_width or self.width // self.heads
+
+    @property
+    def inner(self) -> int:
+        """Width of the feed-forward layer."""
+        return self.hidden or 4 * self.width
+
+    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Yield the name and shape of every weight, in the order of the model."""
+        yield "embed.weight", (self.vocabulary, self.width)
+        if self.position == "learned":
+            yield "positions.weight", (self.context, self.width)
+        for i in range(self.layers):
+            for name, shape in self.block_shapes():
+                yield f"blocks.{i}.{name}", shape
+        if self.norm_first:
+            yield from self.norm_shapes("norm")
+        if not self.tied:
+            yield "head.weight", (self.vocabulary, self.width)
+
+    def block_shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Yield the name and shape of every weight of one block."""
+        qkv = (self.heads + 2 * self.shared) * self.head
+        ups = 2 * self.inner if self.activation == "swiglu" else self.inner
+        qkv_bias = self.bias if self.qkv_bias is None else self.qkv_bias
+        yield from self.norm_shapes("attention_norm")
+        yield from matrix_shapes("attention.qkv", qkv, self.width, bias=qkv_bias)
+        if self.qk_norm:
+            yield "attention.q_norm.weight", (self.head,)
+            yield "attention.k_norm.weight", (self.head,)
+        joined = self.heads * self.head
+        yield from matrix_shapes("attention.out", self.width, joined, bias=self.bias)
+        yield from self.norm_shapes("feed_norm")
+        yield from matrix_shapes("feed.up", ups, self.width, bias=self.bias)
+        yield from matrix_shapes("feed.down", self.width, self.inner, bias=self.bias)
+
+    def norm_shapes(self, name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Yield the weights of a norm."""
+        yield f"{name}.weight", (self.width,)
+        if self.norm == "layer" and self.bias:
+            yield f"{name}.bias", (self.width,)
+
+    def spread(self, name: str) -> tuple[float, float]:
+        """Return mean and width of the normal numbers that a weight starts from.
+
+        What adds to the residual starts smaller, so that it does not grow with depth.
+        """
+        if name.endswith("bias"):
+            return 0.0, 0.0
+        if "norm" in name:
+            return 1.0, 0.0
+        if name.endswith(("out.weight", "down.weight")):
+            return 0.0, 0.02 / math.sqrt(2 * self.layers)
+        return 0.0, 0.02
+
+
+CHOICES = {
+    "norm": get_args(Norm),
+    "position": get_args(Position),
+    "activation": get_args(Activation),
+}
+
+
+def matrix_shapes(
+    name: str, rows: int, columns: int, *, bias: bool
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the weights of a matrix (out, in)."""
+    yield f"{name}.weight", (rows, columns)
+    if bias:
+        yield f"{name}.bias", (rows,)

@@ -1,0 +1,375 @@
+"""What a model costs: parameters, FLOPs, activations and cache, as formulas to read.
+
+    print(parameters(config))                 each part, its formula, its number
+    forward_flops(config, 1_024).total        the number alone
+    cache_bytes(config, 1_024)["attention"]   the number of one part
+
+Every number is computed from the very formula that is printed beside it. In a formula a
+space multiplies, as on paper; its letters are below, and under every printed table.
+
+FLOPs are those of matrix products, two for a multiply and an add. Norms, activations,
+softmax and rotations are left out: they are not matrix products, and are far fewer.
+
+Next: nn/attention.py
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from regard.errors import OptionError
+from regard.plain.config import Config
+
+LETTERS = {
+    "V": "vocabulary",
+    "C": "context",
+    "D": "width",
+    "L": "layers",
+    "H": "heads",
+    "Hk": "heads of keys",
+    "d": "width of a head",
+    "F": "width of feed-forward",
+    "N": "tokens",
+    "B": "batch",
+    "W": "keys of a query at most",
+    "s": "bytes of a number",
+    "w": "bytes of a number in float32 or wider",
+}
+PARTS = (
+    "embedding",
+    "norms",
+    "projections",  # q, k and v from x, and the heads back to x
+    "attention",  # scores, weights and their mix of values; the cache
+    "feed-forward",
+    "head",
+    "loss",
+)
+STRIP = 256  # rows that the engine takes at once under a window
+OPERATORS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,  # only of products that divide evenly
+}
+
+Line = tuple[str, str, str]  # a part, what of it, a formula
+Attention = Literal["fused", "textbook"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a cost."""
+
+    part: str
+    what: str
+    formula: str
+    value: int
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A number, taken apart; print it to see how it comes about.
+
+    >>> tiny = Config(vocabulary=9, context=64, width=8, layers=2, heads=4, kv_heads=2)
+    >>> print(cache_bytes(tiny, 64))
+    bytes of the cache
+    part       what    formula       value    share
+    attention  keys    s B L Hk N d  1,024   50.0 %
+    attention  values  s B L Hk N d  1,024   50.0 %
+    total                            2,048
+    L=2 layers, Hk=2 heads of keys, d=2 width of a head, N=64 tokens, B=1 batch,
+    s=2 bytes of a number
+    """
+
+    title: str
+    rows: tuple[Row, ...]
+    letters: Mapping[str, int]  # what the formulas are made of
+
+    @property
+    def total(self) -> int:
+        """The sum of all rows."""
+        return sum(row.value for row in self.rows)
+
+    def __getitem__(self, part: str) -> int:
+        if part not in PARTS:
+            raise OptionError(f"no part {part!r}, expected one of {', '.join(PARTS)}.")
+        return sum(row.value for row in self.rows if row.part == part)
+
+    def __str__(self) -> str:
+        cells = [("part", "what", "formula", "value", "share")]
+        for row in self.rows:
+            share = f"{100 * row.value / self.total:.1f} %"
+            cells.append((row.part, row.what, row.formula, f"{row.value:,}", share))
+        cells.append(("total", "", "", f"{self.total:,}", ""))
+        a, b, c, e, _ = (max(map(len, column)) for column in zip(*cells, strict=True))
+        lines = [
+            f"{part:<{a}}  {what:<{b}}  {formula:<{c}}  {value:>{e}}  {share:>7}"
+            for part, what, formula, value, share in cells
+        ]
+        return "\n".join([self.title, *map(str.rstrip, lines), self.legend])
+
+    @property
+    def legend(self) -> str:
+        """The letters of the formulas: number and meaning."""
+        used = set(re.findall("[A-Za-z]+", " ".join(row.formula for row in self.rows)))
+        words = [
+            f"{letter}={self.letters[letter]:,} {meaning}"
+            for letter, meaning in LETTERS.items()
+            if letter in used
+        ]
+        return textwrap.fill(", ".join(words), 76, break_on_hyphens=False)
+
+
+def parameters(config: Config) -> Cost:
+    """Count the numbers that are learned.
+
+    >>> gpt2 = Config(vocabulary=50_257, context=1_024, width=768, layers=12, heads=12)
+    >>> parameters(gpt2).total
+    124439808
+    """
+    return evaluate("parameters", list_parameters(config), name_sizes(config))
+
+
+def forward_flops(
+    config: Config,
+    n: int,
+    *,
+    batch: int = 1,
+    causal: bool = False,  # count only the pairs that the mask allows
+) -> Cost:
+    """Count the FLOPs from tokens to the logits of every token.
+
+    By default attention counts for the full N x N square, as PyTorch's FlopCounterMode
+    has it. `causal=True` counts the pairs under the causal mask and the window: what a
+    kernel cannot avoid. A fused kernel works on whole tiles and is between the two.
+    """
+    lines = list_flops(config, causal=causal, times=(1, 1, 1))
+    title = f"FLOPs of a forward pass, {name_square(causal=causal)}"
+    return evaluate(title, lines, name_sizes(config, n, batch))
+
+
+def training_flops(
+    config: Config,
+    n: int,
+    *,
+    batch: int = 1,
+    causal: bool = False,
+    attention: Attention = "fused",
+) -> Cost:
+    """Count the FLOPs of a forward and a backward pass.
+
+    A product Y = X W has two in its backward pass, for the gradients of X and of W, so
+    it counts three times. A fused kernel did not keep the scores and computes them once
+    more, so they count four times.
+    """
+    check_attention(attention)
+    times = (3, 4 if attention == "fused" else 3, 3)
+    title = f"FLOPs of a step of training, {name_square(causal=causal)}"
+    lines = list_flops(config, causal=causal, times=times)
+    return evaluate(title, lines, name_sizes(config, n, batch))
+
+
+def cache_bytes(
+    config: Config, n: int, *, batch: int = 1, bytes_per_number: int = 2
+) -> Cost:
+    """Count the bytes of the keys and values of n tokens, in a window or not."""
+    lines: list[Line] = [
+        ("attention", "keys", "s B L Hk N d"),
+        ("attention", "values", "s B L Hk N d"),
+    ]
+    sizes = name_sizes(config, n, batch, bytes_per_number)
+    return evaluate("bytes of the cache", lines, sizes)
+
+
+def activation_bytes(
+    config: Config,
+    n: int,
+    *,
+    batch: int = 1,
+    bytes_per_number: int = 4,
+    attention: Attention = "fused",
+    loss: bool = False,  # with the log-probabilities that cross entropy keeps
+) -> Cost:
+    """Count what CausalTransformer keeps from the forward pass for the backward.
+
+    These are the arrays that autograd holds once the logits of two or more tokens are
+    there, on a CPU, with all weights in one dtype; weights and tables of positions are
+    not among them. The peak is higher: gradients and passing results come on top.
+
+    Fused attention keeps q, k, v, out and lse. Textbook attention keeps the N x N
+    weights of every head in the place of lse.
+    """
+    check_attention(attention)
+    if config.dropout:
+        raise OptionError(
+            f"dropout={config.dropout}: what dropout keeps is not counted. "
+            "Write activation_bytes(dataclasses.replace(config, dropout=0.0), ...)."
+        )
+    sizes = name_sizes(config, n, batch, bytes_per_number)
+    lines = [
+        *list_kept_norms(config, narrow=sizes["s"] < sizes["w"]),
+        *list_kept_attention(config, n, fused=attention == "fused"),
+        ("feed-forward", *KEPT_FEED[config.activation]),
+    ]
+    if loss:
+        lines.append(("loss", "log-probabilities", "s B N V"))
+    return evaluate("bytes kept for the backward pass", lines, sizes)
+
+
+def list_parameters(config: Config) -> Iterator[Line]:
+    """Yield the weights, in the order of Config.shapes, all layers at once."""
+    qkv_bias = config.bias if config.qkv_bias is None else config.qkv_bias
+    norms = "(2 L + 1)" if config.norm_first else "2 L"
+    ups = "2 F" if config.activation == "swiglu" else "F"
+    yield "embedding", "tokens", "V D"
+    if config.position == "learned":
+        yield "embedding", "positions", "C D"
+    yield "norms", "weights", f"{norms} D"
+    if config.norm == "layer" and config.bias:
+        yield "norms", "biases", f"{norms} D"
+    if config.qk_norm:
+        yield "norms", "of q and k", "L 2 d"
+    yield "projections", "qkv", "L (H + 2 Hk) d D"
+    if qkv_bias:
+        yield "projections", "qkv, biases", "L (H + 2 Hk) d"
+    yield "projections", "out", "L D H d"
+    if config.bias:
+        yield "projections", "out, biases", "L D"
+    yield "feed-forward", "up", f"L {ups} D"
+    yield "feed-forward", "down", "L D F"
+    if config.bias:
+        yield "feed-forward", "biases", f"L ({ups} + D)"
+    if not config.tied:
+        yield "head", "weights", "V D"
+
+
+def list_flops(
+    config: Config, *, causal: bool, times: tuple[int, int, int]
+) -> Iterator[Line]:
+    """Yield the matrix products; times of: matrices, scores, mix."""
+    matrix, scores, mix = (2 * count for count in times)
+    pairs = "W (2 N - W + 1) / 2" if causal else "N N"
+    ups = "2 F" if config.activation == "swiglu" else "F"
+    yield "projections", "x Wqkvᵀ", f"{matrix} B N L D (H + 2 Hk) d"
+    yield "attention", "scores = q kᵀ", f"{scores} B L H d {pairs}"
+    yield "attention", "weights v", f"{mix} B L H d {pairs}"
+    yield "projections", "heads Woᵀ", f"{matrix} B N L H d D"
+    yield "feed-forward", "up", f"{matrix} B N L D {ups}"
+    yield "feed-forward", "down", f"{matrix} B N L F D"
+    yield "head", "logits", f"{matrix} B N D V"
+
+
+def list_kept_norms(config: Config, *, narrow: bool) -> Iterator[Line]:
+    """Yield what the embedding and the norms keep, outputs included.
+
+    The output of a norm is what the next matrix reads, so that matrix keeps it.
+    """
+    norms = "(2 L + 1)" if config.norm_first else "2 L"
+    yield "embedding", "tokens, int64", "8 B N"
+    if not config.norm_first:
+        yield "embedding", "x of the first layer", "s B N D"
+    if config.norm == "layer":
+        yield "norms", "input, output, mean, 1/std", f"s B N {norms} (2 D + 2)"
+    else:  # torch computes it in steps, in float32 or wider
+        yield "norms", "output", f"s B N {norms} D"
+        yield "norms", "input, input/rms, 1/rms", f"w B N {norms} (2 D + 1)"
+    if config.qk_norm:
+        yield "norms", "q/rms, k/rms, 1/rms", "w B N L (H + Hk) (d + 1)"
+        if narrow:
+            yield "norms", "q and k in float32", "w B N L (H + Hk) d"
+
+
+def list_kept_attention(config: Config, n: int, *, fused: bool) -> Iterator[Line]:
+    """Yield what attention keeps between its two matrices."""
+    yield "projections", "q, k and v", "s B N L (H + 2 Hk) d"
+    if config.position == "rotary" or config.qk_norm:
+        yield "attention", "q and k, normed, turned", "s B N L (H + Hk) d"
+    if config.position == "rotary":
+        yield "attention", "cosines and sines", "2 s N d"
+    if not fused:
+        yield "attention", "weights", "s B L H N N"
+        yield "attention", "heads", "s B N L H d"
+        return
+    yield "attention", "out", "s B N L H d"
+    yield "attention", "lse", "w B N L H"
+    strips = config.window is not None and n > STRIP
+    if (config.qk_norm or strips) and config.heads > 1:  # out lies head by head
+        yield "attention", "out, joined by a copy", "s B N L H d"
+
+
+KEPT_FEED = {
+    "relu": ("relu(up)", "s B N L F"),
+    "gelu": ("up, gelu(up)", "s B N L 2 F"),
+    "gelu_tanh": ("up, gelu(up)", "s B N L 2 F"),
+    "swiglu": ("gate, up, silu, product", "s B N L 4 F"),
+}
+
+
+def name_sizes(
+    config: Config, n: int = 1, batch: int = 1, bytes_per_number: int = 1
+) -> dict[str, int]:
+    """Return the number behind every letter."""
+    given = {"n": n, "batch": batch, "bytes_per_number": bytes_per_number}
+    for name, value in given.items():
+        if not isinstance(value, int) or value < 1:
+            raise OptionError(f"{name}={value!r}, expected a whole number from 1 on.")
+    return {
+        "V": config.vocabulary,
+        "C": config.context,
+        "D": config.width,
+        "L": config.layers,
+        "H": config.heads,
+        "Hk": config.shared,
+        "d": config.head,
+        "F": config.inner,
+        "N": n,
+        "B": batch,
+        "W": min(n, config.window or n),
+        "s": bytes_per_number,
+        "w": max(4, bytes_per_number),
+    }
+
+
+def name_square(*, causal: bool) -> str:
+    """Say which pairs of tokens are counted."""
+    return "pairs under the mask only" if causal else "the full square of scores"
+
+
+def check_attention(attention: str) -> None:
+    """Refuse an unknown kind of attention."""
+    if attention not in {"fused", "textbook"}:
+        raise OptionError(f"attention={attention!r}, expected 'fused' or 'textbook'.")
+
+
+def evaluate(title: str, lines: Iterable[Line], letters: Mapping[str, int]) -> Cost:
+    """Compute each line's formula."""
+    rows = (Row(*line, compute(line[2], letters)) for line in lines)
+    ordered = sorted(rows, key=lambda row: PARTS.index(row.part))
+    return Cost(title, tuple(ordered), letters)
+
+
+def compute(formula: str, letters: Mapping[str, int]) -> int:
+    """Compute a formula in which a space multiplies.
+
+    >>> compute("2 N (D + 1)", {"N": 10, "D": 4})
+    100
+    """
+
+    def visit(node: ast.expr) -> int:
+        match node:
+            case ast.BinOp(left=left, op=op, right=right):
+                return int(OPERATORS[type(op)](visit(left), visit(right)))
+            case ast.Constant(value=int(value)):
+                return value
+            case ast.Name(id=name):
+                return letters[name]
+        raise ValueError(ast.dump(node))
+
+    starred = re.sub(r"(?<=[\w)]) (?=[\w(])", " * ", formula)
+    return visit(ast.parse(starred, mode="eval").body)

@@ -1,0 +1,67 @@
+"""One layer of a transformer: attention, then feed-forward, around a residual.
+
+    norm first    x = x + attention(norm(x));   x = x + feed(norm(x))
+    norm last     x = norm(x + attention(x));   x = norm(x + feed(x))
+
+Next: decoder.py
+"""
+
+from __future__ import annotations
+
+from regard.arrays import Array
+from regard.definition.position import HALVES, rotary
+from regard.masks.algebra import Mask
+from regard.plain.config import Config
+from regard.plain.feedforward import feed_forward
+from regard.plain.linear import Weights, find
+from regard.plain.multihead import multi_head
+from regard.plain.norm import layer_norm, rms_norm
+
+
+def norm(x: Array, weights: Weights, name: str, config: Config) -> Array:
+    """Apply the norm of this name."""
+    weight, bias = find(weights, name)
+    if config.norm == "rms":
+        return rms_norm(x, weight, config.eps)
+    return layer_norm(x, weight, bias, config.eps)
+
+
+def block(
+    x: Array,  # (..., N, D)
+    weights: Weights,  # of one block: attention.qkv.weight, …
+    config: Config,
+    *,
+    mask: Array | Mask | None = None,
+    positions: Array | None = None,  # (N,), if the config says rotary
+) -> Array:
+    """Run one layer."""
+
+    def prepare(q: Array, k: Array) -> tuple[Array, Array]:
+        if config.qk_norm:
+            q = rms_norm(q, weights["attention.q_norm.weight"], config.eps)
+            k = rms_norm(k, weights["attention.k_norm.weight"], config.eps)
+        if config.position == "rotary":
+            q = rotary(q, positions, pairing=HALVES, base=config.base)
+            k = rotary(k, positions, pairing=HALVES, base=config.base)
+        return q, k
+
+    def attend(x: Array) -> Array:
+        return multi_head(
+            x,
+            find(weights, "attention.qkv"),
+            find(weights, "attention.out"),
+            heads=config.heads,
+            kv_heads=config.shared,
+            mask=mask,
+            prepare=prepare,
+        )
+
+    def feed(x: Array) -> Array:
+        up, down = find(weights, "feed.up"), find(weights, "feed.down")
+        return feed_forward(x, up, down, config.activation)
+
+    if config.norm_first:
+        x = x + attend(norm(x, weights, "attention_norm", config))
+        return x + feed(norm(x, weights, "feed_norm", config))
+    x = norm(x + attend(x), weights, "attention_norm", config)
+    return norm(x + feed(x), weights, "feed_norm", config)

@@ -1,0 +1,51 @@
+"""A matrix, and perhaps a bias: y = x Wᵀ + b.
+
+W is stored (out, in), as PyTorch does, so row i holds what makes number i of y.
+
+Next: norm.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from regard.arrays import Array, namespace
+
+Weights = Mapping[str, Array]  # names as in config.py
+
+
+class Linear(NamedTuple):
+    """The weights of y = x Wᵀ + b.
+
+    >>> import numpy as np
+    >>> Linear(np.asarray([[1.0, 2.0]]))(np.asarray([3.0, 4.0]))
+    array([11.])
+    """
+
+    weight: Array  # (out, in)
+    bias: Array | None = None  # (out,)
+
+    def __call__(self, x: Array) -> Array:
+        xp = namespace(x=x, weight=self.weight)
+        y = xp.matmul(x, xp.matrix_transpose(self.weight))
+        return y if self.bias is None else y + self.bias
+
+    def rows(self, start: int, stop: int) -> Linear:
+        """Return the part that makes the numbers start … stop - 1 of y."""
+        bias = None if self.bias is None else self.bias[start:stop]
+        return Linear(self.weight[start:stop, :], bias)
+
+
+def find(weights: Weights, name: str) -> Linear:
+    """Return the matrix of this name, with its bias if it has one."""
+    return Linear(weights[f"{name}.weight"], weights.get(f"{name}.bias"))
+
+
+def cut(weights: Weights, prefix: str) -> dict[str, Array]:
+    """Return the weights under a prefix, without it."""
+    return {
+        name.removeprefix(prefix): x
+        for name, x in weights.items()
+        if name.startswith(prefix)
+    }

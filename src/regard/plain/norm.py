@@ -1,0 +1,54 @@
+"""Rows made comparable: softmax, layer norm, rms norm.
+
+    softmax(x)    = exp(x - max x) / sum exp(x - max x)      a row sums to 1
+    layer_norm(x) = (x - mean x) / sqrt(var x + eps)         mean 0, width 1
+    rms_norm(x)   = x / sqrt(mean x² + eps)                  length sqrt(D)
+
+The norms are followed by a weight for each number, and layer norm by a bias. They are
+computed in float32 at least, because half precision loses the small numbers of a sum.
+
+Next: feedforward.py
+"""
+
+from __future__ import annotations
+
+import math
+
+from regard.arrays import Array, accumulator, constant, namespace
+
+
+def softmax(x: Array) -> Array:
+    """Turn the last axis into weights; a row of -inf only becomes a row of 0.
+
+    >>> import numpy as np
+    >>> softmax(np.asarray([1000.0, 1000.0, -np.inf]))
+    array([0.5, 0.5, 0. ])
+    """
+    xp = namespace(x=x)
+    top = xp.max(x, axis=-1, keepdims=True)
+    top = xp.where(top == -math.inf, constant(0, top), top)
+    parts = xp.exp(x - top)  # the largest is 1: no overflow
+    total = xp.sum(parts, axis=-1, keepdims=True)
+    return parts / xp.where(total == 0, constant(1, total), total)
+
+
+def layer_norm(
+    x: Array, weight: Array | None = None, bias: Array | None = None, eps: float = 1e-5
+) -> Array:
+    """Shift and stretch the last axis to mean 0 and width 1."""
+    xp = namespace(x=x)
+    wide = xp.astype(x, accumulator(xp, x), copy=False)
+    centred = wide - xp.mean(wide, axis=-1, keepdims=True)
+    variance = xp.mean(centred * centred, axis=-1, keepdims=True)
+    y = xp.astype(centred / xp.sqrt(variance + eps), x.dtype, copy=False)
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
+
+
+def rms_norm(x: Array, weight: Array | None = None, eps: float = 1e-5) -> Array:
+    """Stretch the last axis to length sqrt(D)."""
+    xp = namespace(x=x)
+    wide = xp.astype(x, accumulator(xp, x), copy=False)
+    square = xp.mean(wide * wide, axis=-1, keepdims=True)
+    y = xp.astype(wide / xp.sqrt(square + eps), x.dtype, copy=False)
+    return y if weight is None else y * weight

@@ -1,0 +1,121 @@
+"""A loss over the steps of a run, as text and as a figure.
+
+    print(draw(losses))                              blocks, for a terminal
+    plot({"copy": losses}).savefig("loss.pdf")       lines, for a paper
+
+A point of either is a mean over neighbouring steps: the loss of one batch is noise.
+
+Next: nn/train.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from regard.errors import ShapeError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BLOCKS = " ▁▂▃▄▅▆▇█"
+# Okabe and Ito's colours, which also colour-blind readers can tell apart
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+INK = "#333333"
+POINTS = 200  # of a line in a figure
+
+
+def draw(losses: Sequence[float], *, width: int = 60, height: int = 10) -> str:
+    """Return the curve as a chart of blocks, from 0 to the highest mean.
+
+    >>> print(draw([4, 3, 2, 1.5, 1.2, 1], width=6, height=3))
+    4 ┤█▂
+      │██▄▁
+    0 ┤████▇▆
+      └──────
+       1    6 steps
+    """
+    _, means = average(losses, width)
+    top = float(means.max()) or 1.0
+    eighths = np.maximum(1, np.round(means / top * height * 8)).astype(int)
+    high = f"{top:.3g}"
+    margin = len(high)
+    lines = []
+    for row in reversed(range(height)):
+        label = high if row == height - 1 else "0" if row == 0 else ""
+        cells = "".join(BLOCKS[n] for n in np.clip(eighths - 8 * row, 0, 8))
+        tick = "┤" if label else "│"
+        lines.append(f"{label:>{margin}} {tick}{cells}".rstrip())
+    steps = f"{len(losses):,}"
+    lines.append(f"{'':>{margin}} └{'─' * len(means)}")
+    lines.append(f"{'':>{margin}}  1{steps:>{max(2, len(means) - 1)}} steps")
+    return "\n".join(lines)
+
+
+def average(
+    values: ArrayLike, points: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the middles and the means of at most so many equal stretches of steps."""
+    numbers = np.asarray(values, np.float64)
+    if not numbers.ndim or not numbers.size:
+        raise ShapeError(
+            f"losses of shape {numbers.shape}, expected a number for each step."
+        )
+    n = numbers.shape[-1]
+    edges = np.linspace(0, n, min(points, n) + 1).round().astype(int)
+    means = np.add.reduceat(numbers, edges[:-1], axis=-1) / np.diff(edges)
+    return (edges[:-1] + edges[1:] + 1) / 2, means
+
+
+def plot(
+    curves: Mapping[str, ArrayLike],
+    *,
+    axes: Axes | None = None,
+    every: int = 1,
+    label: str = "loss",
+    log: bool = True,
+) -> Figure:
+    """Draw named curves into a new figure, or into axes that are there already.
+
+    A curve is a number for each step, or (runs, steps): then the line is the median and
+    the shade holds all runs. With `every` the numbers are those of every so many steps.
+    """
+    try:
+        from matplotlib.figure import Figure  # noqa: PLC0415
+    except ModuleNotFoundError as missing:
+        raise ImportError(
+            f'a figure needs {missing.name}: pip install "regard[show]"'
+        ) from missing
+    if axes is None:
+        axes = Figure(figsize=(4.2, 2.8), dpi=200, layout="constrained").subplots()
+    for i, (name, values) in enumerate(curves.items()):
+        colour = COLOURS[i % len(COLOURS)]
+        steps, runs = average(np.atleast_2d(np.asarray(values)), POINTS)
+        steps = steps * every
+        axes.plot(steps, np.median(runs, 0), color=colour, linewidth=1.4, label=name)
+        if len(runs) > 1:
+            low, high = runs.min(0), runs.max(0)
+            axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
+    dress(axes, label, log=log, named=len(curves) > 1)
+    return axes.get_figure(root=True)  # type: ignore[return-value]
+
+
+def dress(axes: Axes, label: str, *, log: bool, named: bool) -> None:
+    """Take away all ink that says nothing."""
+    if log:
+        axes.set_yscale("log")
+    axes.set_xlabel("step", fontsize=9, color=INK)
+    axes.set_ylabel(label, fontsize=9, color=INK)
+    axes.tick_params(labelsize=8, colors=INK, which="both", width=0.6)
+    axes.grid(axis="y", color="#DDDDDD", linewidth=0.5)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set(linewidth=0.6, color=INK)
+    axes.margins(x=0.01)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    if named:
+        axes.legend(frameon=False, fontsize=8, labelcolor=INK)
