@@ -33,6 +33,7 @@ TESTS = {
     "engine": ("engine", "ring"),
     "plain": ("plain", "sample", "nn"),
     "nn": ("nn", "generation", "weights", "train"),
+    "lens": ("lens",),
 }
 
 
@@ -172,6 +173,25 @@ MUTATIONS = [
              "pairs.transpose(1, 2).reshape", "pairs.reshape"),
     Mutation("nn: the gate after the values", "nn/families.py",
              '"layers.#.mlp.gate_proj": "blocks.#.feed.up",\n', ""),
+    Mutation("lens: the kernel's causal mask is forgotten", "lens/intercept.py",
+             "mask=attn_mask,\n                causal=is_causal,\n            )\n        )\n        return out, lse",
+             "mask=attn_mask,\n            )\n        )\n        return out, lse"),
+    Mutation("lens: the fast path of a module is switched off", "lens/intercept.py",
+             "with torch._C.DisableTorchFunction():  # noqa: SLF001",
+             "with here.inside(name, mode):"),
+    Mutation("lens: a patch stays", "lens/intercept.py",
+             "            makers.remove(make)", "            pass"),
+    Mutation("lens: hooks stay", "lens/whereabouts.py",
+             "                handle.remove()\n        self.handles.clear()",
+             "                pass\n        self.handles.clear()"),
+    Mutation("lens: the mode stays on after an interrupt", "lens/whereabouts.py",
+             "while self.here.on:", "while False:"),
+    Mutation("lens: recomputed passes count twice", "lens/whereabouts.py",
+             "return bool(torch._C._current_graph_task_id() != -1)", "return False"),
+    Mutation("lens: padding stays in the keys", "lens/ledger.py",
+             "last.k[b][:, keys]", "last.k[b][:, : len(keys)]"),
+    Mutation("lens: every step stands at 0", "lens/ledger.py",
+             "        else:\n            start = n_k - n_q", "        else:\n            start = 0"),
 ]  # fmt: skip
 
 

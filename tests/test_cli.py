@@ -6,6 +6,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+import regard
 from regard.__main__ import TASKS, clean, main
 from regard.nn.tasks import PUZZLES
 
@@ -41,6 +42,23 @@ def test_generate_streams_the_model(smollm):
     asked = run("generate", "--model", smollm, "-n", 5, "-", input="What is 2+2?")
     assert asked.exit_code == 0
     assert asked.stdout == "The answer to this classic\n"
+
+
+def test_show_says_what_attention_did(smollm, tmp_path):
+    path = tmp_path / "seen.safetensors"
+    text = "The cat sat on the mat because it was"
+    done = run("show", text, "--model", smollm, "-n", 4, "--save", path)
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert (
+        lines[-33] == "CausalTransformer: 30 of 30 attention layers seen, 1 sequences"
+    )
+    assert lines[-32].split() == ["layer", "first", "previous", "self", "entropy"]
+    name, first, *_ = lines[-10].split()
+    assert name == "blocks.21.attention"
+    assert float(first) > 0.5  # it rests on the first token
+    again = regard.open(path)
+    assert again.layer(21).q.shape == (9, 12, 64)
 
 
 @pytest.mark.parametrize(

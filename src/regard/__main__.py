@@ -1,4 +1,4 @@
-"""The command line: regard generate, regard train.
+"""The command line: regard generate, regard show, regard train.
 
 A command loads what it needs when it runs, so that help comes at once. What a user did
 wrong is said in one sentence, without a traceback; `regard --debug …` shows it.
@@ -105,6 +105,37 @@ def generate(
     click.echo(
         f"{len(tokens)} tokens read, {count} new, {speed:.1f} a second", err=True
     )
+
+
+@main.command()
+@click.argument("text")
+@click.option("--model", required=True, help="A GGUF file or a safetensors folder.")
+@click.option("-n", "--n-new", default=0, help="Let it go on with so many tokens.")
+@click.option("--save", type=click.Path(), help="Keep the recording in this file.")
+def show(*, text: str, model: str, n_new: int, save: str | None) -> None:
+    """Run a model on TEXT, or on a file, and say what its attention did."""
+    import torch
+
+    from regard.lens.summary import print_summary
+    from regard.lens.watch import watch
+    from regard.nn.generation import generate as go_on
+    from regard.nn.weights import load
+
+    if Path(text).is_file():
+        text = Path(text).read_text(encoding="utf-8", errors="replace")
+    network, tokenizer = load(model)
+    tokens = tokenizer.encode(text)[: network.config.context - n_new]
+    with watch(network) as seen, torch.inference_mode():
+        if n_new:
+            (new,) = go_on(network, [tokens], n_new, stop=tokenizer.stop)
+            click.echo(clean(tokenizer.decode(new)))
+        else:
+            network(torch.tensor([tokens]))
+    click.echo(str(seen).splitlines()[0])
+    click.echo(print_summary([seen.layer(name) for name in seen.layers]))
+    if save:
+        seen.save(save)
+        click.echo(f'the recording is in {save}: regard.open("{save}")')
 
 
 def clean(text: str) -> str:

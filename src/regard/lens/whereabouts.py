@@ -1,0 +1,147 @@
+"""Which module is speaking? A stack of names, kept by hooks, for each thread.
+
+    enter a module ─▶ push its name        leave it, also by an error ─▶ pop it
+
+While any of our modules is being run, the intercepting mode is on; at all other times
+the model runs as if nobody looked. After the first pass only the modules that spoke,
+and those that are called attention, keep their hooks: a step of a generation is short,
+and hooks on hundreds of modules would be felt.
+
+Next: intercept.py
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+SILENT = (nn.ModuleList, nn.ModuleDict, nn.Softmax, nn.Dropout)  # never speak
+CLOSED = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
+
+
+class Whereabouts(threading.local):
+    """The modules that are running in this thread, innermost last."""
+
+    def __init__(self) -> None:
+        self.stack: list[str] = []
+        self.on = 0  # how often the mode was entered here
+        self.held = False  # a door further out tells of this call
+        self.shared: tuple[Any, Any] | None = None  # k and v before they are repeated
+        self.closed = False  # inside of a module that must not be looked into
+        self.shadow = False  # such a module is run once more, only to be looked into
+
+    @property
+    def name(self) -> str:
+        """The innermost module."""
+        return self.stack[-1] if self.stack else ""
+
+    @contextmanager
+    def inside(self, name: str, mode: Any) -> Iterator[None]:
+        """Be in a module for a while, with the mode on."""
+        with nullcontext() if self.stack else mode:
+            self.stack.append(name)
+            try:
+                yield
+            finally:
+                self.stack.pop()
+
+
+class Hooks:
+    """Hooks that keep the whereabouts of a model's modules."""
+
+    def __init__(self, model: nn.Module, mode: Any, here: Whereabouts) -> None:
+        self.model, self.mode, self.here = model, mode, here
+        self.handles: dict[str, list[Any]] = {}
+        self.spoke: dict[str, str] = {}  # module: door
+        self.narrow: set[str] = set()  # modules whose door turns the mode on by itself
+        self.passes = 0
+
+    def attach(self, begin: Callable[..., None], end: Callable[[], None]) -> None:
+        """Hook every module; `begin` and `end` are told of each pass of the whole."""
+        closed: list[str] = []
+        for name, module in self.model.named_modules():
+            if isinstance(module, SILENT) or name.startswith(tuple(closed)):
+                continue
+            if isinstance(module, CLOSED):  # hooks would change how torch runs it
+                closed.append(f"{name}." if name else "")
+                continue
+            self.handles[name] = [
+                module.register_forward_pre_hook(self.make_enter(name)),
+                module.register_forward_hook(self.make_leave(name), always_call=True),
+            ]
+        if isinstance(self.model, CLOSED):
+            return
+        self.handles["(pass)"] = [
+            self.model.register_forward_pre_hook(begin, with_kwargs=True),
+            self.model.register_forward_hook(self.make_end(end), always_call=True),
+        ]
+
+    def make_enter(self, name: str) -> Callable[..., None]:
+        """Return what runs before a module."""
+
+        def enter(_module: nn.Module, _args: Any) -> None:
+            if is_recomputing():
+                return
+            if not self.here.stack and name not in self.narrow:
+                self.mode.__enter__()
+                self.here.on += 1
+            self.here.stack.append(name)
+
+        return enter
+
+    def make_leave(self, name: str) -> Callable[..., None]:
+        """Return what runs after a module, whatever happened in it."""
+
+        def leave(_module: nn.Module, _args: Any, _out: Any) -> None:
+            if self.here.stack and self.here.stack[-1] == name:
+                self.here.stack.pop()
+                if not self.here.stack and self.here.on:
+                    self.mode.__exit__(None, None, None)
+                    self.here.on -= 1
+
+        return leave
+
+    def make_end(self, end: Callable[[], None]) -> Callable[..., None]:
+        """Return what runs after a pass of the whole model."""
+
+        def leave(_module: nn.Module, _args: Any, out: Any) -> None:
+            if is_recomputing():
+                return
+            end()
+            if not self.passes and out is not None and self.spoke:
+                self.thin()
+            self.passes += 1
+
+        return leave
+
+    def thin(self) -> None:
+        """Keep only the hooks of modules that spoke, or are called attention."""
+        names = dict(self.model.named_modules())
+        doors = self.spoke.items()
+        self.narrow = {name for name, door in doors if door.startswith("transformers")}
+        for name in [n for n in self.handles if n != "(pass)"]:
+            words = (name.rpartition(".")[2] + type(names[name]).__name__).lower()
+            if name not in self.spoke and "att" not in words:
+                for handle in self.handles.pop(name):
+                    handle.remove()
+
+    def detach(self) -> None:
+        """Take everything away, also what an interrupt left behind."""
+        for handles in self.handles.values():
+            for handle in handles:
+                handle.remove()
+        self.handles.clear()
+        self.here.stack.clear()
+        while self.here.on:
+            self.mode.__exit__(None, None, None)
+            self.here.on -= 1
+
+
+def is_recomputing() -> bool:
+    """Tell whether this is a forward pass inside of a backward pass (checkpointing)."""
+    return bool(torch._C._current_graph_task_id() != -1)  # noqa: SLF001

@@ -1,0 +1,207 @@
+"""What was caught of a running model: one Record for each layer and sequence.
+
+    weights[i, j] = exp(scale * q_i · k_j - lse_i)        where the mask allows
+
+So q, k and lse are enough to give back any row, column or cell of the weights, exactly,
+in memory linear in N. Positions are absolute: row i of q is the token q_positions[i] of
+its sequence, padding is gone, and a generation is one Record, whatever steps it took.
+
+Next: lens/watch.py
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any
+
+from regard.arrays import (
+    Array,
+    constant,
+    convert,
+    count_from,
+    is_array,
+    namespace,
+    to_numpy,
+)
+from regard.definition.attention import attention
+from regard.definition.contract import ALL
+from regard.errors import ArrayError, MaskError, OptionError, ShapeError
+from regard.masks.algebra import Mask
+
+FLOATS, WHOLE, BITS = "real floating", "integral", "bool"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What one attention layer did with one sequence."""
+
+    name: str  # of the module: "model.layers.3.self_attn"
+    q: Array  # (H, Nq, D)
+    k: Array  # (Hk, Nk, D)
+    lse: Array  # (H, Nq), with the sink if there is one
+    scale: float
+    q_positions: Array  # (Nq,), which tokens the rows are
+    k_positions: Array  # (Nk,)
+    v: Array | None = None  # (Hk, Nk, Dv), if it was kept
+    softcap: float | None = None
+    sink: Array | None = None  # (H,)
+    mask: Mask | Array | None = None  # a formula of positions, or (H or 1, Nq, Nk)
+    bias: Array | None = None  # (H or 1, Nq, Nk), added to the scores
+
+    def __post_init__(self) -> None:
+        check_record(self)
+
+    @property
+    def heads(self) -> int:
+        """How many heads the queries have."""
+        return int(self.q.shape[0])
+
+    def allowed(self, rows: slice = ALL) -> Array | None:
+        """Return who may see whom, (H or 1, rows, Nk); None is: everyone everyone."""
+        if not isinstance(self.mask, Mask):
+            return None if self.mask is None else self.mask[:, rows]
+        xp, like = namespace(q=self.q), self.q
+        b, h = count_from(0, 1, like), count_from(0, self.heads, like)
+        q, k = (convert(x, like) for x in (self.q_positions, self.k_positions))
+        q, k = (xp.astype(x, h.dtype) for x in (q[rows], k))
+        axes = ((-1, 1, 1, 1), (1, -1, 1, 1), (1, 1, -1, 1), (1, 1, 1, -1))
+        at = [xp.reshape(x, axis) for x, axis in zip((b, h, q, k), axes, strict=True)]
+        cells = self.mask.place(like)(*at)
+        shape = (cells.shape[1], q.shape[0], k.shape[0])
+        return xp.broadcast_to(cells[0, ...], shape)
+
+    def weights(self, rows: slice = ALL, heads: slice = ALL) -> Array:
+        """Return the weights of some rows of some heads, (heads, rows, Nk)."""
+        xp = namespace(q=self.q, k=self.k, lse=self.lse)
+        group = self.heads // self.k.shape[0]
+        shared = [h // group for h in range(self.heads)[heads]]
+        k = self.k if heads == ALL else xp.stack([self.k[h, ...] for h in shared])
+
+        def pick(x: Array | None) -> Array | None:
+            return x if x is None or x.shape[0] == 1 else x[heads, ...]
+
+        logits = attention(
+            self.q[heads, rows, :],
+            k,
+            k,  # a value for each key, never looked at
+            pick(self.allowed(rows)),
+            bias=None if self.bias is None else pick(self.bias[:, rows, :]),
+            scale=self.scale,
+            softcap=self.softcap,
+            see=("logits",),
+        ).logits
+        lse = self.lse[heads, rows][..., None]
+        blind = lse == -math.inf  # so are all logits of the row
+        return xp.exp(logits - xp.where(blind, constant(0, lse), lse))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Covered:
+    """What became of one attention module."""
+
+    name: str
+    door: str  # through which it was seen: "sdpa", "transformers", …; "" if it was not
+    calls: int = 0
+    error: float = 0.0  # of its output, rebuilt from what was kept
+    reason: str = ""  # why it was not seen, or not kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """Everything that was caught: what is saved, and opened again."""
+
+    model: str  # name of the model's class
+    records: tuple[Record, ...] = ()  # by sequence, then by layer as they spoke
+    sequences: tuple[int, ...] = ()  # of each record
+    tokens: tuple[tuple[int, ...], ...] = ()  # of each sequence; () if not known
+    texts: tuple[tuple[str, ...], ...] = ()  # the same as text; () if not known
+    coverage: tuple[Covered, ...] = ()
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.sequences) != len(self.records):
+            raise OptionError(
+                f"{len(self.sequences)} sequences for {len(self.records)} records, "
+                "expected the number of its sequence for each record."
+            )
+
+
+def check_record(record: Record) -> None:
+    """Refuse numbers and arrays that do not fit together."""
+    scale, cap = record.scale, record.softcap
+    if not isinstance(scale, Real) or not math.isfinite(scale):
+        raise OptionError(f"{record.name}: scale={scale!r}, expected a finite number.")
+    if cap is not None and not (isinstance(cap, Real) and 0 < cap < math.inf):
+        raise OptionError(f"{record.name}: softcap={cap!r}, expected more than 0.")
+    q, k, v = record.q, record.k, record.v
+    check(record.name, "q", q, FLOATS, 3)
+    check(record.name, "k", k, FLOATS, 3)
+    (H, Nq, D), (Hk, Nk, width) = q.shape, k.shape
+    if width != D or min(H, Hk, D) < 1 or H % Hk:
+        raise ShapeError(
+            f"{record.name}: q is {tuple(q.shape)} and k is {tuple(k.shape)}, expected "
+            "(H, Nq, D) and (Hk, Nk, D) with H a multiple of Hk."
+        )
+    check(record.name, "lse", record.lse, FLOATS, 2, (H, Nq))
+    check(record.name, "q_positions", record.q_positions, WHOLE, 1, (Nq,))
+    check(record.name, "k_positions", record.k_positions, WHOLE, 1, (Nk,))
+    if v is not None:
+        check(record.name, "v", v, FLOATS, 3)
+        check(record.name, "v", v, FLOATS, 3, (Hk, Nk, v.shape[2]))
+    if record.sink is not None:
+        check(record.name, "sink", record.sink, FLOATS, 1, (H,))
+    if record.bias is not None:
+        check(record.name, "bias", record.bias, FLOATS, 3, (1, Nq, Nk), (H, Nq, Nk))
+    if isinstance(record.mask, Mask):
+        check_reach(record, record.mask)
+    elif record.mask is not None:
+        check(record.name, "mask", record.mask, BITS, 3, (1, Nq, Nk), (H, Nq, Nk))
+
+
+def check_reach(record: Record, mask: Mask) -> None:
+    """Refuse a formula whose data does not reach every head and position."""
+    for node in mask.walk():
+        known = node.extent
+        far = None if known.k is None else (0, known.k)
+        heads = known.heads in (None, record.heads) and known.batch != 0
+        rows, keys = (
+            covers(known.q, record.q_positions),
+            covers(far, record.k_positions),
+        )
+        if not (heads and rows and keys):
+            raise MaskError(
+                f"{record.name}: {node!r} does not reach all heads and positions of "
+                f"q {tuple(record.q.shape)} and k {tuple(record.k.shape)}."
+            )
+
+
+def covers(known: tuple[int, int] | None, positions: Array) -> bool:
+    """Tell whether the first position known, and one past the last, enclose these."""
+    if known is None or positions.shape[0] == 0:
+        return True
+    at = to_numpy(positions)
+    return bool(known[0] <= at.min() and at.max() < known[1])
+
+
+def check(
+    layer: str, name: str, x: Any, kind: str, ndim: int, *shapes: tuple[int, ...]
+) -> None:
+    """Refuse what is no array of a kind, or has none of the shapes."""
+    if not is_array(x) or not is_kind(x, kind):
+        found = x.dtype if is_array(x) else type(x).__name__
+        raise ArrayError(f"{layer}: {name} is of {found}, expected {kind} numbers.")
+    if x.ndim != ndim or (shapes and tuple(x.shape) not in shapes):
+        expected = " or ".join(map(str, dict.fromkeys(shapes))) or f"{ndim} axes"
+        raise ShapeError(
+            f"{layer}: {name} has the shape {tuple(x.shape)}, expected {expected}."
+        )
+
+
+def is_kind(x: Array, kind: str) -> bool:
+    """Tell whether the numbers of an array are of a kind."""
+    try:
+        return bool(namespace(x=x).isdtype(x.dtype, kind))
+    except TypeError:  # a dtype that NumPy stores for others
+        return False

@@ -1,0 +1,353 @@
+"""The lens: the same bits, nothing missed, nothing left behind."""
+
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+
+import pytest
+import torch
+from families import FAMILIES
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+from torch.overrides import _get_current_function_mode_stack as list_modes
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama import modeling_llama
+
+from regard.errors import OptionError
+from regard.lens.watch import watch
+from regard.nn.decoder import CausalTransformer
+from regard.plain.config import Config
+from regard.seen import open_seen
+
+BLIND = {"reformer", "written-hidden"}  # no softmax, no kernel: named, not seen
+LISTS = (list, tuple, type({}.values()), type(OrderedDict().values()))
+FLAT = {"sdpa-flat", "written-bmm"}  # batch and heads are one axis
+BANDS = {"longformer"}  # its softmax runs over a band, not over all keys
+MANY = {"bigbird"}  # several softmaxes for one attention
+
+
+def flatten(x):
+    """Return every tensor of an output."""
+    if isinstance(x, torch.Tensor):
+        return [x]
+    if isinstance(x, dict):
+        x = x.values()
+    return [y for part in x for y in flatten(part)] if isinstance(x, LISTS) else []
+
+
+def run(model, inputs, seed=1):
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        return flatten(model(**inputs))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_looking_changes_no_bit_and_misses_no_call(name):
+    family = FAMILIES[name]
+    model, inputs = family.build()
+    before = run(model, inputs)
+    with watch(model) as seen:
+        after = run(model, inputs)
+    assert len(before) == len(after)
+    for x, y in zip(before, after, strict=True):
+        assert torch.equal(x.nan_to_num(), y.nan_to_num())
+    found = seen.coverage()
+    if name in BLIND:
+        assert {x.reason for x in found} == {"it was never heard"}
+        return
+    assert [x.reason for x in found if x.reason] == []
+    if name not in MANY:
+        assert sum(x.calls for x in found) == len(family.layers)
+        heard = list(dict.fromkeys(family.layers))
+        assert [x.name for x in found] == heard or name == "written-modules"
+
+
+SAME = [n for n, f in FAMILIES.items() if f.eager and n not in BLIND | MANY | BANDS]
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_the_weights_are_those_of_the_models_own_eager_attention(name):
+    family = FAMILIES[name]
+    model, inputs = family.build()
+    expected = family.eager(model, inputs)
+    with watch(model) as seen:
+        run(model, inputs)
+    assert len(expected) == len(family.layers)
+    errors, heard = {}, dict.fromkeys(family.layers, 0)
+    for call, (theirs, layer) in enumerate(zip(expected, family.layers, strict=True)):
+        own = [r for r in seen.recording.records if r.name == layer]
+        theirs = theirs.flatten(0, 1)[None] if name in FLAT else theirs  # noqa: PLW2901
+        for b, row in enumerate(theirs):
+            record = own[heard[layer] * len(theirs) + b]
+            errors[call, layer, b] = compare(record.weights(), row, record)
+        heard[layer] += 1
+    assert {at: error for at, error in errors.items() if not error < 1e-5} == {}
+
+
+def compare(mine, theirs, record):
+    """Return the largest difference where the record has rows and keys."""
+    n_q, n_k = theirs.shape[-2:]
+    q, k = record.q_positions, record.k_positions
+    for rows, keys in ((q, k), (q + n_q - len(q), k + n_k - len(k))):
+        if int(rows.max()) < n_q and int(keys.max()) < n_k:
+            other = theirs[:, rows][..., keys]
+            error = float((mine - other).abs().max())
+            if error < 1e-5:
+                return error
+    return error
+
+
+def make_llama(**options):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=99,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        **options,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def draw_tokens(*shape):
+    return torch.randint(5, 90, shape, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt2", "llama", "gemma2", "bert", "t5", "vit", "mha"]
+)
+def test_a_training_step_has_the_same_gradients(name):
+    grads = []
+    for look in (False, True):
+        model, inputs = FAMILIES[name].build()
+        model.train()
+        torch.manual_seed(0)
+        if look:
+            with watch(model):
+                sum(x.float().sum() for x in flatten(model(**inputs))).backward()
+        else:
+            sum(x.float().sum() for x in flatten(model(**inputs))).backward()
+        grads.append([p.grad for p in model.parameters() if p.grad is not None])
+    assert len(grads[0]) > 3
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_generation_is_one_record_of_the_final_sequence(padded, cache):
+    model, tokens = make_llama(), draw_tokens(2, 12)
+    valid = torch.ones_like(tokens)
+    if padded:
+        valid[1, :4] = 0
+    options = {"max_new_tokens": 9, "min_new_tokens": 9, "do_sample": False}
+    options |= {"attention_mask": valid, "pad_token_id": 0}
+    options |= {"cache_implementation": cache}
+    plain = model.generate(tokens, **options)
+    with watch(model) as seen:
+        watched = model.generate(tokens, **options)
+    assert torch.equal(plain, watched)
+    for b in range(2):
+        text = plain[b][4:] if padded and b == 1 else plain[b]
+        text = text[:-1]  # the last token was never read
+        assert seen.recording.tokens[b] == tuple(text.tolist())
+        with watch(model) as whole, torch.no_grad():
+            model(text[None])
+        for layer in range(2):
+            mine, once = seen.layer(layer, sequence=b), whole.layer(layer)
+            assert str(mine.mask) == "causal()"
+            assert mine.q_positions.tolist() == list(range(len(text)))
+            torch.testing.assert_close(mine.q, once.q, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(mine.k, once.k, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(mine.lse, once.lse, atol=1e-5, rtol=1e-5)
+
+
+def touch():
+    """Return everything that the lens may touch."""
+    functions = sys.modules["transformers.modeling_utils"].ALL_ATTENTION_FUNCTIONS
+    return [
+        F.scaled_dot_product_attention,
+        nn.MultiheadAttention.forward,
+        nn.TransformerEncoder.forward,
+        nn.TransformerEncoderLayer.forward,
+        modeling_llama.eager_attention_forward,
+        functions._local_mapping,
+        sys.modules["regard.nn.attention"].attend,
+    ]
+
+
+def count_hooks(model):
+    return sum(
+        len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()
+    )
+
+
+class Stop(nn.Module):
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def forward(self, *args, **named):
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("x"), KeyboardInterrupt()])
+@pytest.mark.parametrize("where", ["attention", "with"])
+def test_nothing_is_left_behind(error, where):
+    model, before, modes = make_llama(), touch(), list_modes()
+    own = model.model.layers[1].mlp
+    if error is not None and where == "attention":
+        model.model.layers[1].mlp = Stop(error)
+    try:
+        with watch(model):
+            if where == "with" and error is not None:
+                model(draw_tokens(1, 5))
+                raise error
+            model(draw_tokens(1, 5))
+    except (RuntimeError, KeyboardInterrupt) as caught:
+        assert caught is error
+    assert all(a is b for a, b in zip(before, touch(), strict=True))
+    assert count_hooks(model) == 0
+    assert list_modes() == modes
+    model.model.layers[1].mlp = own
+    assert torch.compiler.is_compiling() is False
+
+
+def test_importing_the_lens_patches_nothing():
+    code = (
+        "import torch, torch.nn.functional as F; from torch import nn;"
+        "before = {**vars(F), **vars(torch.Tensor), **vars(nn.Module),"
+        " **vars(nn.MultiheadAttention)};"
+        "import regard.lens;"
+        "after = {**vars(F), **vars(torch.Tensor), **vars(nn.Module),"
+        " **vars(nn.MultiheadAttention)};"
+        "assert all(before[n] is after[n] for n in before);"
+        "import sys; assert 'transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_two_lenses_see_the_same():
+    model, tokens = make_llama(), draw_tokens(1, 8)
+    with watch(model) as outer, watch(model) as inner, torch.no_grad():
+        model(tokens)
+    assert (
+        outer.layers
+        == inner.layers
+        == (
+            "model.layers.0.self_attn",
+            "model.layers.1.self_attn",
+        )
+    )
+    for layer in range(2):
+        assert torch.equal(outer.layer(layer).lse, inner.layer(layer).lse)
+
+
+def test_threads_are_kept_apart():
+    models = [make_llama() for _ in range(2)]
+    tokens = [draw_tokens(1, 8), draw_tokens(1, 11)]
+    seen, before, turn = [None, None], touch(), threading.Barrier(2)
+
+    def first():
+        with watch(models[0]) as seen[0], torch.no_grad():
+            turn.wait()  # both look; then the first one ends before the second
+            for _ in range(5):
+                models[0](tokens[0])
+        turn.wait()
+
+    def last():
+        with watch(models[1]) as seen[1], torch.no_grad():
+            turn.wait()
+            turn.wait()
+            for _ in range(5):
+                models[1](tokens[1])
+
+    threads = [threading.Thread(target=work) for work in (first, last)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(a is b for a, b in zip(before, touch(), strict=True))
+    for i, n in enumerate((8, 11)):
+        assert {x.calls for x in seen[i].coverage()} == {5}
+        assert {r.q.shape[1] for r in seen[i].recording.records} == {n}
+
+
+def test_autocast_and_checkpointing_are_seen_once():
+    model, tokens = make_llama(), draw_tokens(1, 8)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        plain = model(tokens).logits
+        with watch(model) as seen:
+            assert torch.equal(model(tokens).logits, plain)
+    assert {x.calls for x in seen.coverage()} == {1}
+    assert seen.layer(0).q.dtype == torch.bfloat16
+    model.train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    with watch(model) as seen:
+        model(tokens, use_cache=False).logits.sum().backward()
+    assert {x.calls for x in seen.coverage()} == {1}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_model_is_seen():
+    model, tokens = make_llama(), draw_tokens(1, 8)
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        compiled(tokens, use_cache=False)
+        with watch(compiled) as seen:
+            compiled(tokens, use_cache=False)
+    assert sum(x.calls for x in seen.coverage()) == 2
+
+
+def test_our_own_model_is_watched_as_any_other():
+    config = Config(
+        vocabulary=50, context=64, width=32, layers=2, heads=4, kv_heads=2, window=5
+    )
+    model, tokens = CausalTransformer(config).eval(), torch.arange(20)[None]
+    with watch(model, keep="qkv") as seen, torch.no_grad():
+        model(tokens)
+    record = seen.layer("blocks.1.attention")
+    assert str(record.mask) == "causal() & window(4)"
+    weights = record.weights()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(4, 20))
+    assert record.v.shape == (2, 20, 8)
+
+
+def test_what_cannot_be_asked_is_refused():
+    model = make_llama()
+    refused = pytest.raises(OptionError, match='keep="all", expected "qk" or "qkv"')
+    with refused, watch(model, keep="all"):
+        pass
+    with pytest.raises(OptionError, match="a dict cannot be watched"), watch({}):
+        pass
+    with watch(model) as seen:
+        with pytest.raises(OptionError, match="is still being watched"):
+            str(seen)
+        model(draw_tokens(1, 4))
+    with pytest.raises(OptionError, match="there is no layer 7 with sequence 0"):
+        seen.layer(7)
+    assert str(seen).splitlines()[0] == (
+        "LlamaForCausalLM: 2 of 2 attention layers seen, 1 sequences"
+    )
+
+
+def test_only_the_layers_asked_for_are_kept():
+    model = make_llama()
+    with watch(model, layers=["model.layers.1.self_attn"]) as seen, torch.no_grad():
+        model(draw_tokens(1, 4))
+    assert seen.layers == ("model.layers.1.self_attn",)
+    assert [x.reason for x in seen.coverage()] == ["not asked for", ""]
+
+
+def test_a_recording_is_saved_and_opened(tmp_path):
+    model = make_llama()
+    with watch(model) as seen, torch.no_grad():
+        model(draw_tokens(2, 6))
+    seen.save(tmp_path / "run.safetensors")
+    again = open_seen(tmp_path / "run.safetensors")
+    assert str(again) == str(seen)
+    mine, theirs = seen.layer(1, sequence=1), again.layer(1, sequence=1)
+    assert (mine.lse.numpy() == theirs.lse).all()
+    assert abs(mine.weights().numpy() - theirs.weights()).max() < 1e-6
