@@ -7,11 +7,11 @@ from collections import OrderedDict
 
 import pytest
 import torch
+import transformers
 from families import FAMILIES
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.overrides import _get_current_function_mode_stack as list_modes
-from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama import modeling_llama
 
 from regard.errors import OptionError
@@ -98,9 +98,9 @@ def compare(mine, theirs, record):
     return error
 
 
-def make_llama(**options):
+def make_llama(kind="Llama", **options):
     torch.manual_seed(0)
-    config = LlamaConfig(
+    config = getattr(transformers, f"{kind}Config")(
         vocab_size=99,
         hidden_size=32,
         intermediate_size=48,
@@ -109,7 +109,7 @@ def make_llama(**options):
         num_key_value_heads=2,
         **options,
     )
-    return LlamaForCausalLM(config).eval()
+    return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
 
 
 def draw_tokens(*shape):
@@ -162,6 +162,98 @@ def test_a_generation_is_one_record_of_the_final_sequence(padded, cache):
             torch.testing.assert_close(mine.q, once.q, atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(mine.k, once.k, atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(mine.lse, once.lse, atol=1e-5, rtol=1e-5)
+
+
+WINDOWS = {
+    "mistral": ("Mistral", {"sliding_window": 5}),
+    "gemma2": ("Gemma2", {"sliding_window": 5, "head_dim": 8}),
+    "gpt-oss": (
+        "GptOss",
+        {
+            "sliding_window": 5,
+            "head_dim": 8,
+            "num_local_experts": 2,
+            "num_experts_per_tok": 1,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("padded", [0, 2, 6])
+@pytest.mark.parametrize("length", [3, 5, 12])
+@pytest.mark.parametrize("name", WINDOWS)
+def test_a_cache_that_forgets_is_one_record_too(name, length, padded, cache):
+    kind, more = WINDOWS[name]
+    model, tokens = make_llama(kind, **more), draw_tokens(2, length)
+    padded = min(padded, length - 1)
+    valid = torch.ones_like(tokens)
+    valid[1, :padded] = 0
+    options = {"max_new_tokens": 9, "min_new_tokens": 9, "do_sample": False}
+    options |= {"attention_mask": valid, "pad_token_id": 0}
+    options |= {"cache_implementation": cache}
+    plain = model.generate(tokens, **options)
+    with watch(model, keep="qkv") as seen:
+        watched = model.generate(tokens, **options)
+    assert torch.equal(plain, watched)
+    assert len(seen.recording.records) == 4
+    for b in range(2):
+        text = plain[b][padded * b : -1]
+        assert seen.recording.tokens[b] == tuple(text.tolist())
+        with watch(model, keep="qkv") as whole, torch.no_grad():
+            model(text[None])
+        for layer in range(2):
+            mine, once = seen.layer(layer, sequence=b), whole.layer(layer)
+            assert str(mine.mask) == str(once.mask)
+            assert torch.equal(mine.q_positions, once.q_positions)
+            assert torch.equal(mine.k_positions, once.k_positions)
+            for field in ("q", "k", "v", "lse"):
+                one, other = getattr(mine, field), getattr(once, field)
+                torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+def test_a_model_in_float64_is_seen_in_float64():
+    model, tokens = make_llama().double(), draw_tokens(2, 12)
+    with torch.no_grad():
+        plain = model(tokens).logits
+        with watch(model) as seen:
+            watched = model(tokens).logits
+    assert torch.equal(plain, watched)
+    assert all(x.door and x.error < 1e-12 for x in seen.coverage())
+    record = seen.layer(1)
+    total = record.weights().sum(-1)
+    torch.testing.assert_close(total, torch.ones_like(total), atol=1e-12, rtol=0)
+
+
+class Bare(nn.Module):
+    """Attention and nothing else."""
+
+    def forward(self, q, k, v, mask=None):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def test_rows_that_see_nothing_have_an_lse_of_minus_infinity():
+    q, k, v = torch.randn(3, 1, 2, 6, 8, generator=torch.Generator().manual_seed(1))
+    mask = torch.ones(6, 6, dtype=torch.bool).tril(-1)
+    model = Bare()
+    with watch(model) as seen:
+        model(q, k, v, mask)
+    record = seen.layer(0)
+    assert bool((record.lse[:, 0] == -torch.inf).all())
+    assert bool(record.lse[:, 1:].isfinite().all())
+    assert record.q_positions.tolist() == record.k_positions.tolist() == list(range(6))
+    assert not bool(record.weights()[:, 0].any())
+
+
+def test_a_layer_with_nan_is_kept_as_it_is():
+    q, k, v = torch.randn(3, 1, 2, 6, 8, generator=torch.Generator().manual_seed(1))
+    q[0, 1, 3] = torch.nan
+    model = Bare()
+    with watch(model) as seen:
+        model(q, k, v)
+    (record,) = seen.recording.records
+    assert record.lse[1, 3].isnan()
+    assert bool(record.lse[0].isfinite().all())
 
 
 def touch():
@@ -273,6 +365,37 @@ def test_threads_are_kept_apart():
     for i, n in enumerate((8, 11)):
         assert {x.calls for x in seen[i].coverage()} == {5}
         assert {r.q.shape[1] for r in seen[i].recording.records} == {n}
+
+
+def test_one_model_in_two_threads_gives_two_sequences():
+    model, turn = make_llama(), threading.Barrier(2)
+    tokens = [draw_tokens(1, 8), draw_tokens(1, 11)]
+    rounds = 6
+
+    def work(mine):
+        turn.wait()
+        with torch.no_grad():
+            for _ in range(rounds):
+                model(mine)
+
+    with watch(model) as seen:
+        threads = [threading.Thread(target=work, args=(x,)) for x in tokens]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    with watch(model) as once, torch.no_grad():
+        for x in tokens:
+            model(x)
+    found = seen.recording
+    assert len(found.records) == 2 * 2 * rounds
+    for record, number in zip(found.records, found.sequences, strict=True):
+        n = len(found.tokens[number])
+        layer = int(record.name.split(".")[2])
+        same = once.layer(layer, sequence=0 if n == 8 else 1)
+        assert torch.equal(record.q, same.q)
+        assert torch.equal(record.lse, same.lse)
+        assert found.tokens[number] == tuple(tokens[n == 11][0].tolist())
 
 
 def test_autocast_and_checkpointing_are_seen_once():

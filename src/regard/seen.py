@@ -4,6 +4,7 @@
         model.generate(...)
     print(seen)                 which layers were seen, through which door
     seen.layer(3).q             what one layer did with the first sequence
+    seen.audit()                is there weight where none belongs?
 
 Next: lens/watch.py
 """
@@ -11,10 +12,15 @@ Next: lens/watch.py
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from regard.errors import OptionError
 from regard.record import Covered, Record, Recording
 from regard.recording import open_recording, save_recording
+from regard.spans import Offsets, Span, find_spans
+
+if TYPE_CHECKING:
+    from regard.lens.finding import Finding
 
 
 class Seen:
@@ -56,6 +62,51 @@ class Seen:
     def coverage(self) -> tuple[Covered, ...]:
         """Return what became of every attention module."""
         return self.recording.coverage
+
+    def spans(
+        self, sections: Any, *, text: str, offsets: Offsets, sequence: int = 0
+    ) -> tuple[Span, ...]:
+        """Return which tokens of a sequence are a part of its text.
+
+        sections: {name: (first character, one past the last)}, or {name: piece of the
+            text}, or a list of pieces (documents), or the messages of a chat
+        text: what was tokenised
+        offsets: the characters of each token of it, without padding; tokenizers give
+            them: tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
+        """
+        sizes = [
+            int(record.k_positions.shape[0])
+            for record, number in zip(
+                self.recording.records, self.recording.sequences, strict=True
+            )
+            if number == sequence
+        ]
+        if not sizes:
+            raise OptionError(f"there is no sequence {sequence}.")
+        known = self.recording.tokens[sequence : sequence + 1]
+        n = len(known[0]) if known and known[0] else max(sizes)
+        return find_spans(sections, text, [(a, b) for a, b in offsets], n)
+
+    def audit(
+        self,
+        *,
+        valid: Any = None,
+        pad: int | None = None,
+        documents: Any = None,
+        expect: Any = None,
+    ) -> tuple[Finding, ...]:
+        """Return what is wrong with the attention that was seen, errors first.
+
+        valid: (B, N), True for tokens, False for padding
+        pad: the id of the padding token instead
+        documents: ids (N,) or (B, N) of packed documents
+        expect: a mask, or a mapping from patterns of layer names to masks
+        """
+        from regard.lens.audit import audit  # noqa: PLC0415 (it needs torch)
+
+        return audit(
+            self.recording, valid=valid, pad=pad, documents=documents, expect=expect
+        )
 
     def save(self, path: str | Path) -> None:
         """Write the recording into one file."""

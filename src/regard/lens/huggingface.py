@@ -3,27 +3,32 @@
 A layer calls `attention_interface(module, query, key, value, mask, scaling=…, …)`. For
 "sdpa" that function repeats shared heads and calls the kernel; "eager" ones are written
 out in each modeling file, with softcap and sinks. Both are handed q, k and v before any
-copy is made, so that is where we look. Nothing of transformers is imported here: a
-model of it brings it along.
+copy is made, so that is where we look, and edit. Nothing of transformers is imported
+here: a model of it brings it along. Our own engine is looked at in the same way.
 
 Next: ledger.py
 """
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial, wraps
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from regard.definition.attention import Attended
 from regard.engine.choose import attend
-from regard.lens.intercept import Mode, Sight, put
+from regard.lens.edit import NOTHING, Call, edited, fit, hide, lower
+from regard.lens.intercept import Mode, put
+from regard.lens.sight import Sight, make_four
 from regard.lens.whereabouts import Whereabouts
-from regard.masks.algebra import Mask
+from regard.masks.algebra import Formula, Mask
 from regard.masks.grid import evaluate, resolve_start
 from regard.masks.patterns import causal
 
@@ -69,32 +74,41 @@ def watch_eager(
         *args: Any,
         **options: Any,
     ) -> Any:
-        call = (module, query, key, value, attention_mask, *args)
         if not here.stack:  # another model's layer, in the same file
-            return original(*call, **options)
-        here.held = True
-        try:
-            done = original(*call, **options)
-        finally:
-            here.held = False
-        scale = options.get("scaling", args[0] if args else None)
-        sink = options.get("s_aux", getattr(module, "sinks", None))
-        bias = options.get("position_bias")
-        mode.tell(
-            Sight(
-                door="transformers eager",
-                q=query,
-                k=key,
-                v=value,
-                out=done[0].transpose(1, 2),
-                lse=None,
-                scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
-                mask=add_both(attention_mask, bias),
-                softcap=options.get("softcap"),
-                sink=sink,
+            return original(module, query, key, value, attention_mask, *args, **options)
+        (_, heads, n_q, _), n_k, mask = query.shape, key.shape[2], attention_mask
+        call, blank = Call(like=query, heads=heads, n_q=n_q, n_k=n_k), None
+        with edited(call) as edit:
+            if edit.cells is not None:
+                mask = query.new_zeros(1, 1, 1, n_k) if mask is None else mask
+                mask, blank = lower(mask[..., :n_k], edit.cells)
+            before, here.held = here.held, True
+            try:
+                done = original(module, query, key, value, mask, *args, **options)
+            finally:
+                here.held = before
+            scale = options.get("scaling", args[0] if args else None)
+            mode.tell(
+                Sight(
+                    door="transformers eager",
+                    q=query,
+                    k=key,
+                    v=value,
+                    out=done[0].transpose(1, 2),
+                    lse=None,
+                    scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
+                    mask=add_both(mask, options.get("position_bias")),
+                    softcap=options.get("softcap"),
+                    sink=options.get("s_aux", getattr(module, "sinks", None)),
+                )
             )
-        )
-        return done
+        if edit is NOTHING:
+            return done
+        out, weights, *rest = done
+        out = edit.clear(out.transpose(1, 2), blank).transpose(1, 2)
+        if weights is not None and blank is not None:
+            weights = weights.masked_fill(blank, 0)
+        return (out, weights, *rest)
 
     return stand_in
 
@@ -114,39 +128,74 @@ def watch_engine(
     def stand_in(
         q: Tensor, k: Tensor, v: Tensor, mask: Any = None, **options: Any
     ) -> Attended:
-        before, here.held = here.held, True  # its kernels see parts of the keys only
-        try:
-            done: Attended = original(q, k, v, mask, **options)
-        finally:
-            here.held = before
-        if here.stack:
-            start = options.get("q_start")
-            formula = mask if isinstance(mask, Mask) else None
-            n_q, n_k = q.shape[2], k.shape[2]
-            seen = None if formula is None else write(formula, q, k, start)
-            cells = mask if formula is None else seen
-            mode.tell(
-                Sight(
-                    door="regard",
-                    q=q,
-                    k=k,
-                    v=v,
-                    out=None if options.get("edit") else done.out,
-                    lse=done.lse,
-                    scale=q.shape[-1] ** -0.5,
-                    mask=None if formula == causal() and n_q == n_k else cells,
-                    causal=formula == causal() and n_q == n_k,
-                )
-            )
-        return done
+        if not here.stack:
+            return original(q, k, v, mask, **options)  # type: ignore[no-any-return]
+        heads, n_q, n_k = q.shape[-3], q.shape[-2], k.shape[-2]
+        with edited(Call(like=q, heads=heads, n_q=n_q, n_k=n_k)) as edit:
+            if edit.cells is not None:
+                mask = write(mask, q, k, options) if isinstance(mask, Mask) else mask
+                mask = fit(hide(mask, edit.cells), q.ndim)
+            before, here.held = here.held, True  # its kernels see parts of the keys
+            try:
+                done: Attended = original(q, k, v, mask, **options)
+            finally:
+                here.held = before
+            mode.tell(see_engine(done, (q, k, v), mask, options))
+        return replace(done, out=edit.clear(done.out))
 
     return stand_in
 
 
-def write(formula: Mask, q: Tensor, k: Tensor, start: Any) -> Tensor:
-    """Write a mask out as the truth values of a call."""
-    shape = (*q.shape[:3], k.shape[2])
-    start = resolve_start(start, shape, formula)
+def see_engine(
+    done: Attended, arrays: tuple[Tensor, ...], mask: Any, options: Mapping[str, Any]
+) -> Sight:
+    """Return a call of our own engine, with all that it was told.
+
+    A scale that is an array goes into q. Where scores are capped, lse is left for the
+    ledger to compute again: it rebuilds no capped output.
+    """
+    q, k, v = (make_four(x) for x in arrays)
+    simple = mask == causal() if isinstance(mask, Mask) else False
+    simple = simple and q.shape[2] == k.shape[2] and options.get("bias") is None
+    scale, sink = options.get("scale"), options.get("sink")
+    if isinstance(scale, Tensor):
+        q, scale = q * scale, 1.0
+    if sink is not None:
+        sink = torch.as_tensor(sink).reshape(-1).expand(q.shape[1])
+    capped, changed = options.get("softcap") is not None, bool(options.get("edit"))
+    return Sight(
+        door="regard",
+        q=q,
+        k=k,
+        v=v,
+        out=None if changed else make_four(done.out),
+        lse=None if capped else done.lse.reshape(q.shape[:3]),
+        scale=q.shape[-1] ** -0.5 if scale is None else float(scale),
+        mask=None if simple else write_both(mask, q, k, options),
+        causal=simple,
+        softcap=options.get("softcap"),
+        sink=sink,
+    )
+
+
+def write_both(
+    mask: Any, q: Tensor, k: Tensor, options: Mapping[str, Any]
+) -> Tensor | None:
+    """Return a mask and a bias as one array: truth values, or numbers to add."""
+    bias = options.get("bias")
+    cells, numbers = (
+        write(x, q, k, options) if isinstance(x, Formula) else x for x in (mask, bias)
+    )
+    if numbers is None:
+        return None if cells is None else make_four(cells)
+    numbers = make_four(numbers)
+    return numbers if cells is None else numbers.masked_fill(~cells, -math.inf)
+
+
+def write(formula: Formula, q: Tensor, k: Tensor, options: Mapping[str, Any]) -> Tensor:
+    """Write a mask or a bias out as the cells of a call."""
+    shape = (*make_four(q).shape[:3], k.shape[-2])
+    start = resolve_start(options.get("q_start"), shape, formula)
     cells: Tensor = evaluate(formula.place(q), shape, q_start=start, like=q)
     return cells
 

@@ -10,6 +10,9 @@ The first is the base: a mode that sees every torch function. On a CPU the publi
 function runs a kernel that also computes lse and drops it; the door calls that kernel
 with the same arguments, so the model gets the same bits and lse costs nothing.
 
+If something is cut out of the model (edit.py), a door first edits what it is handed,
+tells of the edited call, and clears what the cut leaves of the output.
+
 This is the only file that patches anything: inside of `with`, and undone after it.
 
 Next: huggingface.py
@@ -21,7 +24,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,36 +34,62 @@ from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 
 from regard.engine.flash import forward as flash
+from regard.lens.edit import CUTTERS, Call, add_of, bend_less, edited, fit, hide, lower
+from regard.lens.sight import Sight, make_four, see_logits, weigh
 from regard.lens.whereabouts import CLOSED, Whereabouts
 
 FLASH = 1  # what torch calls the fused kernel
 SDPA = F.scaled_dot_product_attention
 SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
+Given = tuple[Tensor, Tensor, Tensor, Tensor | None, float, bool]  # to the kernel
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sight:
-    """One call of attention, as it passed through a door."""
+class Inside(threading.local):
+    """Who waits for what torch's multi-head attention calls inside of itself."""
 
-    door: str
-    q: Tensor  # (B, H, Nq, D)
-    k: Tensor  # (B, Hk, Nk, D)
-    v: Tensor | None  # (B, Hk, Nk, Dv)
-    out: Tensor | None  # (B, H, Nq, Dv)
-    lse: Tensor | None  # (B, H, Nq), None if nobody computed it yet
-    scale: float
-    mask: Tensor | None = None  # bool, or numbers to add
-    causal: bool = False  # query i sees the keys 0 … i
-    softcap: float | None = None
-    sink: Tensor | None = None  # (H,)
+    def __init__(self) -> None:
+        self.waiting: list[list[Sight]] = []
+        self.deaf = False  # what a lens computes is no call of the model
+
+    def tell(self, sight: Sight) -> None:
+        """Tell all of them."""
+        for sights in self.waiting:
+            sights.append(sight)
+
+    @contextmanager
+    def wait(self, sights: list[Sight]) -> Iterator[None]:
+        """Be one of them for a while."""
+        self.waiting.append(sights)
+        try:
+            yield
+        finally:
+            self.waiting.pop()
+
+    @contextmanager
+    def compute(self) -> Iterator[None]:
+        """Make all lenses of this thread deaf for a while."""
+        before, self.deaf = self.deaf, True
+        try:
+            yield
+        finally:
+            self.deaf = before
+
+
+INSIDE = Inside()
 
 
 class Mode(TorchFunctionMode):  # type: ignore[misc]
     """Sees every torch function of this thread while it is on."""
 
-    def __init__(self, tell: Callable[[Sight], None], here: Whereabouts) -> None:
+    def __init__(
+        self,
+        listen: Callable[[Sight], None],
+        here: Whereabouts,
+        *,
+        aligned: bool = False,  # query 0 stands at key 0
+    ) -> None:
         super().__init__()
-        self.tell, self.here = tell, here
+        self.listen, self.here, self.aligned = listen, here, aligned
         self.doors: dict[Any, Callable[[Any, Any, Any], Any]] = {
             SDPA: lambda _, args, named: self.run_sdpa(*args, **named),
             flash: lambda _, args, named: self.run_kernel(*args, **named),
@@ -73,8 +102,14 @@ class Mode(TorchFunctionMode):  # type: ignore[misc]
         self, func: Any, _types: Any, args: Any = (), named: Any = None
     ) -> Any:
         named = named or {}
-        door = None if self.here.held else self.doors.get(func)
+        deaf = self.here.held or INSIDE.deaf
+        door = None if deaf else self.doors.get(func)
         return func(*args, **named) if door is None else door(func, args, named)
+
+    def tell(self, sight: Sight) -> None:
+        """Tell of a call."""
+        with INSIDE.compute():
+            self.listen(sight)
 
     def run_sdpa(  # noqa: PLR0917 (the signature of the kernel)
         self,
@@ -92,35 +127,22 @@ class Mode(TorchFunctionMode):  # type: ignore[misc]
         query, key, value = (cast_as_autocast(x) for x in (query, key, value))
         if attn_mask is not None and attn_mask.is_floating_point():
             attn_mask = cast_as_autocast(attn_mask)
-        options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
-        given = (query, key, value, attn_mask, dropout_p, is_causal)
-        choice = -1
-        if query.device.type == "cpu" and query.ndim == 4 and key.shape[-2] > 0:
-            choice = torch._fused_sdp_choice(*given, **options)  # noqa: SLF001
-        if choice == FLASH:
-            bias = add_of(attn_mask, query)
-            out, _ = self.run_kernel(
-                *given[:3], dropout_p, is_causal, attn_mask=bias, scale=scale
-            )
-            return out
-        out = SDPA(*given, **options)
-        factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-        shared = self.here.shared
-        k, v = (key, value) if shared is None else shared
-        self.tell(
-            Sight(
-                door="sdpa" if shared is None else "transformers sdpa",
-                q=make_four(query),
-                k=make_four(k),
-                v=make_four(v),
-                out=None if dropout_p else make_four(out),
-                lse=None,
-                scale=factor,
-                mask=None if attn_mask is None else make_four(attn_mask),
-                causal=is_causal,
-            )
-        )
-        return out
+        with edited(self.describe(query, key, is_causal=is_causal)) as edit:
+            if edit.cells is not None:
+                attn_mask = hide(attn_mask, edit.cells, causal=is_causal)
+                attn_mask, is_causal = fit(attn_mask, query.ndim), False
+            options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
+            given = (query, key, value, attn_mask, dropout_p, is_causal)
+            choice = -1
+            if query.device.type == "cpu" and query.ndim == 4 and key.shape[-2] > 0:
+                choice = torch._fused_sdp_choice(*given, **options)  # noqa: SLF001
+            if choice == FLASH:
+                given = (*given[:3], add_of(attn_mask, query), *given[4:])
+                out, _ = self.run_flash(given, scale)
+            else:
+                out = SDPA(*given, **options)
+                self.tell_kernel(given, scale, out, None)
+        return edit.clear(out)
 
     def run_kernel(
         self,
@@ -133,36 +155,66 @@ class Mode(TorchFunctionMode):  # type: ignore[misc]
         attn_mask: Tensor | None = None,
         scale: float | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Run the kernel, and keep its lse; a second lens sees only this one called."""
+        """Run the kernel that was called by its own name, as a lens in a lens does."""
+        with edited(self.describe(query, key, is_causal=is_causal)) as edit:
+            if edit.cells is not None:
+                attn_mask = hide(attn_mask, edit.cells, causal=is_causal)
+                attn_mask, is_causal = add_of(attn_mask, query), False
+            given = (query, key, value, attn_mask, dropout_p, is_causal)
+            out, lse = self.run_flash(given, scale)
+        return edit.clear(out), lse
+
+    def run_flash(self, given: Given, scale: float | None) -> tuple[Tensor, Tensor]:
+        """Run the fused kernel, and keep its lse."""
+        query, key, value, mask, dropout, causal = given
         out, lse = flash(
-            query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
+            query, key, value, dropout, causal, attn_mask=mask, scale=scale
         )
+        self.tell_kernel(given, scale, out, lse)
+        return out, lse
+
+    def tell_kernel(
+        self, given: Given, scale: float | None, out: Tensor, lse: Tensor | None
+    ) -> None:
+        """Tell of a call of the kernel, with the keys before they were repeated."""
+        query, key, value, mask, dropout, causal = given
         shared = self.here.shared
         k, v = (key, value) if shared is None else shared
         self.tell(
             Sight(
                 door="sdpa" if shared is None else "transformers sdpa",
-                q=query,
-                k=k,
-                v=v,
-                out=None if dropout_p else out,
+                q=make_four(query),
+                k=make_four(k),
+                v=make_four(v),
+                out=None if dropout else make_four(out),
                 lse=lse,
                 scale=1 / math.sqrt(query.shape[-1]) if scale is None else scale,
-                mask=attn_mask,
-                causal=is_causal,
+                mask=None if mask is None else make_four(mask),
+                causal=causal,
             )
         )
-        return out, lse
+
+    def describe(self, query: Tensor, key: Tensor, *, is_causal: bool) -> Call:
+        """Return what is known of a call of the kernel."""
+        return Call(
+            like=query,
+            heads=query.shape[1] if query.ndim == 4 else None,
+            n_q=query.shape[-2],
+            n_k=key.shape[-2],
+            aligned=is_causal or self.aligned,
+        )
 
     def run_mha(self, func: Any, args: Any, named: Any) -> Any:
         """Look inside of torch's own multi-head attention.
 
         Its function hides what it calls from modes, so the kernel's name is replaced
         while it runs. Asked for weights it calls no kernel: then it is run once more
-        without, only to see q, k and v.
+        without, only to see q, k and v; or, if it is edited, only without.
         """
         sights: list[Sight] = []
-        inner, thread = Mode(sights.append, Whereabouts()), threading.get_ident()
+        inner = Mode(INSIDE.tell, Whereabouts(), aligned=True)
+        thread, without = threading.get_ident(), {**named, "need_weights": False}
+        asked = named.get("need_weights", True)
 
         def make(before: Any) -> Any:
             def stand_in(*args: Any, **named: Any) -> Any:
@@ -171,12 +223,20 @@ class Mode(TorchFunctionMode):  # type: ignore[misc]
 
             return stand_in
 
-        with put(F, "scaled_dot_product_attention", make):
-            done = func(*args, **named)
+        with INSIDE.wait(sights), put(F, "scaled_dot_product_attention", make):
+            if asked and any(cutter.is_running() for cutter in CUTTERS):
+                out, _ = func(*args, **without)
+                with INSIDE.compute():
+                    weights = weigh(sights[-1])
+                if named.get("average_attn_weights", True):
+                    weights = weights.mean(1)
+                done = out, weights if out.ndim == 3 else weights[0]
+            else:
+                done = func(*args, **named)
             if not sights:
                 state = torch.get_rng_state()
                 with torch.no_grad():
-                    func(*args, **{**named, "need_weights": False})
+                    func(*args, **without)
                 torch.set_rng_state(state)
         for sight in sights:
             self.tell(replace(sight, door="nn.MultiheadAttention"))
@@ -187,61 +247,55 @@ class Mode(TorchFunctionMode):  # type: ignore[misc]
 
         Its logits are a record too: q := logits, k := the identity, scale 1.
         """
-        weights: Tensor = func(*args, **named)
         logits = args[0] if args else named["input"]
         axis = named.get("dim", args[1] if len(args) > 1 else None)
         last = axis in (-1, logits.ndim - 1) and logits.shape[-1] > 1
         flat = logits.ndim == 3 and "att" in self.here.name.lower()  # not a router's
-        if last and (logits.ndim == 4 or flat):
+        if not last or not (logits.ndim == 4 or flat):
+            return func(*args, **named)
+        heads, blank = None if flat else logits.shape[1], None
+        n_q, n_k = logits.shape[-2:]
+        call = Call(like=logits, heads=heads, n_q=n_q, n_k=n_k, sure=False)
+        with edited(call) as edit:
+            if edit.cells is not None:
+                logits, blank = lower(logits, fit(edit.cells, logits.ndim))
+            named = {name: x for name, x in named.items() if name != "input"}
+            weights = func(logits, *args[1:], **named)
             self.tell(see_logits("softmax", make_four(logits.detach())))
-        return weights
+        return edit.clear(weights, blank)
 
     def run_flex(self, func: Any, args: Any, named: Any) -> Any:
         """See FlexAttention: its lse is to the base 2, its mask and edits are code."""
-        done = func(*args, **named)
-        q, k, v, edit, block_mask, scale, *_ = args
+        q, k, v, bend, block_mask, scale, *rest = args
         b, h, i, j = (
             torch.arange(n).reshape([-1 if axis == a else 1 for axis in range(4)])
             for a, n in enumerate((*q.shape[:3], k.shape[2]))
         )
-        seen = block_mask[-1](b, h, i, j).expand(*q.shape[:3], k.shape[2])
-        with torch.no_grad():
-            shared = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
-            scores = q @ shared.transpose(-1, -2) * scale
-            edited = edit(scores, b, h, i, j)
-        if torch.equal(scores, edited):
-            self.tell(
-                Sight(
-                    door="flex",
-                    q=q,
-                    k=k,
-                    v=v,
-                    out=done[0],
-                    lse=done[1] * math.log(2),
-                    scale=scale,
-                    mask=seen,
+        with edited(self.describe(q, k, is_causal=False)) as edit:
+            if edit.cells is not None:
+                bend = bend_less(bend, edit.cells.expand(*q.shape[:2], -1, -1))
+            done = func(q, k, v, bend, block_mask, scale, *rest, **named)
+            seen = block_mask[-1](b, h, i, j).expand(*q.shape[:3], k.shape[2])
+            with torch.no_grad():
+                shared = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+                scores = q @ shared.transpose(-1, -2) * scale
+                bent = bend(scores, b, h, i, j)
+            if torch.equal(scores, bent):
+                self.tell(
+                    Sight(
+                        door="flex",
+                        q=q,
+                        k=k,
+                        v=v,
+                        out=done[0],
+                        lse=done[1] * math.log(2),
+                        scale=scale,
+                        mask=seen,
+                    )
                 )
-            )
-        else:
-            self.tell(see_logits("flex", edited.masked_fill(~seen, -math.inf)))
-        return done
-
-
-def see_logits(door: str, logits: Tensor) -> Sight:
-    """Return a call of which only the logits (B, H, Nq, Nk) are known."""
-    keys = torch.eye(logits.shape[-1], dtype=logits.dtype, device=logits.device)
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    allowed = logits > torch.finfo(logits.dtype).min / 2
-    return Sight(
-        door=door,
-        q=torch.where(allowed, logits, 0),
-        k=keys.expand(logits.shape[0], 1, *keys.shape),
-        v=None,
-        out=None,
-        lse=torch.logsumexp(wide, -1),
-        scale=1.0,
-        mask=None if bool(allowed.all()) else allowed,
-    )
+            else:
+                self.tell(see_logits("flex", bent.masked_fill(~seen, -math.inf)))
+        return (edit.clear(done[0]), *done[1:])
 
 
 def cast_as_autocast(x: Tensor) -> Tensor:
@@ -250,11 +304,6 @@ def cast_as_autocast(x: Tensor) -> Tensor:
     if not torch.is_autocast_enabled(kind) or x.dtype == torch.float64:
         return x
     return x.to(torch.get_autocast_dtype(kind))
-
-
-def make_four(x: Tensor) -> Tensor:
-    """Return x as (B, H, N, D): axes are added in front, or put together there."""
-    return x.flatten(0, -4) if x.ndim > 4 else x.reshape((1,) * (4 - x.ndim) + x.shape)
 
 
 def watch_closed(
@@ -273,7 +322,8 @@ def watch_closed(
         name = names.get(id(module))
         if name is None or here.closed:
             return original(module, *args, **named)
-        if module.training or here.shadow:
+        cut = any(cutter.owns(module) for cutter in CUTTERS)  # leaves the fast path
+        if module.training or here.shadow or cut:
             with here.inside(name, mode):
                 return original(module, *args, **named)
         here.closed = True
@@ -306,14 +356,6 @@ def open_modules(model: nn.Module, mode: Mode, here: Whereabouts) -> Iterator[No
             make = partial(watch_closed, names=names, mode=mode, here=here)
             stack.enter_context(put(kind, "forward", make))
         yield
-
-
-def add_of(mask: Tensor | None, like: Tensor) -> Tensor | None:
-    """Return a mask as the numbers that torch adds for it."""
-    if mask is None or mask.dtype != torch.bool:
-        return mask
-    zeros = torch.zeros_like(mask, dtype=like.dtype)
-    return zeros.masked_fill_(mask.logical_not(), -math.inf)
 
 
 Make = Callable[[Any], Any]

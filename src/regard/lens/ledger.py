@@ -5,7 +5,8 @@
     decode          q 11,      k 0 … 11
 
 A call whose keys are those of the last call and its own queries goes on with it; any
-other one begins a new group. Of the keys only the last are kept: they hold all others.
+other one begins a new group. Of the keys only the last are kept: they hold all others,
+but for those that the cache of a sliding window forgot, which are kept from before.
 Padding is taken out with the mask that the model was given, so that row i of a record
 is token q_positions[i] of its sequence.
 
@@ -15,7 +16,6 @@ Next: watch.py
 from __future__ import annotations
 
 import math
-import mmap
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,25 +25,28 @@ import torch
 from torch import Tensor
 
 from regard.engine.choose import attend
-from regard.lens.intercept import Sight
+from regard.lens.pages import Pages, bring, keep
+from regard.lens.sight import Sight
 from regard.masks.algebra import Mask
 from regard.masks.patterns import causal, window
 from regard.record import Record
 
 CROSS = re.compile(r"cross|encoder_attn|EncDec|multihead_attn", re.IGNORECASE)
-LARGE = 2**20  # bytes of an array that gets pages of its own
 CHECKED = 8  # rows of a call that are rebuilt from what is kept
+ALIKE = 4  # keys by which a call is known to go on
 
 
 @dataclass(frozen=True)
 class Kept:
     """What is kept of a call: some rows, and its mask."""
 
-    q: Tensor  # (B, H, Nq, D)
-    lse: Tensor  # (B, H, Nq)
+    q: Tensor | Pages  # (B, H, Nq, D)
+    lse: Tensor | Pages  # (B, H, Nq)
     mask: Tensor | None
     causal: bool
+    n_q: int
     start: int  # position of the first row
+    first: int  # position of the first key
     n_k: int  # keys of the call
 
 
@@ -52,48 +55,77 @@ class Group:
 
     def __init__(self, name: str, sight: Sight, *, keep_v: bool) -> None:
         self.name, self.keep_v = name, keep_v
+        self.scale, self.softcap, self.sink = sight.scale, sight.softcap, sight.sink
         self.rows: list[Kept] = []
-        self.is_cross = False  # keys of another sequence: no diagonal, they never grow
-        self.sight = sight
+        self.k: Tensor | Pages = sight.k[:, :, :0].clone()  # of the last call
+        self.v: Tensor | Pages | None = None
+        self.end, self.is_cross = find_place(name, sight)  # behind the last row
+        self.first = 0  # position of the first key that the cache still holds
+        self.forgotten: list[list[Tensor]] = []  # k, and v if kept, of those before it
+        self.edge: list[Tensor] = []  # first key, its value, last keys: copies
         self.add(sight)
 
     def goes_on(self, sight: Sight) -> bool:
         """Tell whether a call goes on where this group stands."""
-        before, keys = self.sight.k.shape, sight.k.shape
+        before, keys = self.k.shape, sight.k.shape
         rows = sight.q.shape[2]
-        same = before[:2] == keys[:2] and before[3] == keys[3]
-        grown = keys[2] == before[2] + rows
+        if before[:2] != keys[:2] or before[3] != keys[3]:
+            return False
         again = keys[2] == before[2] and not sight.causal and rows < keys[2]
-        fixed = self.is_cross or self.rows[0].q.shape[2] < self.rows[0].n_k
-        return same and (grown or (again and fixed))
+        fixed = self.is_cross or self.rows[0].n_q < self.rows[0].n_k
+        grown = keys[2] == before[2] + rows
+        return grown or (again and fixed) or self.count_forgotten(sight) > 0
+
+    def count_forgotten(self, sight: Sight) -> int:
+        """Return how many keys in front are gone, because a window slid past them."""
+        n_q, n_k, before = sight.q.shape[2], sight.k.shape[2], self.k.shape[2]
+        old = n_k - n_q  # keys that the call has of the last one
+        full = self.first + before == self.end
+        if self.is_cross or not full or not 0 < old < before:
+            return 0
+        few = min(old, ALIKE)  # the last of them are the same bits
+        last = self.edge[-1] if self.edge else bring(self.k)
+        same = torch.equal(sight.k[:, :, old - few : old], last[:, :, -few:])
+        return before - old if same else 0
 
     def add(self, sight: Sight) -> None:
         """Keep the rows of a call; its keys take the place of the last ones."""
         n_q, n_k = sight.q.shape[2], sight.k.shape[2]
-        if not self.rows:
-            start, self.is_cross = find_place(self.name, sight)
-        elif n_k == self.sight.k.shape[2]:  # another sequence, or a cache of fixed size
-            start = self.rows[-1].start + self.rows[-1].q.shape[2]
-        else:
-            start = n_k - n_q
-        lse = sight.lse
-        assert lse is not None
+        if self.rows and (gone := self.count_forgotten(sight)):
+            kept = [bring(x) for x in (self.k, self.v) if x is not None]
+            front = self.edge[:-1] if self.edge and gone == 1 else kept
+            self.forgotten.append([x[:, :, :gone].clone() for x in front])
+            self.first += gone
+        assert sight.lse is not None
         self.rows.append(
-            Kept(compact(sight.q), lse.detach(), sight.mask, sight.causal, start, n_k)
+            Kept(
+                q=keep(sight.q),
+                lse=keep(sight.lse),
+                mask=sight.mask,
+                causal=sight.causal,
+                n_q=n_q,
+                start=self.end,
+                first=self.first,
+                n_k=n_k,
+            )
         )
-        k = (
-            compact(sight.k) if n_q > 1 else sight.k.detach()
-        )  # the next step brings all
-        v = compact(sight.v) if self.keep_v and sight.v is not None else None
-        self.sight = replace(sight, q=sight.q[:, :, :0], k=k, v=v, out=None, lse=None)
+        self.end += n_q
+        fixed = n_q > 1 or n_k <= self.k.shape[2]
+        # the next step brings all keys again
+        self.k = keep(sight.k) if n_q > 1 else sight.k.detach()
+        self.v = keep(sight.v) if self.keep_v and sight.v is not None else None
+        self.edge = []
+        if fixed and not self.is_cross:  # perhaps a cache that is written in place
+            kept = [bring(x) for x in (self.k, self.v) if x is not None]
+            self.edge = [x[:, :, :1].clone() for x in kept]
+            self.edge.append(kept[0][:, :, -ALIKE:].clone())
 
     def records(self, valid: Tensor | None) -> Iterator[tuple[int, Record]]:
         """Yield the record of every sequence of the batch."""
         q, lse = join([x.q for x in self.rows]), join([x.lse for x in self.rows])
-        at = torch.cat(
-            [torch.arange(x.start, x.start + x.q.shape[2]) for x in self.rows]
-        )
-        last, n_k = self.sight, self.sight.k.shape[2]
+        at = torch.cat([torch.arange(x.start, x.start + x.n_q) for x in self.rows])
+        k, v = self.join_keys()
+        n_k = k.shape[2]
         for b in range(q.shape[0]):
             keys = torch.arange(n_k)
             real = None if valid is None else valid[b]
@@ -115,12 +147,12 @@ class Group:
                 Record(
                     name=self.name,
                     q=q[b][:, kept],
-                    k=last.k[b] if len(keys) == n_k else last.k[b][:, keys],
-                    v=None if last.v is None else last.v[b][:, keys],
+                    k=k[b] if len(keys) == n_k else k[b][:, keys],
+                    v=None if v is None else v[b][:, keys],
                     lse=lse[b][:, kept],
-                    scale=last.scale,
-                    softcap=last.softcap,
-                    sink=None if last.sink is None else last.sink.detach(),
+                    scale=self.scale,
+                    softcap=self.softcap,
+                    sink=None if self.sink is None else self.sink.detach(),
                     mask=mask,
                     bias=bias,
                     q_positions=rows - first,
@@ -128,15 +160,22 @@ class Group:
                 ),
             )
 
+    def join_keys(self) -> tuple[Tensor, Tensor | None]:
+        """Return all keys, and values if they are kept, also the forgotten ones."""
+        k = join([*(x[0] for x in self.forgotten), self.k])
+        if self.v is None:
+            return k, None
+        return k, join([*(x[1] for x in self.forgotten), self.v])
+
     def find_mask(
         self, b: int, at: Tensor, keys: Tensor, kept: Any
     ) -> tuple[Mask | Tensor | None, Tensor | None]:
         """Return the mask of a sequence as a formula if it is one, and its bias."""
         first = self.rows[0]
-        if all(x.mask is None for x in self.rows):
+        if all(x.mask is None for x in self.rows) and not self.forgotten:
             square = first.causal or len(self.rows) > 1
             return (causal() if square and not self.is_cross else None), None
-        n_k = self.sight.k.shape[2]
+        n_k = self.first + self.k.shape[2]
         blocks = [write_rows(x, b, n_k) for x in self.rows]
         cells = torch.cat(blocks, 1)[:, kept][..., keys]  # (H or 1, Nq, Nk)
         allowed = cells > torch.finfo(cells.dtype).min / 2
@@ -155,27 +194,31 @@ def find_place(name: str, sight: Sight) -> tuple[int, bool]:
     one key later than the row before.
     """
     n_q, n_k = sight.q.shape[2], sight.k.shape[2]
-    alone = sight.door == "nn.MultiheadAttention" or CROSS.search(name) is not None
-    if sight.causal or alone:
-        return 0, not sight.causal
+    other = CROSS.search(name) is not None
+    if n_q == n_k or sight.causal:
+        return 0, other
+    if sight.door == "nn.MultiheadAttention" or other:
+        return 0, True
     if sight.mask is None:
-        return (n_k - 1, False) if n_q == 1 < n_k else (0, True)
-    rows = write_rows(Kept(sight.q, sight.q, sight.mask, sight.causal, 0, n_k), 0, n_k)
+        return (n_k - 1, False) if n_q == 1 else (0, True)
+    kept = Kept(sight.q, sight.q, sight.mask, sight.causal, n_q, 0, 0, n_k)
+    rows = write_rows(kept, 0, n_k)
     seen = (rows[0] > torch.finfo(rows.dtype).min / 2).int()
     ends = torch.where(seen.any(-1), n_k - 1 - seen.flip(-1).argmax(-1), -1)
     real = ends[ends >= 0]
     if len(real) and bool((real.diff() == 1).all()):
         return int(ends[-1]) - n_q + 1, False
-    return 0, n_q != n_k
+    return 0, True
 
 
 def write_rows(kept: Kept, b: int, n_k: int) -> Tensor:
-    """Return what was added to the scores of some rows, -inf behind the last key."""
-    n_q, mask = kept.q.shape[2], kept.mask
+    """Return what was added to the scores of some rows, -inf where no key was given."""
+    n_q, mask = kept.n_q, kept.mask
     if mask is None:
-        cells = torch.zeros(1, n_q, kept.start + n_q)
+        cells = torch.zeros(1, n_q, kept.n_k)
         if kept.causal or n_q > 1:
-            later = torch.ones(n_q, kept.start + n_q).triu(kept.start + 1).bool()
+            rows = torch.arange(kept.start, kept.start + n_q)[:, None]
+            later = torch.arange(kept.first, kept.first + kept.n_k) > rows
             cells = cells.masked_fill(later, -math.inf)
     else:
         cells = mask.detach()
@@ -183,11 +226,9 @@ def write_rows(kept: Kept, b: int, n_k: int) -> Tensor:
         cells = cells[min(b, cells.shape[0] - 1)]
         if cells.dtype == torch.bool:
             cells = torch.zeros(cells.shape).masked_fill(~cells, -math.inf)
-        cells = cells.expand(-1, n_q, -1)
-    missing = n_k - cells.shape[-1]
-    if missing <= 0:
-        return cells[..., :n_k]
-    return torch.nn.functional.pad(cells, (0, missing), value=-math.inf)
+        cells = cells.expand(-1, n_q, kept.n_k)
+    behind = n_k - kept.first - kept.n_k
+    return torch.nn.functional.pad(cells, (kept.first, behind), value=-math.inf)
 
 
 def recognise(allowed: Tensor, rows: Tensor, keys: Tensor) -> Mask | Tensor | None:
@@ -212,18 +253,20 @@ def extend(valid: Tensor, n: int) -> Tensor:
     return torch.cat([valid, valid.new_ones(max(0, n - len(valid)))])[:n]
 
 
-def compact(x: Tensor) -> Tensor:
-    """Return x without the rest of the memory that it is a view of.
+def mend_lse(sight: Sight) -> Sight:
+    """Return a call with the lse of its odd rows, for which the kernel writes 0.
 
-    Large arrays move into pages of their own: kept where they are, between what a pass
-    allocates and frees, they would break the heap into pieces of no use.
+    A row that sees nothing has -inf, a row whose query is no number has NaN.
     """
-    x = x.detach()
-    size = x.numel() * x.element_size()
-    if x.device.type == "cpu" and x.shape[2] > 1 and size >= LARGE:
-        pages = torch.frombuffer(mmap.mmap(-1, size), dtype=x.dtype)
-        return pages.view(x.shape).copy_(x)
-    return x if x.untyped_storage().nbytes() <= 1.25 * size else x.clone()
+    lse, mask = sight.lse, sight.mask
+    if lse is None or not bool((lse == 0).any()):
+        return sight
+    lse = lse.detach()
+    if mask is not None:
+        hidden = ~mask if mask.dtype == torch.bool else mask == -math.inf
+        lse = lse.masked_fill(hidden.all(-1).expand(lse.shape), -math.inf)
+    odd = sight.q.detach().isnan().any(-1)
+    return replace(sight, lse=lse.masked_fill(odd, math.nan))
 
 
 def settle(sight: Sight) -> tuple[Sight, float]:
@@ -259,14 +302,17 @@ def settle(sight: Sight) -> tuple[Sight, float]:
         if sight.out is None:
             return sight, 0.0
         picked = torch.linspace(0, n_q - 1, min(CHECKED, n_q)).long().unique()
-        return sight, measure(rebuild(sight, picked), sight.out.detach()[:, :, picked])
+        odd = sight.lse[:, :, picked, None].isnan()
+        theirs = sight.out.detach()[:, :, picked].masked_fill(odd, math.nan)
+        return sight, measure(rebuild(sight, picked), theirs)
 
 
 def rebuild(sight: Sight, rows: Tensor) -> Tensor:
     """Return some rows of the output from q, k, v and lse: exp(logits - lse) v."""
     assert sight.lse is not None
     assert sight.v is not None
-    q, k, v = (x.detach().float() for x in (sight.q[:, :, rows], sight.k, sight.v))
+    wide = torch.promote_types(sight.q.dtype, torch.float32)
+    q, k, v = (x.detach().to(wide) for x in (sight.q[:, :, rows], sight.k, sight.v))
     group = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(group, 1) for x in (k, v))
     logits = q @ k.transpose(-1, -2) * sight.scale
@@ -298,10 +344,13 @@ def split_mask(sight: Sight) -> tuple[Any, Tensor | None]:
 
 
 def measure(mine: Tensor, theirs: Tensor) -> float:
-    """Return the largest difference of real rows, relative to the largest number."""
-    theirs = theirs.detach().float()
+    """Return the largest difference, relative to the largest number; NaN is NaN."""
+    wide = torch.promote_types(theirs.dtype, torch.float32)
+    mine, theirs = mine.to(wide), theirs.detach().to(wide)
+    both = mine.isnan() & theirs.isnan()  # so it was: shown as it is
+    mine, theirs = mine.masked_fill(both, 0), theirs.masked_fill(both, 0)
     size = float(theirs.abs().max()) or 1.0
-    return float((mine.float() - theirs).abs().max()) / size
+    return float((mine - theirs).abs().max()) / size
 
 
 def group_sights(groups: list[Group], name: str, sight: Sight, *, keep_v: bool) -> None:
@@ -312,6 +361,8 @@ def group_sights(groups: list[Group], name: str, sight: Sight, *, keep_v: bool) 
         groups.append(Group(name, sight, keep_v=keep_v))
 
 
-def join(pieces: Sequence[Tensor]) -> Tensor:
+def join(pieces: Sequence[Tensor | Pages]) -> Tensor:
     """Return the rows of all calls, without a copy if there is only one."""
-    return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces), 2)
+    if len(pieces) == 1:
+        return bring(pieces[0])
+    return torch.cat([bring(x) for x in pieces], 2)

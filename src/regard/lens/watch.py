@@ -14,7 +14,8 @@ Next: show/curve.py
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import threading
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -23,14 +24,58 @@ from torch import Tensor, nn
 
 from regard.errors import OptionError
 from regard.lens.huggingface import open_doors
-from regard.lens.intercept import Mode, Sight, open_modules
-from regard.lens.ledger import Group, extend, group_sights, settle
+from regard.lens.intercept import Mode, open_modules
+from regard.lens.ledger import Group, extend, group_sights, mend_lse, settle
+from regard.lens.sight import Sight
 from regard.lens.whereabouts import Hooks, Whereabouts, is_recomputing
 from regard.record import Covered, Record, Recording
 from regard.seen import Seen
 
 KEEP = ("qk", "qkv")
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of a rebuilt output; else 3e-2
+
+
+class Notes:
+    """What one thread ran: calls by layer, and the tokens of their passes."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, list[Group]] = {}
+        self.tokens: list[list[Tensor]] = []  # of each group of passes
+        self.valid: list[Tensor | None] = []
+        self.sizes: list[int] = []  # sequences of each group
+        self.now: tuple[Tensor | None, Tensor | None] = (None, None)
+        self.fresh = False  # a pass began, and no layer spoke yet
+
+    def add(self, name: str, sight: Sight, *, keep_v: bool) -> None:
+        """Keep one call."""
+        groups = self.groups.setdefault(name, [])
+        before = len(groups)
+        group_sights(groups, name, sight, keep_v=keep_v)
+        if not self.fresh:
+            return
+        self.fresh = False  # the first layer of a pass says whether it goes on
+        if len(groups) > before:
+            self.tokens.append([])
+            self.valid.append(None)
+            self.sizes.append(sight.q.shape[0])
+        tokens, valid = self.now
+        if self.tokens and tokens is not None:
+            self.tokens[-1].append(tokens)
+        if self.valid and valid is not None:
+            self.valid[-1] = valid
+
+    def list_tokens(self) -> Iterator[tuple[tuple[int, ...], int]]:
+        """Yield the tokens of each sequence, without padding, and how much that was."""
+        for pieces, valid, size in zip(
+            self.tokens, self.valid, self.sizes, strict=True
+        ):
+            if {x.shape[0] for x in pieces} != {size}:  # not told, or not of this batch
+                yield from [((), 0)] * size
+                continue
+            for b, row in enumerate(torch.cat(pieces, 1)):
+                whole = torch.ones(len(row), dtype=torch.bool, device=row.device)
+                real = whole if valid is None else extend(valid[b], len(row))
+                yield tuple(row[real].tolist()), int((~real).sum())
 
 
 class Watcher:
@@ -43,16 +88,16 @@ class Watcher:
         self.here = Whereabouts()
         self.mode = Mode(self.hear, self.here)
         self.hooks = Hooks(model, self.mode, self.here)
-        self.groups: dict[str, list[Group]] = {}
+        self.notes: dict[int, Notes] = {}  # by thread
         self.doors: dict[str, str] = {}
         self.calls: dict[str, int] = {}
         self.errors: dict[str, float] = {}
         self.wrong: dict[str, str] = {}
-        self.tokens: list[list[Tensor]] = []  # of each group of passes
-        self.valid: list[Tensor | None] = []
-        self.sizes: list[int] = []  # sequences of each group
-        self.now: tuple[Tensor | None, Tensor | None] = (None, None)
-        self.fresh = False
+
+    @property
+    def mine(self) -> Notes:
+        """The notes of this thread."""
+        return self.notes.setdefault(threading.get_ident(), Notes())
 
     def begin(self, _module: nn.Module, args: Any, named: Any) -> None:
         """Note the tokens and the padding of a pass."""
@@ -62,7 +107,8 @@ class Watcher:
         mask = named.get("attention_mask")
         whole = isinstance(tokens, Tensor) and tokens.ndim == 2
         tokens = tokens.detach() if whole and not tokens.is_floating_point() else None
-        self.now, self.fresh = (tokens, read_valid(mask, tokens)), True
+        notes = self.mine
+        notes.now, notes.fresh = (tokens, read_valid(mask, tokens)), True
 
     def hear(self, sight: Sight) -> None:
         """Keep one call, deaf to what is computed meanwhile."""
@@ -80,27 +126,15 @@ class Watcher:
         self.doors[name] = sight.door
         if self.layers is not None and name not in self.layers:
             return
-        count = self.calls[name]
+        count, sight = self.calls[name], mend_lse(sight)
         if sight.lse is None or count <= 3 or count % 32 == 0:
             sight, error = settle(sight)
-            self.errors[name] = max(self.errors.get(name, 0.0), error)
+            if not error <= self.errors.get(name, 0.0):  # NaN is the worst
+                self.errors[name] = error
             kinds = {x.dtype for x in (sight.q, sight.k, sight.v) if x is not None}
             if not error <= max(TOLERANCE.get(kind, 3e-2) for kind in kinds):
                 self.wrong[name] = f"its output could not be rebuilt: {error:.1e} off"
-        groups = self.groups.setdefault(name, [])
-        before = len(groups)
-        group_sights(groups, name, sight, keep_v=self.keep_v)
-        if self.fresh:  # the first layer of a pass says whether it goes on
-            self.fresh = False
-            if len(groups) > before:
-                self.tokens.append([])
-                self.valid.append(None)
-                self.sizes.append(sight.q.shape[0])
-            tokens, valid = self.now
-            if self.tokens and tokens is not None:
-                self.tokens[-1].append(tokens)
-            if self.valid and valid is not None:
-                self.valid[-1] = valid
+        self.mine.add(name, sight, keep_v=self.keep_v)
 
     def end(self) -> None:
         """Nothing is left to do after a pass."""
@@ -108,43 +142,39 @@ class Watcher:
     def finish(self) -> Recording:
         """Return everything that was kept, as records."""
         found: list[tuple[int, int, Record]] = []
-        for order, (name, groups) in enumerate(self.groups.items()):
-            if name in self.wrong:
-                continue
-            first = 0
-            for g, group in enumerate(groups):
-                valid = self.find_valid(name, g)
-                for b, record in group.records(valid):
-                    found.append((first + b, order, record))
-                first += group.sight.k.shape[0]
+        tokens: list[tuple[tuple[int, ...], int]] = []
+        start = 0
+        for notes in self.notes.values():
+            end = start
+            for order, (name, groups) in enumerate(notes.groups.items()):
+                first = start
+                for g, group in enumerate(groups):
+                    if name not in self.wrong:
+                        valid = self.find_valid(notes, name, g)
+                        for b, record in group.records(valid):
+                            found.append((first + b, order, record))
+                    first += group.k.shape[0]
+                end = max(end, first)
+            tokens += list(notes.list_tokens())
+            tokens += [((), 0)] * (end - len(tokens))
+            start = end
         found.sort(key=lambda x: x[:2])
         return Recording(
             model=type(self.model).__name__,
             records=tuple(record for *_, record in found),
             sequences=tuple(number for number, *_ in found),
-            tokens=tuple(self.list_tokens()),
+            tokens=tuple(x for x, _ in tokens),
             coverage=tuple(self.cover()),
+            notes={"padding": [n for _, n in tokens]},  # tokens taken out
         )
 
-    def find_valid(self, name: str, g: int) -> Tensor | None:
+    def find_valid(self, notes: Notes, name: str, g: int) -> Tensor | None:
         """Return which keys are no padding, if the model was told so."""
         config = getattr(self.model, "config", None)
         two = getattr(config, "is_encoder_decoder", False)
-        if g >= len(self.valid) or (two and "decoder" in name):
+        if g >= len(notes.valid) or (two and "decoder" in name):
             return None
-        return self.valid[g]
-
-    def list_tokens(self) -> Iterator[tuple[int, ...]]:
-        """Yield the tokens of every sequence, without padding."""
-        groups = zip(self.tokens, self.valid, self.sizes, strict=True)
-        for pieces, valid, size in groups:
-            if {x.shape[0] for x in pieces} != {size}:  # not told, or not of this batch
-                yield from [()] * size
-                continue
-            tokens = torch.cat(pieces, 1)
-            for b, row in enumerate(tokens):
-                real = None if valid is None else extend(valid[b], len(row))
-                yield tuple((row if real is None else row[real]).tolist())
+        return notes.valid[g]
 
     def cover(self) -> Iterator[Covered]:
         """Yield what became of each module that spoke, or is called attention."""
@@ -172,11 +202,15 @@ class Watcher:
 
 def read_valid(mask: Any, tokens: Tensor | None) -> Tensor | None:
     """Return which tokens (B, N) are no padding, from what a model was given."""
+    if isinstance(mask, Mapping):  # a mask for each kind of layer
+        mask = mask.get("full_attention", next(iter(mask.values()), None))
     if isinstance(mask, Tensor) and mask.ndim == 2:
         return mask.bool()
-    square = isinstance(mask, Tensor) and mask.ndim == 4 and mask.dtype == torch.bool
+    square = isinstance(mask, Tensor) and mask.ndim == 4
     if square and tokens is not None and tokens.shape[1] > 1:
-        return mask[:, 0].any(-2)[:, : tokens.shape[1]]  # padding is seen by nobody
+        floats = mask.is_floating_point()
+        seen = mask > torch.finfo(mask.dtype).min / 2 if floats else mask.bool()
+        return seen[:, 0].any(-2)[:, : tokens.shape[1]]  # padding is seen by nobody
     return None
 
 

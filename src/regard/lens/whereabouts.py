@@ -5,7 +5,8 @@
 While any of our modules is being run, the intercepting mode is on; at all other times
 the model runs as if nobody looked. After the first pass only the modules that spoke,
 and those that are called attention, keep their hooks: a step of a generation is short,
-and hooks on hundreds of modules would be felt.
+and hooks on hundreds of modules would be felt. A cut, which notes nobody who
+spoke, keeps them all, and visits forward passes inside of a backward pass too.
 
 Next: intercept.py
 """
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+Visit = Callable[[str, tuple[Any, ...], dict[str, Any]], None]
 SILENT = (nn.ModuleList, nn.ModuleDict, nn.Softmax, nn.Dropout)  # never speak
 CLOSED = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
 
@@ -54,12 +56,16 @@ class Whereabouts(threading.local):
 class Hooks:
     """Hooks that keep the whereabouts of a model's modules."""
 
-    def __init__(self, model: nn.Module, mode: Any, here: Whereabouts) -> None:
+    def __init__(
+        self, model: nn.Module, mode: Any, here: Whereabouts, visit: Visit | None = None
+    ) -> None:
         self.model, self.mode, self.here = model, mode, here
+        self.visit = visit  # is told of every module that is entered, always
         self.handles: dict[str, list[Any]] = {}
         self.spoke: dict[str, str] = {}  # module: door
         self.narrow: set[str] = set()  # modules whose door turns the mode on by itself
-        self.passes = 0
+        self.passes = self.running = 0  # done, and now, in all threads
+        self.lock = threading.Lock()
 
     def attach(self, begin: Callable[..., None], end: Callable[[], None]) -> None:
         """Hook every module; `begin` and `end` are told of each pass of the whole."""
@@ -71,21 +77,38 @@ class Hooks:
                 closed.append(f"{name}." if name else "")
                 continue
             self.handles[name] = [
-                module.register_forward_pre_hook(self.make_enter(name)),
+                module.register_forward_pre_hook(
+                    self.make_enter(name), with_kwargs=self.visit is not None
+                ),
                 module.register_forward_hook(self.make_leave(name), always_call=True),
             ]
         if isinstance(self.model, CLOSED):
             return
         self.handles["(pass)"] = [
-            self.model.register_forward_pre_hook(begin, with_kwargs=True),
+            self.model.register_forward_pre_hook(
+                self.make_begin(begin), with_kwargs=True
+            ),
             self.model.register_forward_hook(self.make_end(end), always_call=True),
         ]
+
+    def make_begin(self, begin: Callable[..., None]) -> Callable[..., None]:
+        """Return what runs before a pass of the whole model."""
+
+        def enter(module: nn.Module, args: Any, named: Any) -> None:
+            if not is_recomputing():
+                with self.lock:
+                    self.running += 1
+            begin(module, args, named)
+
+        return enter
 
     def make_enter(self, name: str) -> Callable[..., None]:
         """Return what runs before a module."""
 
-        def enter(_module: nn.Module, _args: Any) -> None:
-            if is_recomputing():
+        def enter(_module: nn.Module, args: Any, named: Any = None) -> None:
+            if self.visit is not None:
+                self.visit(name, args, named)
+            elif is_recomputing():
                 return
             if not self.here.stack and name not in self.narrow:
                 self.mode.__enter__()
@@ -113,9 +136,13 @@ class Hooks:
             if is_recomputing():
                 return
             end()
-            if not self.passes and out is not None and self.spoke:
-                self.thin()
-            self.passes += 1
+            with self.lock:
+                self.running -= 1
+                if self.running:  # another thread would miss its hooks
+                    return
+                if not self.passes and out is not None and self.spoke:
+                    self.thin()
+                self.passes += 1
 
         return leave
 

@@ -65,13 +65,22 @@ class Tokenizer:
         A whole text gets the tokens that begin or end every text, if the model has
         such. Say whole=False for the text of a chat, which brings its own.
         """
+        found: list[int] = self.read(text, whole=whole).ids
+        return found
+
+    def offsets(self, text: str, *, whole: bool = True) -> list[tuple[int, int]]:
+        """Return the first character of each token of a text, and one past its last."""
+        found: list[tuple[int, int]] = self.read(text, whole=whole).offsets
+        return found
+
+    def read(self, text: str, *, whole: bool) -> Any:
+        """Return what the core makes of a text."""
         try:
-            found: list[int] = self.core.encode(text, add_special_tokens=whole).ids
+            return self.core.encode(text, add_special_tokens=whole)
         except (TypeError, UnicodeError):
             raise OptionError(
                 f"encode takes a str of whole characters, given {text!r:.60}."
             ) from None
-        return found
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of some tokens, with that of control tokens."""

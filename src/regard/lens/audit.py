@@ -1,0 +1,347 @@
+"""Is there weight where none belongs? Faults of masks, found in what a model did.
+
+    for finding in audit(seen.recording, expect=causal() & window(4095)):
+        print(finding)
+
+Every number is a mass, exact for each head and row (evidence.py): on padding, on the
+future, on other documents, on all that `expect` forbids. What a row holds in all must
+be 1: if it is not, the row saw other keys than its mask says. Faults that only show
+beside a healthy run of the same tokens are found by compare.py.
+
+Next: compare.py
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.arrays import convert
+from regard.errors import OptionError
+from regard.lens.evidence import (
+    FUTURE,
+    HOST,
+    OUTSIDE,
+    Look,
+    add_knowledge,
+    read_record,
+    score,
+)
+from regard.lens.finding import Finding, Level, combine, tell
+from regard.record import Recording
+
+LEAK = 1e-6  # mass that is no rounding
+WHOLE = 0.999  # of a row: all of it
+EVEN = 1e-3  # how far the weights of a dead head are from 1 / keys
+MOST = 0.9  # of the rows of a saturated head
+SINK = 0.95  # of the weight of a head, on the first token
+Option = Any  # a value, or a mapping from patterns of layer names to values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trait:
+    """What is kept of a record to compare its layer with others."""
+
+    name: str
+    sequence: int
+    causal: bool | None  # None if the question does not arise
+    widths: tuple[int | None, ...]  # how far each head looks back, if in a window
+    ahead: tuple[Finding, ...]  # weight on the future, which may be right
+
+
+def audit(
+    recording: Recording,
+    *,
+    valid: Option = None,
+    pad: int | None = None,
+    documents: Option = None,
+    expect: Option = None,
+) -> tuple[Finding, ...]:
+    """Return what is wrong with the attention of a recording, errors first.
+
+    valid: (B, N), True for tokens, False for padding; a row for each sequence
+    pad: the id of the padding token instead, if the recording knows its tokens
+    documents: ids (N,) or (B, N) of packed documents
+    expect: a mask, who may see whom at the positions of the records
+
+    Each may be a mapping from patterns of layer names to values, as in
+    expect={"decoder.*.SelfAttention": causal()}. `valid` and `documents` are for all
+    tokens of the input, also where padding is gone because the model was told of it.
+    """
+    names = list(dict.fromkeys(record.name for record in recording.records))
+    options = {"valid": valid, "documents": documents, "expect": expect}
+    for name, option in options.items():
+        check_patterns(name, option, names)
+    found, traits = list(judge_coverage(recording)), []
+    if not names and not found:
+        raise OptionError(
+            "the recording holds no layers, so there is nothing to audit. Run the "
+            "model inside of `with regard.watch(model) as seen:`, and print(seen)."
+        )
+    for record, sequence in zip(recording.records, recording.sequences, strict=True):
+        known = {name: pick(option, record.name) for name, option in options.items()}
+        if pad is not None:
+            known["valid"] = find_padding(recording, sequence, pad)
+        case = read_record(record, sequence)
+        if known["expect"] is not None and not case.placed:
+            known["expect"] = None
+            what, rows = "queries not placed", case.sees()
+            found += tell(case, what, rows, case.at_q, unit="last", level="note")
+        look = Look(add_knowledge(case, *known.values()))
+        found += judge(look)
+        traits.append(find_trait(look))
+    found += judge_layers(recording.model, traits)
+    return combine(found, [x.name for x in recording.coverage] or names)
+
+
+def check_patterns(name: str, option: Option, layers: Iterable[str]) -> None:
+    """Refuse patterns that no layer has: nothing would be checked."""
+    for pattern in option if isinstance(option, Mapping) else ():
+        if not any(fnmatchcase(layer, pattern) for layer in layers):
+            raise OptionError(
+                f'{name}: no layer is called "{pattern}". There are: '
+                f"{', '.join(layers)}. A * stands for any letters."
+            )
+
+
+def pick(option: Option, layer: str) -> Any:
+    """Return what an option says of a layer."""
+    if not isinstance(option, Mapping):
+        return option
+    fits = (x for pattern, x in option.items() if fnmatchcase(layer, pattern))
+    return next(fits, None)
+
+
+def find_padding(recording: Recording, sequence: int, pad: int) -> Tensor:
+    """Return which tokens are not `pad` at an end: inside, it may end a text."""
+    if sequence >= len(recording.tokens):
+        raise OptionError(
+            f"pad={pad}, but the tokens of sequence {sequence} are not known. Give "
+            "valid= (B, N) instead."
+        )
+    real = torch.tensor(recording.tokens[sequence]) != pad
+    return (real.cumsum(0) > 0) & (real.flip(0).cumsum(0).flip(0) > 0)
+
+
+def judge_coverage(recording: Recording) -> Iterator[Finding]:
+    """Name the layers that were not kept."""
+    for x in recording.coverage:
+        if x.reason and x.reason != "not asked for":
+            odd = not math.isfinite(x.error) or " nan " in x.reason
+            yield Finding(
+                what="not finite" if odd else "not audited",
+                layer=x.name,
+                numbers={"error": x.error, "calls": x.calls},
+                level="error" if odd else "warning",
+            )
+
+
+def judge(look: Look) -> Iterator[Finding]:
+    """Yield everything that one record shows by itself."""
+    yield from judge_numbers(look)
+    yield from judge_sums(look)
+    yield from judge_regions(look)
+    yield from judge_reach(look)
+    yield from judge_heads(look)
+    case, what = look.case, "positions do not start at 0"
+    if int(case.at_q[:1].sum()) or int(case.at_k[:1].sum()):
+        yield from tell(case, what, look.good, case.at_q, unit="last", level="note")
+
+
+def judge_numbers(look: Look) -> Iterator[Finding]:
+    """Look for rows that are no numbers, or see nothing."""
+    case = look.case
+    q = case.q if case.columns is None else case.q.clamp(min=0)  # -inf is a mask there
+    odd = case.lse.isnan() | (case.lse == math.inf) | ~q.isfinite().all(-1)
+    yield from tell(case, "not finite", odd & case.real, case.at_q, unit="last")
+    group = case.q.shape[0] // case.k.shape[0]
+    keys = ~case.k.isfinite().flatten(1).all(1).repeat_interleave(group)  # (H,)
+    behind = (keys & ~odd.any(1))[:, None] & case.real  # a mask keeps it from harm
+    yield from tell(case, "not finite", behind, case.at_q, unit="last", level="warning")
+    empty = look.empty & ~odd
+    level: Level = "error" if case.told else "warning"
+    yield from tell(case, "empty rows", empty, case.at_q, unit="last", level=level)
+
+
+def judge_sums(look: Look) -> Iterator[Finding]:
+    """Rows must hold 1; if not, find out which keys they saw instead."""
+    case, record, total = look.case, look.case.record, look.total
+    if record.sink is not None:
+        sink = convert(record.sink, HOST).float()[:, None]
+        total = total + (sink - case.lse).exp()
+    slack = torch.full_like(total, 1e-3)
+    if case.columns is None:  # what float32 rounds off of large logits
+        size = case.q.norm(dim=-1) * case.k.norm(dim=-1).max() * abs(record.scale)
+        slack = slack + 3e-7 * size
+    lost = 1 - total
+    off = look.good & (lost.abs() > slack) & (slack < 0.1)
+    rows = off.any(0).nonzero()[:, 0]
+    if not len(rows):
+        return
+    few = torch.linspace(0, len(rows) - 1, min(8, len(rows))).long()
+    if all(is_prefix(look, row) for row in rows[few].tolist()):
+        yield from tell(case, "cache misaligned", off, lost.abs(), unit="off by")
+        return
+    if bool((lost < 0)[off].any()):
+        what, gap = "rows do not sum to 1", lost.abs()
+        yield from tell(case, what, off, gap, unit="off by", level="warning")
+        return
+    flipped = ((total < 1 - WHOLE) | ~look.good).all(1, keepdim=True) & off
+    yield from tell(case, "mask polarity flipped", flipped, lost)
+    yield from tell(case, "weight on padding", off & ~flipped, lost)
+
+
+def is_prefix(look: Look, row: int) -> bool:
+    """Tell whether a row saw the keys up to another one than its mask says."""
+    case, good = look.case, look.good[:, row]
+    s = score(case, slice(row, row + 1), slice(0, len(case.at_k)))[good, 0]  # (H, Nk)
+    off = s.logcumsumexp(-1) - case.lse[good, row, None]
+    return bool((off.abs().amax(0) < 2e-3).any())
+
+
+def judge_regions(look: Look) -> Iterator[Finding]:
+    """Report the mass on forbidden cells, under the name of its likely cause."""
+    case = look.case
+    for name, mass in look.mass.items():
+        if name == FUTURE and not case.square:
+            continue
+        hit = look.good & (mass > LEAK)
+        flipped, soft = look.is_flipped(name)[:, None], look.is_soft(name)[:, None]
+        yield from tell(case, "mask polarity flipped", hit & flipped, mass)
+        yield from tell(case, "softcap after the mask", hit & soft & ~flipped, mass)
+        hit = hit & ~soft & ~flipped
+        if name == OUTSIDE:
+            yield from judge_outside(look, hit)
+        elif name != FUTURE:  # who knows whether that is forbidden
+            yield from tell(case, name, hit, mass)
+
+
+def judge_outside(look: Look, hit: Tensor) -> Iterator[Finding]:
+    """Tell the future, and a window that is too wide, from other keys."""
+    case, mass, ahead = look.case, look.mass[OUTSIDE], look.mass[FUTURE]
+    first, last = look.due
+    if bool((last <= case.at_q)[hit].all()):  # the future is forbidden
+        yield from tell(case, FUTURE, hit & (ahead > LEAK), ahead)
+        hit = hit & (look.cells[OUTSIDE] > look.cells[FUTURE])
+        mass = mass - ahead
+    early = first - look.seen[0]
+    if is_window(look, hit) and bool((early > 0)[hit].all()):
+        yield from tell(case, "window too wide", hit, early, unit="keys")
+    else:
+        yield from tell(case, OUTSIDE, hit, mass)
+
+
+def is_window(look: Look, hit: Tensor) -> bool:
+    """Tell whether these rows see runs of keys, and should see equal ones."""
+    first, last = look.seen
+    run = (last - first + 1 == look.count)[hit].all()
+    reach = (look.case.at_q - look.due[0])[hit]
+    return bool(run) and len(reach.unique()) == 1
+
+
+def judge_reach(look: Look) -> Iterator[Finding]:
+    """Look for keys that rows should see and do not."""
+    case, (first, last) = look.case, look.seen
+    if case.expected is None:
+        short = case.at_q - last
+        hit = look.good & (short > 0) & torch.isin(case.at_q, case.at_k)
+        level: Level = "error" if case.told else "warning"
+        ahead = look.good & (look.mass[FUTURE] > LEAK)
+        if case.placed and not bool(ahead.any()):  # causal, as it seems
+            yield from judge_short(look, hit, short, level)
+        return
+    hit = look.good & (look.missed > 0) & ~look.is_flipped(OUTSIDE)[:, None]
+    late, short = first - look.due[0], look.due[1] - last
+    if bool(((short > 0) & (late == 0))[hit].all()):
+        yield from judge_short(look, hit, short, "error")
+    elif is_window(look, hit) and bool(((late > 0) & (short == 0))[hit].all()):
+        yield from tell(case, "window too narrow", hit, late, unit="keys")
+    else:
+        what, keys = "expected keys hidden", look.missed  # less is no leak
+        yield from tell(case, what, hit, keys, unit="keys", level="warning")
+
+
+def judge_short(
+    look: Look, hit: Tensor, short: Tensor, level: Level
+) -> Iterator[Finding]:
+    """Tell rows that miss only themselves from rows that stand elsewhere."""
+    all_rows = look.good & hit.any(1, keepdim=True)
+    own = bool((short == 1)[all_rows].all())
+    what = "own token hidden" if own else "cache misaligned"
+    yield from tell(look.case, what, hit, short, unit="keys", level=level)
+
+
+def judge_heads(look: Look) -> Iterator[Finding]:
+    """Look for heads (H,) that do the same in all rows that have a choice."""
+    case = look.case
+    rows = look.good & (look.count > 1) & (look.total > 0)
+    many = rows.sum(1).clamp(min=1)
+    rows = rows & (many > 2)[:, None]
+    top = look.top / look.total
+    uneven = (top * look.count - 1).masked_fill(~rows, 0)
+    dead = (uneven <= EVEN).all(1, keepdim=True) & rows
+    yield from tell(case, "dead head", dead, uneven, unit="uneven", level="warning")
+    share = (look.first / look.total).masked_fill(~rows, 0).sum(1) / many
+    sink = (share > SINK)[:, None] & rows & ~dead
+    yield from tell(case, "sink", sink, share[:, None], unit="share", level="note")
+    sharp = ((top > WHOLE) & rows).sum(1) >= MOST * many
+    stuck = sharp[:, None] & rows & ~sink
+    logit = case.lse + look.top.log()
+    yield from tell(case, "saturated head", stuck, logit, unit="logit", level="warning")
+
+
+def find_trait(look: Look) -> Trait:
+    """Return what other layers can be compared with."""
+    case, (first, last) = look.case, look.seen
+    asked = case.square and case.expected is None
+    known = look.is_flipped(FUTURE) | look.is_soft(FUTURE)  # said under other names
+    hit = look.good & (look.mass[FUTURE] > LEAK) & ~known[:, None]
+    ahead = tell(case, FUTURE, hit, look.mass[FUTURE], level="warning") if asked else ()
+    lost = look.good & (first > int(case.at_k[:1].sum())) & (last == case.at_q)
+    reach = [x[some].unique() for x, some in zip(case.at_q - first, lost, strict=True)]
+    return Trait(
+        name=case.record.name,
+        sequence=case.sequence,
+        causal=not bool(hit.any()) if asked else None,
+        widths=tuple(int(x) if len(x) == 1 else None for x in reach),
+        ahead=tuple(ahead),
+    )
+
+
+def judge_layers(model: str, traits: list[Trait]) -> Iterator[Finding]:
+    """Compare each layer with the others of its kind: names that differ in a number."""
+    kinds, sequences = defaultdict(list), defaultdict(list)
+    for x in traits:
+        kinds[x.sequence, re.sub(r"\d+", "#", x.name)].append(x)
+        sequences[x.sequence].append(x)
+    for some in kinds.values():
+        if any(x.causal for x in some):
+            yield from (finding for x in some for finding in x.ahead)
+        yield from judge_widths(some)
+    for some in sequences.values():
+        if re.search("Causal|LMHead", model) and not any(x.causal for x in some):
+            yield from (finding for x in some for finding in x.ahead)
+
+
+def judge_widths(some: list[Trait]) -> Iterator[Finding]:
+    """Look for heads whose window is one key off the usual one."""
+    counts = Counter(w for x in some for w in x.widths if w is not None)
+    ((usual, _),) = counts.most_common(1) or ((0, 0),)
+    for x in some:
+        odd = {h: w for h, w in enumerate(x.widths) if w and abs(w - usual) == 1}
+        if odd and usual:
+            yield Finding(
+                what="windows differ by one",
+                layer=x.name,
+                worst=dict(odd),
+                numbers={"keys": min(odd.values()), "others": usual},
+                level="warning",
+            )

@@ -1,0 +1,166 @@
+"""What is cut out of a model: whole heads, or some of what they see.
+
+    no keys     the chosen heads give 0
+    keys        the chosen heads do not see these keys, from these queries or from all
+
+A Cut says so once, for positions of the whole sequence. `make_edit` says what that
+means for one call whose queries and keys stand at known positions.
+
+Next: editor.py
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.errors import OptionError
+from regard.lens.edit import NOTHING, Edit
+from regard.spans import Span
+
+ALL = ()  # every head: which ones there are is the call's to say
+Layer = int | str
+Positions = slice | range | Sequence[int] | Span
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Positions of tokens. A slice may end behind the last token, numbers may not."""
+
+    at: slice | tuple[int, ...]
+
+    def holds(self, positions: Tensor) -> Tensor:
+        """Tell of each position whether it is one of these; padding is at -1."""
+        if isinstance(self.at, tuple):
+            return torch.isin(positions, torch.tensor(self.at, device=positions.device))
+        start, stop, step = self.at.start or 0, self.at.stop, self.at.step or 1
+        inside = (positions >= start) & ((positions - start) % step == 0)
+        return inside if stop is None else inside & (positions < stop)
+
+    @property
+    def must_reach(self) -> int:
+        """The last position that has to exist."""
+        return max(self.at) if isinstance(self.at, tuple) else self.at.start or 0
+
+
+def read_tokens(name: str, given: Any) -> Tokens | None:
+    """Return positions, or say what they should have been."""
+    if given is None:
+        return None
+    if isinstance(given, Span):  # it iterates over its two ends only
+        given = range(given.start, given.stop)
+    refusal = OptionError(
+        f"{name}={given!r}, expected positions of tokens, counted from 0: a slice, a "
+        f"range or a list of integers. Write {name}=slice(0, 4) or {name}=[3]."
+    )
+    if isinstance(given, slice):
+        numbers = [x for x in (given.start, given.stop, given.step) if x is not None]
+        empty = given.stop is not None and (given.start or 0) >= given.stop
+        if not all(map(is_count, numbers)) or empty or given.step == 0:
+            raise refusal
+        return Tokens(given)
+    try:
+        at = tuple(operator.index(x) for x in given)
+    except TypeError:
+        raise refusal from None
+    if not at or min(at) < 0 or any(isinstance(x, bool) for x in given):
+        raise refusal
+    return Tokens(at)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What is taken away, wherever it is asked for."""
+
+    heads: tuple[tuple[Layer, int], ...] | None  # None: all heads
+    layers: tuple[Layer, ...] | None  # of which layers; None: of all
+    keys: Tokens | None  # None: the heads are removed
+    queries: Tokens | None  # None: from everywhere
+
+    def heads_of(self, number: int, name: str) -> tuple[int, ...] | None:
+        """Return the chosen heads of a layer, ALL of them, or None if it is not one."""
+        if self.heads is not None:
+            found = {h for layer, h in self.heads if is_layer(layer, number, name)}
+            return tuple(sorted(found)) or None
+        asked = self.layers
+        mine = asked is None or any(is_layer(x, number, name) for x in asked)
+        return ALL if mine else None
+
+    @property
+    def asked(self) -> tuple[Layer, ...]:
+        """The layers that were named or numbered."""
+        return tuple(x for x, _ in self.heads or ()) + (self.layers or ())
+
+
+def is_layer(layer: Layer, number: int, name: str) -> bool:
+    """Tell whether a layer is meant: by its number, its name, or that of its parent."""
+    if isinstance(layer, int):
+        return layer == number
+    return name == layer or name.startswith(f"{layer}.")
+
+
+def read_cut(
+    heads: Sequence[tuple[Layer, int]] | None,
+    layers: Sequence[Layer] | None,
+    spans: tuple[Positions | None, Positions | None],  # keys and queries
+    names: Sequence[str],  # of the model's modules
+) -> Cut:
+    """Return a cut, or say what is wrong with it."""
+    if heads is not None and layers is not None:
+        raise OptionError(
+            "heads= and layers= together: heads already name their layers. Write "
+            "heads=[(layer, head)], or layers=[layer] for all heads of it."
+        )
+    keys, queries = read_tokens("keys", spans[0]), read_tokens("queries", spans[1])
+    if queries is not None and keys is None:
+        raise OptionError(
+            "queries= without keys=: what should they not see? Write "
+            "keys=slice(None) for everything."
+        )
+    pairs = None if heads is None else tuple(read_pair(pair) for pair in heads)
+    some = None if layers is None else tuple(layers)
+    cut = Cut(pairs, some, keys, queries)
+    if cut.heads == () or cut.layers == ():
+        raise OptionError("an empty list of heads or layers: leave it out for all.")
+    for layer in cut.asked:
+        known = layer in names if isinstance(layer, str) else is_count(layer)
+        if not known:
+            raise OptionError(
+                f"there is no layer {layer!r}. Layers are numbered from 0 in the order "
+                "in which they attend, or named as in model.named_modules()."
+            )
+    return cut
+
+
+def read_pair(pair: Any) -> tuple[Layer, int]:
+    """Return (layer, head)."""
+    if isinstance(pair, tuple | list) and len(pair) == 2 and is_count(pair[1]):
+        return pair[0], pair[1]
+    raise OptionError(
+        f"{pair!r} is no head, expected (layer, head), both counted from 0, the layer "
+        'also by its name. Write heads=[(3, 5)] or heads=[("blocks.3.attention", 5)].'
+    )
+
+
+def is_count(x: Any) -> bool:
+    """Tell whether x is 0, 1, 2 or more."""
+    return isinstance(x, int) and not isinstance(x, bool) and x >= 0
+
+
+def make_edit(
+    cut: Cut, chosen: tuple[int, ...], heads: int, q_at: Tensor, k_at: Tensor
+) -> Edit:
+    """Return what a cut means for a call at these positions, (B or 1, Nq or Nk)."""
+    some = torch.full((1, heads, 1, 1), chosen == ALL, device=k_at.device)
+    some[:, list(chosen)] = True
+    if cut.keys is None:
+        return Edit(gone=some)
+    cells = cut.keys.holds(k_at)[:, None, None].expand(-1, 1, q_at.shape[1], -1)
+    if cut.queries is not None:
+        cells = cells & cut.queries.holds(q_at)[:, None, :, None]
+    return Edit(cells=some & cells) if bool(cells.any()) else NOTHING

@@ -1,0 +1,121 @@
+"""What an audit can find, in which layer and heads, and what to do about it.
+
+    error     weight where none belongs, or numbers that are none
+    warning   probably a fault; it depends on what was meant
+    note      worth knowing, and no fault
+
+Next: audit.py
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from torch import Tensor
+
+from regard.lens.evidence import FUTURE, OUTSIDE, Case
+
+ADVICE = {  # everything that can be found, and what to do about it
+    "weight on padding": "Hide padding from all queries, as in mask & padding(valid).",
+    FUTURE: "Mask it with is_causal=True or causal(). It is right only in an encoder.",
+    "weight on other documents": "Packed texts need causal() & same(documents).",
+    OUTSIDE: "The mask that ran allows more than expect= does.",
+    "expected keys hidden": "The mask that ran forbids what expect= allows.",
+    "mask polarity flipped": "True is: attend for SDPA, ignore in MultiheadAttention.",
+    "softcap after the mask": "Hidden cells keep one finite logit: cap, then mask.",
+    "cache misaligned": "is_causal counts from key 0; with a cache, mask by q_start.",
+    "own token hidden": "The future begins after the diagonal: triu(diagonal=1).",
+    "window too wide": "If W counts the query too, write last(W) or window(W - 1).",
+    "window too narrow": "If W counts others only, write last(W + 1) or window(W).",
+    "windows differ by one": "Other layers of its kind look back one key more or less.",
+    "not finite": "NaN or infinity: an overflow, or a softmax of nothing, before this.",
+    "empty rows": "They see no key. If they are padding, say so with valid=.",
+    "rows do not sum to 1": "The mask that ran is not the one that was recorded.",
+    "dead head": "All its weights are equal: it only averages, as in a new model.",
+    "saturated head": "One key takes all, no gradient is left: is the scale missing?",
+    "sink": "It rests on the first token, as heads of trained models do: no fault.",
+    "positions do not start at 0": "What came before these rows was not watched.",
+    "queries not placed": "Nobody said where they stand, so expect= was not applied.",
+    "not audited": "This layer was not kept: read the coverage of the recording.",
+    "positions differ": "q or k differ in the first layer: shift positions by padding.",
+    "head grouping differs": "Keys of other heads: repeat_interleave, do not tile.",
+    "masks differ": "q and k are the same, the weights are not: mask, bias or scale.",
+    "inputs differ": "q or k differ here first: look at what runs before this layer.",
+}
+Level = Literal["error", "warning", "note"]
+LEVELS: tuple[Level, ...] = ("error", "warning", "note")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What was found in one layer; the numbers are those of the worst sequence."""
+
+    what: str  # of ADVICE
+    layer: str
+    worst: dict[int, float] = field(default_factory=dict)  # first number, by head
+    numbers: dict[str, float] = field(default_factory=dict)
+    level: Level = "error"
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """The heads in which it was found; none if that is not known."""
+        return tuple(self.worst)
+
+    @property
+    def advice(self) -> str:
+        """What to do about it."""
+        return ADVICE[self.what]
+
+    def __str__(self) -> str:
+        heads = ", ".join(map(str, self.heads[:16])) + ", …" * (len(self.heads) > 16)
+        place = f"{self.layer}, heads {heads}" if heads else self.layer
+        found = ", ".join(f"{name} {x:.4g}" for name, x in self.numbers.items())
+        return f"{self.level}: {self.what} in {place}: {found}. {self.advice}"
+
+
+def tell(
+    case: Case,
+    what: str,
+    hit: Tensor,  # (H, Nq)
+    values: Tensor,  # fits it
+    *,
+    unit: str = "mass",
+    level: Level = "error",
+) -> Iterator[Finding]:
+    """Yield a finding for the rows that were hit, if there are any."""
+    if not bool(hit.any()):
+        return
+    values = values.double().expand(hit.shape).masked_fill(~hit, -math.inf)
+    heads = hit.any(1).nonzero()[:, 0].tolist()
+    yield Finding(
+        what=what,
+        layer=case.record.name,
+        worst={h: float(values[h].max()) for h in heads},
+        numbers={
+            unit: float(values.max()),
+            "rows": int(hit.any(0).sum()),
+            "sequence": case.sequence,
+            "query": int(case.at_q[int(values.argmax()) % hit.shape[1]]),
+        },
+        level=level,
+    )
+
+
+def combine(found: list[Finding], names: list[str]) -> tuple[Finding, ...]:
+    """Return one finding of a kind for each layer, over all sequences."""
+    groups = defaultdict(list)
+    for x in found:
+        groups[x.level, x.what, x.layer].append(x)
+    whole = []
+    for some in groups.values():
+        most = max(some, key=lambda x: max(x.worst.values(), default=0))
+        heads = sorted({h for x in some for h in x.worst})
+        worst = {h: max(x.worst[h] for x in some if h in x.worst) for h in heads}
+        whole.append(replace(most, worst=worst))
+    order = {name: i for i, name in enumerate(names)}
+    whole.sort(key=lambda x: (LEVELS.index(x.level), order.get(x.layer, -1), x.what))
+    return tuple(whole)

@@ -1,0 +1,164 @@
+"""Cut heads, or what they see, out of a running model, and measure what changes.
+
+    with knock_out(model, heads=[(3, 5)]):                  head 5 of layer 3 gives 0
+        model(...)
+    with knock_out(model, keys=range(4, 9), queries=[20]):  token 20 cannot see 4 … 8
+        model.generate(...)
+    print(effect(model, run, heads=[(3, 5)]))
+
+The model keeps its kernels; its calls are edited at the doors where a watch listens. A
+watch, inside or around, sees the edited calls. A head that is removed still attends,
+and a watch still shows it: only its output is gone.
+
+Next: watch.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import OptionError
+from regard.lens.cut import Layer, Positions, read_cut
+from regard.lens.edit import CUTTERS
+from regard.lens.editor import Editor
+from regard.lens.huggingface import open_doors
+from regard.lens.intercept import Mode, open_modules
+from regard.lens.whereabouts import Hooks, Whereabouts
+
+
+@contextmanager
+def knock_out(
+    model: nn.Module,
+    heads: Sequence[tuple[Layer, int]] | None = None,
+    *,
+    layers: Sequence[Layer] | None = None,
+    keys: Positions | None = None,
+    queries: Positions | None = None,
+) -> Iterator[None]:
+    """Take something away from a model's attention while the `with` lasts.
+
+    heads: (layer, head) pairs; all heads unless given
+    layers: all heads of these; a layer is its number, in the order in which they
+        attend, or the name of its module or of one around it
+    keys: tokens that the heads cannot see; without it their output is 0
+    queries: from which tokens they cannot see the keys; from all unless given
+
+    Tokens are numbered from 0 in the sequence that a layer attends over: in a
+    generation the prompt and all that follows, padding (attention_mask=) not counted.
+    """
+    if not isinstance(model, nn.Module):
+        raise OptionError(
+            f"nothing can be cut out of a {type(model).__name__}, expected a "
+            "torch.nn.Module."
+        )
+    names = [name for name, _ in model.named_modules()]
+    cut = read_cut(heads, layers, (keys, queries), names)
+    here = Whereabouts()
+    editor, mode = Editor(model, cut, here), Mode(ignore, here)
+    hooks = Hooks(model, mode, here, editor.visit)
+    with ExitStack() as stack:
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(open_doors(model, mode, here))
+        stack.enter_context(open_modules(model, mode, here))
+        stack.callback(hooks.detach)
+        hooks.attach(ignore, ignore)
+        stack.callback(CUTTERS.remove, editor)
+        CUTTERS.append(editor)
+        yield
+    editor.check()
+
+
+def ignore(*_: Any) -> None:
+    """Do nothing: the calls are edited, not kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effect:
+    """What a cut changed. A tuple has one entry for each sequence of the batch."""
+
+    logits: float  # the largest change of any logit
+    kl: tuple[float, ...]  # of the last token's distribution, before || after, in nats
+    before: tuple[tuple[int, float], ...]  # the likeliest next token, its probability
+    after: tuple[tuple[int, float], ...]
+    loss: tuple[float, float] | None = None  # before and after, if there is one
+
+    def __str__(self) -> str:
+        lines = [f"largest change of a logit   {self.logits:.4g}"]
+        if self.loss is not None:
+            old, new = self.loss
+            lines.append(f"loss   {old:.4f} -> {new:.4f}   ({new - old:+.4f})")
+        lines.append("sequence        KL   next token before              after")
+        rows = zip(self.kl, self.before, self.after, strict=True)
+        for i, (kl, (old, p), (new, q)) in enumerate(rows):
+            lines.append(f"{i:8} {kl:9.4g}   {old:>10} {p:6.1%}  {new:>10} {q:6.1%}")
+        return "\n".join(lines)
+
+
+def effect(
+    model: nn.Module,
+    run: Callable[[nn.Module], Any],
+    heads: Sequence[tuple[Layer, int]] | None = None,
+    *,
+    layers: Sequence[Layer] | None = None,
+    keys: Positions | None = None,
+    queries: Positions | None = None,
+) -> Effect:
+    """Run a model with and without a cut, and say what it changed.
+
+    run: called with the model; returns logits (..., vocabulary), or what has .logits
+        and perhaps .loss. The last token is the last of the second last axis.
+    """
+    if model.training:
+        raise OptionError(
+            "the model is in training mode, and its dropout would differ between the "
+            "two runs. Call model.eval() first."
+        )
+    with torch.no_grad():
+        old, old_loss = read_logits(run(model))
+        with knock_out(model, heads, layers=layers, keys=keys, queries=queries):
+            new, new_loss = read_logits(run(model))
+    if old.shape != new.shape:
+        raise OptionError(
+            f"run returned logits {tuple(old.shape)}, and {tuple(new.shape)} with the "
+            "cut; expected the same shape. Run one forward pass, not a generation."
+        )
+    first, second = (torch.log_softmax(last_of(x), -1) for x in (old, new))  # (B, V)
+    kl = (first.exp() * (first - second)).nan_to_num(0).sum(-1)
+    losses = None if old_loss is None or new_loss is None else (old_loss, new_loss)
+    return Effect(
+        logits=float((old - new).nan_to_num(0).abs().max()),
+        kl=tuple(kl.tolist()),
+        before=tuple(guess(first)),
+        after=tuple(guess(second)),
+        loss=losses,
+    )
+
+
+def read_logits(done: Any) -> tuple[Tensor, float | None]:
+    """Return the logits of what a model gave back, and its loss."""
+    logits = done if isinstance(done, Tensor) else getattr(done, "logits", None)
+    if not isinstance(logits, Tensor) or not logits.is_floating_point():
+        raise OptionError(
+            f"run returned a {type(done).__name__}, expected logits, or something "
+            "with .logits. Write run=lambda model: model(tokens)."
+        )
+    loss = getattr(done, "loss", None)
+    return logits.float(), None if loss is None else float(loss)
+
+
+def last_of(logits: Tensor) -> Tensor:
+    """Return the logits of each sequence's last token, (B, V)."""
+    logits = logits[..., -1, :] if logits.ndim > 2 else logits
+    return logits.reshape(-1, logits.shape[-1])
+
+
+def guess(logs: Tensor) -> Iterator[tuple[int, float]]:
+    """Yield the likeliest token of each row, and its probability."""
+    best = logs.max(-1)
+    yield from zip(best.indices.tolist(), best.values.exp().tolist(), strict=True)
