@@ -5,8 +5,10 @@
 SmolLM2-135M in float32, one thread. Times: the same forward pass unwatched and watched
 (q, k and lse of all 30 layers kept), in turn in one process; the ratio is the median of
 the rounds, in CPU seconds. Memory: the peak above the loaded model, in a fresh process
-each. Eager is transformers with output_attentions=True, under a limit of 18 GB.
-Generation: 128 tokens after a prompt of 1,024, greedy, both ways. CPU only.
+each. Eager is transformers with output_attentions=True, under a limit of 18 GB; the
+peers under the same limit are in peers.json, written by peers.py in an environment of
+their own. Generation: 128 tokens after a prompt of 1,024, greedy, both ways, and its
+records against those of one pass over the final text. CPU only.
 """
 
 from __future__ import annotations
@@ -37,6 +39,11 @@ MARK = "<!-- benchmark:lens -->"
 SIZES, ROUNDS, PROMPT, NEW = (1024, 2048, 4096, 8192), 2, 1024, 128
 WAYS = ("unwatched", "watched", "eager")
 LIMIT = 18 * 2**30
+PEERS = {
+    "transformer_lens": "TransformerLens, patterns only",
+    "transformer_lens_all": "its default cache",
+    "nnsight": "nnsight",
+}
 
 
 def load(implementation: str = "sdpa") -> Any:
@@ -115,27 +122,40 @@ def compare_generation(model: Any) -> dict[str, float]:
         start = time.process_time()
         plain = model.generate(prompt, **options, pad_token_id=0)
         middle = time.process_time()
-        with watch(model):
+        with watch(model) as steps:
             watched = model.generate(prompt, **options, pad_token_id=0)
         rounds.append((middle - start, time.process_time() - middle))
         assert torch.equal(plain, watched)
-    return {"ratio": round(statistics.median(b / a for a, b in rounds), 3)}
+    with watch(model) as whole:
+        forward(model, watched[:, :-1])  # the last token was never read
+    pairs = zip(steps.records, whole.records, strict=True)
+    worst = max(float((a.weights() - b.weights()).abs().max()) for a, b in pairs)
+    ratio = statistics.median(b / a for a, b in rounds)
+    return {"ratio": round(ratio, 3), "error": worst}
 
 
 def render(result: dict[str, Any]) -> str:
     """Return the table as Markdown."""
+    peers = json.loads((HERE / "peers.json").read_text("utf-8"))["sizes"]
     columns = ("tokens", "watched / unwatched, time", "unwatched, MB", "watched, MB")
     columns += ("of which q, k, lse", "eager with weights, MB")
-    lines = [f"| {' | '.join(columns)} |", "|---|---|---|---|---|---|"]
+    columns += tuple(f"{name}, MB" for name in PEERS.values())
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for n, x in result["sizes"].items():
-        eager = f"{x['eager']['MB']:,.0f}" if x["eager"] else "dies at 18 GB"
-        lines.append(
-            f"| {int(n):,} | {x['ratio']:.3f} | {x['unwatched']['MB']:,.0f} | "
-            f"{x['watched']['MB']:,.0f} | {x['watched']['kept_MB']:,.0f} | {eager} |"
-        )
-    ratio = result["generation"]["ratio"]
-    about = f"{NEW} tokens after {PROMPT:,}, watched / unwatched: {ratio:.3f}."
-    return "\n".join([*lines, "", about])
+        others = [x["eager"], *(peers.get(n, {}).get(name) for name in PEERS)]
+        cells = [f"{int(n):,}", f"{x['ratio']:.3f}", f"{x['unwatched']['MB']:,.0f}"]
+        cells += [f"{x['watched'][name]:,.0f}" for name in ("MB", "kept_MB")]
+        cells += [write_peer(other) for other in others]
+        lines.append(f"| {' | '.join(cells)} |")
+    about = result["generation"]
+    text = f"{NEW} tokens after {PROMPT:,}, watched / unwatched: {about['ratio']:.3f}; "
+    text += f"the weights of its records are within {about['error']:.0e} of one pass's."
+    return "\n".join([*lines, "", text])
+
+
+def write_peer(found: Any) -> str:
+    """Return what another way needed; who died at half the length dies again."""
+    return f"{found['MB']:,.0f}" if isinstance(found, dict) else "dies at 18 GB"
 
 
 def main() -> None:

@@ -30,13 +30,17 @@ RULES = {
     "array_file": ({"arrays"}, {"numpy", "safetensors", "torch"}),
     "recording": ({"array_file", "record", "masks", "arrays"}, {"numpy"}),
     "spans": (set(), set()),
-    "seen": ({"record", "recording", "spans", "lens"}, set()),
+    "seen": ({"record", "recording", "spans", "lens", "stats"}, set()),
     "lens": (
         {"seen", "spans", "record", "engine", "definition", "masks", "arrays"},
         {"numpy", "torch"},
     ),
+    "stats": (
+        {"record", "engine", "definition", "masks", "arrays"},
+        {"numpy", "torch", "rich", "pyarrow"},
+    ),
     "show": (set(), {"numpy", "matplotlib"}),
-    "__main__": ({"nn", "lens", "plain", "show"}, {"click", "torch"}),
+    "__main__": ({"nn", "lens", "plain", "show"}, {"click", "rich", "torch"}),
 }
 SINGLE = {
     "errors",
@@ -47,7 +51,11 @@ SINGLE = {
     "seen",
     "spans",
 }  # files, not packages
-ONLY_IN = {"click": {"__main__"}, "rich": {"__main__", "train"}}
+ONLY_IN = {
+    "click": {"__main__"},
+    "rich": {"__main__", "train", "table"},
+    "pyarrow": {"table"},
+}
 NAMES = [
     "attention",
     "causal",

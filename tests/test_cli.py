@@ -49,14 +49,13 @@ def test_show_says_what_attention_did(smollm, tmp_path):
     text = "The cat sat on the mat because it was"
     done = run("show", text, "--model", smollm, "-n", 4, "--save", path)
     assert done.exit_code == 0, done.output
-    lines = done.output.splitlines()
-    assert (
-        lines[-33] == "CausalTransformer: 30 of 30 attention layers seen, 1 sequences"
-    )
-    assert lines[-32].split() == ["layer", "first", "previous", "self", "entropy"]
-    name, first, *_ = lines[-10].split()
-    assert name == "blocks.21.attention"
-    assert float(first) > 0.5  # it rests on the first token
+    text = done.stdout[done.stdout.index("CausalTransformer: 30 of 30 attention") :]
+    _, names, *layers = text.splitlines()
+    assert names.split()[:5] == ["layer", "head", "entropy", "sink", "previous"]
+    layer, heads, _, sink, *_ = layers[21].split()
+    assert (layer, heads) == ("21", "all")
+    assert float(sink) > 0.5  # it rests on the first token
+    assert "most sink: layer 18 head 8, 1.000" in text
     again = regard.open(path)
     assert again.layer(21).q.shape == (9, 12, 64)
 

@@ -53,6 +53,7 @@ def test_the_code_of_the_readme_runs(capsys):
         ("heads", "docs/models.md"),
         ("families", "docs/families.md"),
         ("lens", "docs/lens.md"),
+        ("stats", "docs/stats.md"),
     ],
 )
 def test_the_numbers_of_the_pages_were_measured(name, page, monkeypatch):

@@ -40,6 +40,7 @@ LATER = {
     "nn": "regard.nn",
     "open": "regard.seen:open_seen",
     "plain": "regard.plain",
+    "stats": "regard.stats",
     "watch": "regard.lens.watch:watch",
 }
 

@@ -115,8 +115,9 @@ def generate(
 def show(*, text: str, model: str, n_new: int, save: str | None) -> None:
     """Run a model on TEXT, or on a file, and say what its attention did."""
     import torch
+    from rich.console import Console
+    from rich.progress import Progress
 
-    from regard.lens.summary import print_summary
     from regard.lens.watch import watch
     from regard.nn.generation import generate as go_on
     from regard.nn.weights import load
@@ -132,7 +133,14 @@ def show(*, text: str, model: str, n_new: int, save: str | None) -> None:
         else:
             network(torch.tensor([tokens]))
     click.echo(str(seen).splitlines()[0])
-    click.echo(print_summary([seen.layer(name) for name in seen.layers]))
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        line = bar.add_task("statistics", total=len(seen.records))
+        table = seen.table(progress=lambda n, _: bar.update(line, completed=n))
+    click.echo(str(table.by_layer()))
+    for name in ("sink", "previous", "induction"):
+        first = table.sort(name).rows[0]
+        place = f"layer {first['layer']} head {first['head']}"
+        click.echo(f"most {name}: {place}, {first[name]:.3f}")
     if save:
         seen.save(save)
         click.echo(f'the recording is in {save}: regard.open("{save}")')

@@ -5,6 +5,7 @@
     print(seen)                 which layers were seen, through which door
     seen.layer(3).q             what one layer did with the first sequence
     seen.audit()                is there weight where none belongs?
+    seen.table()                what every head did, in numbers
 
 Next: lens/watch.py
 """
@@ -20,7 +21,10 @@ from regard.recording import open_recording, save_recording
 from regard.spans import Offsets, Span, find_spans
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from regard.lens.finding import Finding
+    from regard.stats.table import Table
 
 
 class Seen:
@@ -38,6 +42,11 @@ class Seen:
                 "pass through the model if nothing was run in it."
             )
         return self.found
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """What every layer did with every sequence, by sequence, then by layer."""
+        return self.recording.records
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -107,6 +116,15 @@ class Seen:
         return audit(
             self.recording, valid=valid, pad=pad, documents=documents, expect=expect
         )
+
+    def table(self, *, progress: Callable[[int, int], object] | None = None) -> Table:
+        """Return entropy, sink, distance, … of every head (stats/table.py).
+
+        progress: called with the layers done, and all of them
+        """
+        from regard.stats.table import make_table  # noqa: PLC0415 (it needs torch)
+
+        return make_table(self.recording, progress=progress)
 
     def save(self, path: str | Path) -> None:
         """Write the recording into one file."""

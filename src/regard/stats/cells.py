@@ -1,0 +1,165 @@
+"""Single weights, each from one dot product.
+
+    w_ij = exp(scale q_i · k_j - lse_i)        [D] gather and multiply
+
+    cells       given pairs of positions
+    offset      key q - n: 0 is the token itself, 1 the one before
+    induction   the key after the last earlier occurrence of the query's token
+
+A cell that the mask forbids is 0. A cell whose key is not there is NaN: the first token
+has none before it, and a mean should not count it.
+
+Next: gradients.py
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from regard.arrays import Array, as_array, constant, convert, namespace, to_numpy
+from regard.errors import OptionError, ShapeError
+from regard.masks.algebra import Mask
+from regard.record import Record
+from regard.stats.call import share, widen
+from regard.stats.named import Named
+from regard.stats.plan import Direct, answer
+
+Numbers = np.ndarray[Any, np.dtype[Any]]
+NUMBERS = 2**22  # of q gathered at once
+
+
+def cells(record: Record, queries: Array, keys: Array) -> Named:
+    """Return the weights at pairs of positions, (H, pairs).
+
+    queries, keys: (pairs,) positions that the record has
+    """
+    wanted = [to_numpy(as_array(x)) for x in (queries, keys)]
+    if wanted[0].ndim != 1 or wanted[0].shape != wanted[1].shape:
+        shapes = " and ".join(str(x.shape) for x in wanted)
+        raise ShapeError(f"queries and keys are {shapes}, expected (pairs,) each.")
+    known = record.q_positions, record.k_positions
+    at = [find(x, to_numpy(y)) for x, y in zip(wanted, known, strict=True)]
+    for name, x, found in zip(("query", "key"), wanted, at, strict=True):
+        if (found < 0).any():
+            lost = x[found < 0][0]
+            raise OptionError(f"{record.name} has no {name} at position {lost}.")
+    return Named(weigh(record, *at), ("head", "pair"), "D: one dot product for each")
+
+
+def offset(record: Record, n: int) -> Named:
+    """Return the weight of each query on the key n before it, (H, Nq).
+
+    n: 0 is the diagonal, 1 the previous token, below 0 a later one
+    """
+    return answer(ask_offset(record, n))
+
+
+def ask_offset(record: Record, n: int) -> Direct:
+    """Ask for the weights on the keys n before the queries."""
+    return ask_targets(record, to_numpy(record.q_positions) - n, f"{n} before")
+
+
+def induction(record: Record, tokens: Sequence[int] | Array) -> Named:
+    """Return the weight on the key after the last earlier same token, (H, Nq).
+
+    tokens: of the whole sequence, by position
+    """
+    return answer(ask_induction(record, tokens))
+
+
+def ask_induction(record: Record, tokens: Sequence[int] | Array) -> Direct:
+    """Ask for the weights on the induction targets of the queries."""
+    targets, at = find_targets(tokens), to_numpy(record.q_positions)
+    if at.size and at.max() >= targets.size:
+        raise OptionError(
+            f"{record.name}: {targets.size} tokens, and a query at position "
+            f"{at.max()}; expected the tokens of the whole sequence."
+        )
+    return ask_targets(record, targets[at], "after the last same token")
+
+
+def find_targets(tokens: Sequence[int] | Array) -> Numbers:
+    """Return where each token's induction target is; -1 is: nowhere.
+
+    >>> find_targets([7, 8, 9, 7, 8]).tolist()
+    [-1, -1, -1, 1, 2]
+    """
+    last: dict[int, int] = {}
+    targets = []
+    for at, token in enumerate(to_numpy(as_array(tokens)).tolist()):
+        targets.append(last.get(token, -2) + 1)
+        last[token] = at
+    return np.asarray(targets, dtype=np.int64)
+
+
+def ask_targets(record: Record, targets: Numbers, which: str) -> Direct:
+    """Ask for the weight of each query on one key; NaN where there is none."""
+    how = f"D: one dot product for each query, with the key {which}"
+
+    def compute() -> Named:
+        columns = find(targets, to_numpy(record.k_positions))
+        rows = np.arange(columns.size)
+        there = convert(columns >= 0, record.q)
+        found = weigh(record, rows, np.maximum(columns, 0))
+        nan = constant(math.nan, found)
+        values = namespace(x=found).where(there, found, nan)
+        return Named(values, ("head", "query"), how)
+
+    return Direct(what=f"{record.name}: {how}", cost=0.0, compute=compute)
+
+
+def weigh(record: Record, rows: Numbers, columns: Numbers) -> Array:
+    """Return the weights at (rows[p], columns[p]), (H, pairs)."""
+    xp = namespace(q=record.q)
+    few = max(1, NUMBERS // (record.heads * record.q.shape[2]))
+    parts = [constant(0, widen(record)[0], (record.heads, 0))]
+    if record.k.shape[1] == 0:
+        return constant(0, parts[0], (record.heads, rows.size))
+    for first in range(0, rows.size, few):
+        pairs = slice(first, first + few)
+        i, j = (convert(x[pairs], record.q) for x in (rows, columns))
+        parts.append(weigh_part(record, i, j))
+    return xp.concat(parts, axis=1)
+
+
+def weigh_part(record: Record, i: Array, j: Array) -> Array:
+    """Return exp(logits - lse) at some pairs."""
+    xp, (q, k) = namespace(q=record.q), widen(record)
+    k = share(xp.take(k, j, axis=1), record.heads)
+    logits = record.scale * xp.sum(xp.take(q, i, axis=1) * k, axis=-1)
+    if record.softcap is not None:
+        logits = record.softcap * xp.tanh(logits / record.softcap)
+    if record.bias is not None:
+        logits = logits + xp.astype(record.bias[:, i, j], logits.dtype)
+    allowed = look(record, i, j)
+    if allowed is not None:
+        logits = xp.where(allowed, logits, constant(-math.inf, logits))
+    lse = xp.astype(xp.take(record.lse, i, axis=1), logits.dtype)
+    return xp.exp(logits - xp.where(lse == -math.inf, constant(0, lse), lse))
+
+
+def look(record: Record, i: Array, j: Array) -> Array | None:
+    """Return which pairs the mask allows, (H or 1, pairs)."""
+    if not isinstance(record.mask, Mask):
+        return None if record.mask is None else record.mask[:, i, j]
+    xp, like = namespace(q=record.q), record.q
+    q, k = (convert(x, like) for x in (record.q_positions, record.k_positions))
+    b = xp.zeros_like(i)[:1]
+    h = convert(np.arange(record.heads), like)
+    q, k = (xp.astype(xp.take(x, at, axis=0), xp.int64) for x, at in ((q, i), (k, j)))
+    at = (x.reshape(s) for x, s in ((b, (-1, 1, 1, 1)), (h, (1, -1, 1, 1))))
+    pairs = (xp.reshape(x, (1, 1, -1, 1)) for x in (q, k))
+    return record.mask.place(like)(*at, *pairs)[0, :, :, 0]
+
+
+def find(wanted: Numbers, known: Numbers) -> Numbers:
+    """Return where the known positions have each wanted one; -1 is: nowhere."""
+    if known.size == 0:
+        return np.full(wanted.shape, -1)
+    order = np.argsort(known, kind="stable")
+    place = np.minimum(np.searchsorted(known, wanted, sorter=order), known.size - 1)
+    return np.where(known[order[place]] == wanted, order[place], -1)

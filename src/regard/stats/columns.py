@@ -1,0 +1,136 @@
+"""What each key received, without writing the weights down.
+
+    received        sum_i w_ij G_i        [C] the kernel with the roles changed over
+    queries_of      how many queries may see each key
+    mean_received   sum_i w_ij over that number
+
+G are features of the queries: 1, a span of generated tokens, a gradient. `rows` takes
+some queries only, as slice(-32, None) for the last 32, and costs so much less.
+
+Next: cells.py
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from regard.arrays import Array, count_from, is_array, namespace
+from regard.definition.contract import ALL
+from regard.masks.algebra import Mask
+from regard.masks.grid import evaluate
+from regard.masks.patterns import everything
+from regard.masks.tiles import EMPTY, FULL, prove_tiles
+from regard.record import Record
+from regard.stats.features import read_features
+from regard.stats.named import Named
+from regard.stats.place import Lie, lie
+from regard.stats.plan import Ask, answer
+from regard.stats.rows import divide
+
+BLOCK = 512  # rows and keys of a tile in which queries are counted
+
+
+def received(
+    record: Record, features: Array | None = None, *, rows: slice = ALL
+) -> Named:
+    """Return what each key received, (H, Nk), or times features, (H, Nk, F).
+
+    features: of the queries, (Nq, F) or (H, Nq, F); 1 unless given
+    rows: the queries that count
+    """
+    return answer(ask_received(record, features, rows=rows))
+
+
+def ask_received(
+    record: Record, features: Array | None = None, *, rows: slice = ALL
+) -> Ask:
+    """Ask for what each key received from some of the queries."""
+    how = "C: the kernel, keys look at queries"
+    axes: tuple[str, ...] = ("head", "key")
+    if features is not None:
+        values = read_features(record, features, *record.q.shape[:2])[:, rows, :]
+        axes = (*axes, "feature")
+    else:
+        values = None
+    return Ask(
+        record=record if rows == ALL else cut_rows(record, rows),
+        side="columns",
+        features=values,
+        finish=lambda sums, total: Named(total if values is None else sums, axes, how),
+        unit=None if rows == ALL else record,
+    )
+
+
+def mean_received(record: Record, *, rows: slice = ALL) -> Named:
+    """Return what each key received in the mean of the queries that may see it."""
+    return answer(ask_mean_received(record, rows=rows))
+
+
+def ask_mean_received(record: Record, *, rows: slice = ALL) -> Ask:
+    """Ask for what each key received, over the number of queries that may see it."""
+    asked = ask_received(record, rows=rows)
+    how = "C: the kernel, keys look at queries; mean of the queries that may see a key"
+
+    def finish(_: Array, total: Array) -> Named:
+        count = namespace(x=total).astype(count_queries(asked.record), total.dtype)
+        return Named(divide(total, count), ("head", "key"), how)
+
+    return replace(asked, finish=finish)
+
+
+def queries_of(record: Record, *, rows: slice = ALL) -> Named:
+    """Return how many queries may see each key, (H, Nk): whole numbers."""
+    counts = count_queries(cut_rows(record, rows))
+    return Named(counts, ("head", "key"), "counted from the mask")
+
+
+def count_queries(record: Record) -> Array:
+    """Count the queries that the mask, and a bias of -inf, leave to each key."""
+    xp, n_q, n_k = namespace(q=record.q), record.q.shape[1], record.k.shape[1]
+    none, lies = xp.zeros_like(count_from(0, n_k, record.q))[None, :], lie(record)
+    if not n_q * n_k:
+        return xp.broadcast_to(none, (record.heads, n_k))
+    formula = lies.mask if isinstance(lies.mask, Mask) else everything()
+    given = record.bias is not None or is_array(lies.mask)  # no proof covers these
+    shape, columns = (record.heads, n_q, n_k), []
+    tiles = prove_tiles(formula, shape, block=BLOCK, q_start=lies.start)
+    for keys, kinds in zip(tiles.keys, tiles.for_all().T, strict=True):
+        count = none[:, keys]
+        for rows, kind in zip(tiles.rows, kinds, strict=True):
+            if kind == FULL and not given:
+                count = count + (rows.stop - rows.start)
+            elif kind != EMPTY:
+                count = count + xp.sum(look(record, lies, rows, keys), axis=1)
+        columns.append(xp.broadcast_to(count, (record.heads, count.shape[1])))
+    return xp.concat(columns, axis=1)
+
+
+def look(record: Record, lies: Lie, rows: slice, keys: slice) -> Array:
+    """Return which cells of a tile may be seen, (H or 1, rows, keys)."""
+    xp, like = namespace(q=record.q), record.q
+    n_q, n_k = rows.stop - rows.start, keys.stop - keys.start
+    if isinstance(lies.mask, Mask):
+        shape = (record.heads, n_q, n_k)
+        at, start = count_from(keys.start, n_k, like), lies.start + rows.start
+        cells = evaluate(lies.mask, shape, q_start=start, keys=at, like=like)
+    elif lies.mask is not None:
+        cells = lies.mask[:, rows, keys]
+    else:
+        cells = xp.ones((1, 1, 1), dtype=xp.bool)
+    if record.bias is not None:
+        cells = cells & (record.bias[:, rows, keys] > -math.inf)
+    return xp.astype(xp.broadcast_to(cells, (cells.shape[0], n_q, n_k)), xp.int64)
+
+
+def cut_rows(record: Record, rows: slice) -> Record:
+    """Return some queries of a record, with all of its keys."""
+    mask, bias = record.mask, record.bias
+    return replace(
+        record,
+        q=record.q[:, rows, :],
+        lse=record.lse[:, rows],
+        q_positions=record.q_positions[rows],
+        mask=mask if mask is None or isinstance(mask, Mask) else mask[:, rows, :],
+        bias=None if bias is None else bias[:, rows, :],
+    )

@@ -1,0 +1,78 @@
+"""Weight times gradient, which is all in what a backward pass already has.
+
+    sum_j w_ij dL/dw_ij = out_i · dL/dout_i            gradient_rows, free
+    sum_i w_ij dL/dw_ij = v_j · dL/dv_j                gradient_keys, free
+                        = v_j · sum_i w_ij dL/dout_i   gradient_received, one call
+
+because dL/dw_ij = dL/dout_i · v_j. The second sums over the query heads that share a
+key head; the third tells them apart, by the kernel with the roles changed over.
+
+Next: named.py
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from regard.arrays import Array, namespace
+from regard.errors import OptionError, ShapeError
+from regard.record import Record
+from regard.stats.call import share
+from regard.stats.columns import ask_received
+from regard.stats.named import Named
+from regard.stats.plan import Ask, answer
+
+
+def gradient_rows(out: Array, grad_out: Array) -> Named:
+    """Return the sum of weight times gradient of each query, (H, Nq).
+
+    out, grad_out: (H, Nq, Dv), what attention gave and the gradient of it
+    """
+    return multiply(out, grad_out, ("head", "query"), "A: out · dL/dout")
+
+
+def gradient_keys(v: Array, grad_v: Array) -> Named:
+    """Return the sum of weight times gradient of each key of a group, (Hk, Nk).
+
+    v, grad_v: (Hk, Nk, Dv), the values and the gradient of them
+    """
+    return multiply(v, grad_v, ("group", "key"), "A: v · dL/dv")
+
+
+def gradient_received(record: Record, grad_out: Array) -> Named:
+    """Return the sum of weight times gradient of each key, by query head, (H, Nk).
+
+    grad_out: (H, Nq, Dv); the record must have v
+    """
+    return answer(ask_gradient_received(record, grad_out))
+
+
+def ask_gradient_received(record: Record, grad_out: Array) -> Ask:
+    """Ask for weight times gradient of each key."""
+    if record.v is None:
+        raise OptionError(
+            f'{record.name} has no v. Write regard.watch(model, keep="qkv").'
+        )
+    xp, v = namespace(v=record.v), share(record.v, record.heads)
+    expected = (*record.q.shape[:2], v.shape[2])
+    if tuple(grad_out.shape) != expected:
+        raise ShapeError(
+            f"{record.name}: grad_out has the shape {tuple(grad_out.shape)}, expected "
+            f"(H, Nq, Dv) = {expected}."
+        )
+    how = "A: v · (C: the kernel, keys look at queries, with G := dL/dout)"
+
+    def finish(sums: Array, _: Array) -> Named:
+        return Named(xp.sum(sums * v, axis=-1), ("head", "key"), how)
+
+    return replace(ask_received(record, grad_out), finish=finish)
+
+
+def multiply(x: Array, grad: Array, axes: tuple[str, ...], how: str) -> Named:
+    """Return x · grad over the last axis."""
+    if x.ndim != 3 or tuple(x.shape) != tuple(grad.shape):
+        raise ShapeError(
+            f"shapes {tuple(x.shape)} and {tuple(grad.shape)}, expected the same three "
+            "axes (heads, N, Dv)."
+        )
+    return Named(namespace(x=x, grad=grad).sum(x * grad, axis=-1), axes, how)

@@ -1,0 +1,52 @@
+"""An array that says what its axes are, and where its numbers came from.
+
+    entropy(record)      axes ("head", "query")
+    received(record)     axes ("head", "key")
+
+Statistics are per query head. What is told of a shared key head is a reduction over the
+query heads of its group, and which one is said: there is no default.
+
+Next: rows.py
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from regard.arrays import Array, namespace, to_numpy
+from regard.errors import OptionError
+
+Reduction = Literal["mean", "max", "sum"]
+
+
+@dataclass(frozen=True, eq=False)
+class Named:
+    """The numbers of one statistic."""
+
+    values: Array
+    axes: tuple[str, ...]  # of "head", "query", "key", "feature", …
+    how: str  # the identity, and what ran: "H: the kernel with V := K"
+
+    def share(self, n_shared: int, reduction: Reduction) -> Named:
+        """Return one number for each of the shared key heads, over its query heads."""
+        heads = self.values.shape[0]
+        if self.axes[0] != "head" or n_shared < 1 or heads % n_shared:
+            raise OptionError(
+                f"axes {self.axes} with {heads} in front cannot be shared by "
+                f"{n_shared}, expected heads in front, a multiple of it."
+            )
+        if reduction not in ("mean", "max", "sum"):
+            raise OptionError(f'{reduction!r}, expected "mean", "max" or "sum".')
+        xp = namespace(values=self.values)
+        shape = (n_shared, heads // n_shared, *self.values.shape[1:])
+        values = getattr(xp, reduction)(xp.reshape(self.values, shape), axis=1)
+        how = f"{self.how}; {reduction} over {shape[1]} query heads"
+        return replace(self, values=values, axes=("group", *self.axes[1:]), how=how)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        """Let NumPy take the numbers."""
+        values = to_numpy(self.values)
+        return np.asarray(values, dtype=dtype, copy=copy)

@@ -1,0 +1,217 @@
+"""What many statistics need together, and what it costs, before anything runs.
+
+    plan = make_plan({"system": ask_mass(record, x), "entropy": ask_entropy(record)})
+    print(plan)           the calls of the kernel, in units of the record's own
+    found = plan.run()    {"system": …, "entropy": …}
+
+A statistic is asked for as an Ask: features of the keys, or of the queries, and what to
+make of their sums. Asks of the same record, side and mask lie side by side in the width
+of the kernel, so 64 features cost as much as one. What the kernel cannot do is Direct.
+
+Next: rows.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from regard.arrays import Array, namespace
+from regard.errors import OptionError
+from regard.masks.algebra import Mask
+from regard.record import Record
+from regard.stats.call import Again, again_columns, again_rows, share
+from regard.stats.named import Named
+from regard.stats.place import count_cells
+
+Finish = Callable[[Array, Array], Named]  # of sums (H, N, F) and totals (H, N)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ask:
+    """One statistic on the kernel: what it sums, and what it makes of the sums."""
+
+    record: Record
+    side: Literal["rows", "columns"]
+    features: Array | None  # (1 or heads, N, F); None: the weights alone are summed
+    finish: Finish
+    within: Mask | None = None  # rows: only these cells
+    unit: Record | None = None  # whose forward call is 1; the record's own
+
+    @property
+    def width(self) -> int:
+        """How many features it has."""
+        return 0 if self.features is None else int(self.features.shape[-1])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Direct:
+    """One statistic that needs no call of the kernel, or cannot use it."""
+
+    what: str
+    cost: float  # in forward calls
+    compute: Callable[[], Named]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some features of one statistic."""
+
+    name: str
+    ask: Ask
+    first: int
+    last: int  # one past it
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call of the kernel."""
+
+    pieces: tuple[Piece, ...]
+
+    @property
+    def ask(self) -> Ask:
+        """The first of those who share the call."""
+        return self.pieces[0].ask
+
+    @property
+    def cost(self) -> float:
+        """The cells it meets, as a part of those that the forward call meets."""
+        ask = self.ask
+        if ask.within is None and ask.unit is None:
+            return 1.0
+        whole = count_cells(ask.record if ask.unit is None else ask.unit)
+        return count_cells(ask.record, ask.within) / max(1, whole)
+
+    def __str__(self) -> str:
+        ask, n = self.ask, sum(piece.last - piece.first for piece in self.pieces)
+        width = find_width(ask)
+        sums = f"{n} of {width} features" if n else "lse alone"
+        roles = "the keys look" if ask.side == "columns" else "the queries look"
+        inside = "" if ask.within is None else f" within {ask.within!r}"
+        return f"{ask.record.name}: {roles}{inside}, {sums}"
+
+    def run(self, call: Again) -> Iterator[tuple[str, Array, Array]]:
+        """Yield the sums and the totals of each piece."""
+        sums, total = call.run(pack(self.pieces))
+        at = 0
+        for piece in self.pieces:
+            n = piece.last - piece.first
+            yield piece.name, sums[..., at : at + n], total
+            at += n
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The calls that answer all questions."""
+
+    asks: Mapping[str, Ask | Direct]
+    steps: tuple[Step, ...]
+
+    @property
+    def cost(self) -> float:
+        """In forward calls of the record, or of all records together."""
+        direct = [ask.cost for ask in self.asks.values() if isinstance(ask, Direct)]
+        return sum(step.cost for step in self.steps) + sum(direct)
+
+    def run(self) -> dict[str, Named]:
+        """Answer every question."""
+        parts: dict[str, list[tuple[Array, Array]]] = {}
+        call, key = None, None
+        for step in self.steps:
+            if call is None or name_call(step.ask) != key:
+                call, key = make_call(step.ask), name_call(step.ask)
+            for name, sums, total in step.run(call):
+                parts.setdefault(name, []).append((sums, total))
+        return {name: self.finish(name, parts.get(name, [])) for name in self.asks}
+
+    def finish(self, name: str, parts: list[tuple[Array, Array]]) -> Named:
+        """Make a statistic of its sums."""
+        ask = self.asks[name]
+        if isinstance(ask, Direct):
+            return ask.compute()
+        sums, total = parts[0]
+        if len(parts) > 1:
+            sums = namespace(x=sums).concat([part for part, _ in parts], axis=-1)
+        return ask.finish(sums, total)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{step.cost:6.2f}  {step}: {', '.join(p.name for p in step.pieces)}"
+            for step in self.steps
+        ]
+        lines += [
+            f"{ask.cost:6.2f}  {ask.what}: {name}"
+            for name, ask in self.asks.items()
+            if isinstance(ask, Direct)
+        ]
+        return "\n".join([*lines, f"{self.cost:6.2f}  forward calls in all"])
+
+
+def make_plan(asks: Mapping[str, Ask | Direct]) -> Plan:
+    """Lay the features of all questions side by side into as few calls as can be."""
+    groups: dict[tuple[object, ...], list[Piece]] = {}
+    for name, ask in asks.items():
+        if isinstance(ask, Ask):
+            groups.setdefault(name_call(ask), []).append(Piece(name, ask, 0, ask.width))
+        elif not isinstance(ask, Direct):
+            raise OptionError(
+                f"{name} is a {type(ask).__name__}, expected a question. "
+                "Write ask_entropy(record), not entropy(record)."
+            )
+    steps = [step for pieces in groups.values() for step in fill_steps(pieces)]
+    return Plan(asks, tuple(steps))
+
+
+def fill_steps(pieces: list[Piece]) -> list[Step]:
+    """Cut features at the width of the kernel, the widest first."""
+    width = room = find_width(pieces[0].ask)
+    calls: list[list[Piece]] = [[]]
+    for piece in sorted(pieces, key=lambda piece: -piece.last):
+        first = 0
+        while first < piece.last:
+            if not room:
+                calls.append([])
+                room = width
+            last = min(piece.last, first + room)
+            calls[-1].append(replace(piece, first=first, last=last))
+            room, first = room - (last - first), last
+    calls[0] += [piece for piece in pieces if not piece.last]  # any call has totals
+    return [Step(tuple(call)) for call in calls]
+
+
+def pack(pieces: tuple[Piece, ...]) -> Array | None:
+    """Return the features of a call side by side, (1 or heads, N, F)."""
+    cuts = [
+        p.ask.features[..., p.first : p.last]
+        for p in pieces
+        if p.ask.features is not None
+    ]
+    if len(cuts) < 2:
+        return cuts[0] if cuts else None
+    xp, heads = namespace(x=cuts[0]), max(x.shape[0] for x in cuts)
+    return xp.concat([share(x, heads) for x in cuts], axis=-1)
+
+
+def name_call(ask: Ask) -> tuple[object, ...]:
+    """Return what asks must have in common to share calls."""
+    return id(ask.record), ask.side, ask.within
+
+
+def make_call(ask: Ask) -> Again:
+    """Prepare the arrays of a call."""
+    if ask.side == "columns":
+        return again_columns(ask.record)
+    return again_rows(ask.record, ask.within)
+
+
+def find_width(ask: Ask) -> int:
+    """Return how many features one call takes."""
+    more = ask.side == "columns" and ask.record.softcap is None
+    return int(ask.record.q.shape[-1]) + more
+
+
+def answer(ask: Ask | Direct) -> Named:
+    """Answer a single question."""
+    return make_plan({"": ask}).run()[""]

@@ -1,0 +1,255 @@
+"""The reducers of a walk that give one number for each row, key or distance.
+
+    RowSums          Σ_j p_ij                    1, or less where a sink takes its share
+    ColumnSums       Σ_i p_ij                    the mass that a key receives
+    ColumnMax        max_i p_ij                  the largest weight that a key receives
+    LargestLogit     max_j s_ij                  before the softmax
+    Entropy          -Σ_j p_ij log p_ij          and varentropy: the variance of -log p
+    OffsetProfile    Σ p_ij over q_i - k_j = d   the mass at each distance, in tokens
+
+Each is per head. Sums are held in float64, so that tiles may come in any order.
+
+Next: strongest.py (the keys with the largest weights), pyramid.py (maps)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.stats.named import Named
+from regard.stats.reducer import Rows, Scope, Tile, start_rows
+
+WIDE = torch.float64
+FAR = -1e4  # stands for log 0 where it is multiplied by 0
+TINY = 1e-30  # below it, weights of float32 lose digits
+
+
+@dataclass(frozen=True)
+class RowSums:
+    """The mass of each row on the keys that are walked."""
+
+    def start(self, scope: Scope) -> Rows:
+        """Begin with no mass."""
+        return start_rows(scope, dtype=WIDE)
+
+    def add(self, state: Rows, tile: Tile) -> Rows:
+        """Add the tile's share to its rows."""
+        state.at(tile.rows).add_(tile.weights.sum(1))
+        return state
+
+    def merge(self, state: Rows, other: Rows) -> Rows:
+        """Add up."""
+        mine, theirs = state.pair(other)
+        mine.add_(theirs)
+        return state
+
+    def finish(self, states: Sequence[Rows]) -> Named:
+        """Return (heads, queries)."""
+        return name("query", "sum over keys", [x.whole() for x in states])
+
+
+@dataclass(frozen=True)
+class ColumnSums:
+    """The mass that each key receives from the rows that are walked."""
+
+    def start(self, scope: Scope) -> Tensor:
+        """Begin with no mass."""
+        return torch.zeros(scope.n_k, dtype=WIDE, device=scope.device)
+
+    def add(self, state: Tensor, tile: Tile) -> Tensor:
+        """Add what the tile's rows give."""
+        state[tile.keys].add_(tile.weights.sum(0))
+        return state
+
+    def merge(self, state: Tensor, other: Tensor) -> Tensor:
+        """Add up."""
+        return state.add_(other)
+
+    def finish(self, states: Sequence[Tensor]) -> Named:
+        """Return (heads, keys)."""
+        return name("key", "sum over queries", states)
+
+
+@dataclass(frozen=True)
+class ColumnMax:
+    """The largest weight that each key receives; 0 if nobody sees it."""
+
+    def start(self, scope: Scope) -> Tensor:
+        """Begin with nothing."""
+        return torch.zeros(scope.n_k, dtype=scope.dtype, device=scope.device)
+
+    def add(self, state: Tensor, tile: Tile) -> Tensor:
+        """Keep the larger."""
+        here = state[tile.keys]
+        torch.maximum(here, tile.row_peaks.amax(0), out=here)
+        return state
+
+    def merge(self, state: Tensor, other: Tensor) -> Tensor:
+        """Keep the larger."""
+        return torch.maximum(state, other)
+
+    def finish(self, states: Sequence[Tensor]) -> Named:
+        """Return (heads, keys)."""
+        return name("key", "max over queries", states)
+
+
+@dataclass(frozen=True)
+class LargestLogit:
+    """The largest logit of each row, no sink; -inf for a row that sees nothing."""
+
+    def start(self, scope: Scope) -> Rows:
+        """Begin below every number."""
+        return start_rows(scope, fill=-math.inf)
+
+    def add(self, state: Rows, tile: Tile) -> Rows:
+        """Keep the larger: logits are logs + lse, and logs are those of weights."""
+        top = tile.key_peaks.amax(1)
+        logs, tiny = top.log(), top <= TINY
+        if bool(tiny.any()):
+            logs = torch.where(tiny, tile.logs.amax(1), logs)
+        here = state.at(tile.rows)
+        torch.maximum(here, logs + tile.lse, out=here)
+        return state
+
+    def merge(self, state: Rows, other: Rows) -> Rows:
+        """Keep the larger."""
+        mine, theirs = state.pair(other)
+        torch.maximum(mine, theirs, out=mine)
+        return state
+
+    def finish(self, states: Sequence[Rows]) -> Named:
+        """Return (heads, queries)."""
+        return name("query", "largest logit over keys", [x.whole() for x in states])
+
+
+@dataclass(frozen=True)
+class Entropies:
+    """In nats, over the keys: what a sink takes is no part of it."""
+
+    entropy: Named  # H = -Σ p log p
+    varentropy: Named  # Σ p (-log p - H)²
+
+
+@dataclass(frozen=True)
+class Entropy:
+    """Entropy and varentropy of each row.
+
+    Held are mass S, mean m = Σ p log p / S and M = Σ p (log p - m)²; parts merge as
+    variances do. Σ p log² p - H² would lose all digits where weights are nearly equal.
+    """
+
+    def start(self, scope: Scope) -> Rows:
+        """Begin with no mass."""
+        return start_rows(scope, 3, dtype=WIDE)
+
+    def add(self, state: Rows, tile: Tile) -> Rows:
+        """Take the moments of the tile."""
+        p, logs = tile.weights, tile.logs.clamp(min=FAR)
+        mass = p.sum(1)
+        mean = (p * logs).sum(1) / mass.masked_fill(mass == 0, 1)
+        spread = logs.sub_(mean[:, None]).square_().mul_(p).sum(1)
+        here = state.at(tile.rows)
+        here.copy_(join_moments(here, torch.stack([mass, mean, spread], 1).to(WIDE)))
+        return state
+
+    def merge(self, state: Rows, other: Rows) -> Rows:
+        """Join the moments."""
+        mine, theirs = state.pair(other)
+        mine.copy_(join_moments(mine, theirs))
+        return state
+
+    def finish(self, states: Sequence[Rows]) -> Entropies:
+        """Return both, (heads, queries)."""
+        mass, mean, spread = stack([x.whole() for x in states]).unbind(-1)
+        entropy = -mass * mean
+        spread = spread + mass * (mean + entropy).square()
+        return Entropies(
+            Named(entropy, ("head", "query"), "walk: -Σ p log p over keys, nats"),
+            Named(spread, ("head", "query"), "walk: Σ p (-log p - entropy)², nats²"),
+        )
+
+
+def join_moments(a: Tensor, b: Tensor) -> Tensor:
+    """Return mass, mean and spread (..., 3) of two parts together."""
+    (s, m, v), (t, n, w) = a.unbind(-1), b.unbind(-1)
+    mass = s + t
+    share = t / mass.masked_fill(mass == 0, 1)
+    apart = n - m
+    spread = v + w + s * share * apart.square()
+    return torch.stack([mass, m + share * apart, spread], -1)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The mass at each distance."""
+
+    offsets: Tensor  # (offsets,), q - k in tokens; above 0 is: a key before the query
+    mass: Named  # (head, offset), the sum over all pairs at that distance
+
+
+@dataclass(frozen=True)
+class Distances:
+    """The state of OffsetProfile."""
+
+    first: int  # the smallest offset
+    mass: Tensor  # (offsets,)
+
+
+@dataclass(frozen=True)
+class OffsetProfile:
+    """The mass at each distance between query and key, by the tokens' positions."""
+
+    def start(self, scope: Scope) -> Distances:
+        """Make room for every offset between the first and the last token."""
+        q, k = scope.q_positions, scope.k_positions
+        if not len(q) or not len(k):
+            return Distances(0, q.new_zeros(0, dtype=WIDE))
+        first, last = int(q.min() - k.max()), int(q.max() - k.min())
+        return Distances(first, q.new_zeros(last - first + 1, dtype=WIDE))
+
+    def add(self, state: Distances, tile: Tile) -> Distances:
+        """Add up the diagonals of the tile."""
+        q, k = tile.q_positions, tile.k_positions
+        n_q, n_k = tile.weights.shape
+        if is_run(q) and is_run(k):
+            # rows one cell longer than the stride: diagonals become columns
+            room = tile.weights.new_zeros(n_q * (n_q + n_k))
+            room.view(n_q, n_q + n_k)[:, :n_k] = tile.weights.flip(1)
+            sums = room[: n_q * (n_q + n_k - 1)].view(n_q, -1).sum(0)
+            at = int(q[0] - k[-1]) - state.first
+            state.mass[at : at + n_q + n_k - 1] += sums
+        else:
+            at = (q[:, None] - k - state.first).flatten()
+            state.mass.index_add_(0, at, tile.weights.flatten().to(WIDE))
+        return state
+
+    def merge(self, state: Distances, other: Distances) -> Distances:
+        """Add up."""
+        state.mass.add_(other.mass)
+        return state
+
+    def finish(self, states: Sequence[Distances]) -> Profile:
+        """Return the offsets and (heads, offsets)."""
+        first = states[0].first if states else 0
+        mass = name("offset", "sum over pairs", [x.mass for x in states])
+        return Profile(first + torch.arange(mass.values.shape[1]), mass)
+
+
+def is_run(positions: Tensor) -> bool:
+    """Tell whether every position follows the one before."""
+    return bool((positions.diff() == 1).all())
+
+
+def name(axis: str, what: str, states: Sequence[Tensor]) -> Named:
+    """Return the states of all heads as one statistic."""
+    return Named(stack(states), ("head", axis), f"walk: {what}")
+
+
+def stack(states: Sequence[Tensor]) -> Tensor:
+    """Return the states of all heads on top of each other, none as an empty array."""
+    return torch.stack(list(states)) if states else torch.empty(0, 0)

@@ -1,0 +1,223 @@
+"""What each query did with its weights, without writing them down.
+
+    mass            sum_j w_ij F_j                          [R] the kernel with V := F
+    entropy         - sum_j w_ij log w_ij                   [H] the kernel with V := K
+    masked_mass     sum of w_ij over a mask's cells         [M] exp(lse' - lse)
+
+w_ij is exp(logits_ij - lse_i). As its log, scale q_i · k_j - lse_i, is linear in k,
+
+    - sum_j w_ij log w_ij = lse_i sum_j w_ij - scale q_i · (sum_j w_ij k_j)
+
+holds with a sink too: it takes mass, and is no key. With a softcap or a bias logits are
+not linear in k, and the entropy is computed from strips of the weights.
+
+Each statistic is an `ask_…`, which a plan can join with others, and a function that
+answers it at once. A mean over nothing is NaN: of a query that sees no key.
+
+Next: columns.py
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from regard.arrays import Array, constant, convert, namespace, to_numpy
+from regard.errors import MaskError, OptionError
+from regard.masks.algebra import Mask
+from regard.record import Record
+from regard.stats.call import widen
+from regard.stats.features import Spans, mark_spans, read_features
+from regard.stats.named import Named
+from regard.stats.plan import Ask, Direct, Finish, answer
+
+Per = Literal["sum", "query", "cell"]
+CELLS = 2**22  # of a strip of weights
+STRIPS = 4.0  # forward calls that strips of all weights cost, about
+
+
+def mass(record: Record, features: Array) -> Named:
+    """Return the mass of each query on features of the keys, (H, Nq, F).
+
+    features: (Nk, F), or (Hk or H, Nk, F); True and False select keys
+    """
+    return answer(ask_mass(record, features))
+
+
+def ask_mass(record: Record, features: Array) -> Ask:
+    """Ask for the mass on features of the keys."""
+    values = read_features(record, features, *record.k.shape[:2])
+    axes, how = ("head", "query", "feature"), "R: the kernel with V := features"
+    return ask(record, values, lambda sums, _: Named(sums, axes, how))
+
+
+def span_mass(record: Record, spans: Spans) -> Named:
+    """Return the mass of each query on each span of positions, (H, Nq, spans)."""
+    return answer(ask_span_mass(record, spans))
+
+
+def ask_span_mass(record: Record, spans: Spans) -> Ask:
+    """Ask for the mass on spans of positions (first, last), last not included."""
+    values = mark_keys(record, spans)
+    axes, how = ("head", "query", "span"), "R: the kernel with V := spans of keys"
+    return ask(record, values, lambda sums, _: Named(sums, axes, how))
+
+
+def span_pairs(record: Record, queries: Spans, keys: Spans, *, per: Per) -> Named:
+    """Return the mass from spans of queries to spans of keys, (H, spans, spans).
+
+    per: "sum", all of it; "query", its mean over the queries of a span; "cell", over
+    all cells of both spans, seen or not
+    """
+    return answer(ask_span_pairs(record, queries, keys, per=per))
+
+
+def ask_span_pairs(record: Record, queries: Spans, keys: Spans, *, per: Per) -> Ask:
+    """Ask for the mass from spans of queries to spans of keys."""
+    if per not in ("sum", "query", "cell"):
+        raise OptionError(f'per={per!r}, expected "sum", "query" or "cell".')
+    values = mark_keys(record, keys)
+    xp, rows = namespace(q=record.q), mark_spans(queries, record.q_positions)
+    of = xp.astype(convert(rows, record.q), values.dtype)  # (Nq, query spans)
+    n_rows, n_keys = xp.sum(of, axis=0)[:, None], xp.sum(values[0, ...], axis=0)
+    one = constant(1, values)
+    divisor = {"sum": one, "query": n_rows, "cell": n_rows * n_keys}[per]
+    axes = ("head", "query span", "key span")
+    how = f"R: the kernel with V := spans of keys; per {per}"
+
+    def finish(sums: Array, _: Array) -> Named:
+        return Named(divide(xp.matmul(of.T, sums), divisor), axes, how)
+
+    return ask(record, values, finish)
+
+
+def entropy(record: Record) -> Named:
+    """Return the entropy of each query's weights over the keys, in nats, (H, Nq)."""
+    return answer(ask_entropy(record))
+
+
+def ask_entropy(record: Record) -> Ask | Direct:
+    """Ask for the entropy of the rows."""
+    if record.softcap is not None or record.bias is not None:
+        why = "a softcap" if record.bias is None else "a bias"
+        how = f"strips of the weights, as {why} makes logits not linear in k"
+        return Direct(
+            what=f"{record.name}: {how}",
+            cost=STRIPS,
+            compute=lambda: Named(walk_entropy(record), ("head", "query"), how),
+        )
+    xp, (q, k) = namespace(q=record.q), widen(record)
+    lse = xp.where(record.lse == -math.inf, constant(0, record.lse), record.lse)
+
+    def finish(sums: Array, total: Array) -> Named:
+        values = lse * total - record.scale * xp.sum(q * sums, axis=-1)
+        return Named(lift(values), ("head", "query"), "H: the kernel with V := K")
+
+    return ask(record, k, finish)
+
+
+def walk_entropy(record: Record) -> Array:
+    """Compute the entropy from the weights, a strip of rows at a time."""
+    xp, n_q = namespace(q=record.q), record.q.shape[1]
+    step = max(1, CELLS // max(1, record.heads * record.k.shape[1]))
+    strips = [constant(0, record.lse, (record.heads, 0))]
+    for first in range(0, n_q, step):
+        w = record.weights(slice(first, first + step))
+        seen = xp.where(w > 0, w, constant(1, w))  # 0 log 0 is 0
+        strips.append(lift(-xp.sum(seen * xp.log(seen), axis=-1)))
+    return xp.concat(strips, axis=1)
+
+
+def mean_position(record: Record) -> Named:
+    """Return the mean position of the keys as each query weighs them, (H, Nq)."""
+    return answer(ask_mean_position(record))
+
+
+def ask_mean_position(record: Record) -> Ask:
+    """Ask for the mean position of the keys."""
+    values, middle = centre_positions(record)
+
+    def finish(sums: Array, total: Array) -> Named:
+        mean = divide(sums[..., 0], total) + middle
+        return Named(mean, ("head", "query"), "R: the kernel with V := positions")
+
+    return ask(record, values, finish)
+
+
+def mean_distance(record: Record) -> Named:
+    """Return how far back each query looks in the mean, (H, Nq): q - k, with sign.
+
+    Its error is that of the positions: in float32, 1e-7 of the length of the text.
+    """
+    return answer(ask_mean_distance(record))
+
+
+def ask_mean_distance(record: Record) -> Ask:
+    """Ask for the mean of q - k."""
+    values, middle = centre_positions(record)
+    xp, at = namespace(q=record.q), to_numpy(record.q_positions) - middle
+    at = xp.astype(convert(at, record.q), values.dtype)
+
+    def finish(sums: Array, total: Array) -> Named:
+        mean = at - divide(sums[..., 0], total)
+        return Named(mean, ("head", "query"), "R: the kernel with V := positions")
+
+    return ask(record, values, finish)
+
+
+def masked_mass(record: Record, mask: Mask) -> Named:
+    """Return the mass of each query on the keys that a mask allows, (H, Nq).
+
+    mask: a formula of positions, as window(127) or keys(0, 4); where it allows more
+    than the record's own mask there is no mass
+    """
+    return answer(ask_masked_mass(record, mask))
+
+
+def ask_masked_mass(record: Record, mask: Mask) -> Ask:
+    """Ask for the mass on the keys that a mask allows."""
+    if not isinstance(mask, Mask):
+        raise MaskError(
+            f"mask is a {type(mask).__name__}, expected a formula such as window(127). "
+            "Write regard.masks.array(x) for an array."
+        )
+    how = f"M: exp(lse' - lse), the kernel within {mask!r}"
+    return Ask(
+        record=record,
+        side="rows",
+        features=None,
+        finish=lambda _, total: Named(total, ("head", "query"), how),
+        within=mask,
+    )
+
+
+def ask(record: Record, values: Array, finish: Finish) -> Ask:
+    """Ask for sums over the keys."""
+    return Ask(record=record, side="rows", features=values, finish=finish)
+
+
+def mark_keys(record: Record, spans: Spans) -> Array:
+    """Return the keys of each span as features."""
+    marks = mark_spans(spans, record.k_positions)
+    return read_features(record, marks, *record.k.shape[:2])
+
+
+def centre_positions(record: Record) -> tuple[Array, int]:
+    """Return positions of keys counted from a middle one, where rounding is least."""
+    at = to_numpy(record.k_positions)
+    middle = int(at.mean()) if at.size else 0
+    values = (at - middle).astype("float64")[:, None]
+    return read_features(record, values, *record.k.shape[:2]), middle
+
+
+def lift(x: Array) -> Array:
+    """Return 0 for what rounding brought below it."""
+    return namespace(x=x).where(x > 0, x, constant(0, x))
+
+
+def divide(x: Array, y: Array) -> Array:
+    """Return x / y; what is divided by 0 is NaN, without a warning."""
+    xp = namespace(x=x)
+    none = y == 0
+    nan = constant(math.nan, x)
+    return xp.where(none, nan, x / xp.where(none, constant(1, y), y))

@@ -1,0 +1,143 @@
+"""The k keys with the largest weights of every row, exactly.
+
+A cell is held as one number that sorts as it should: the larger weight wins, and of
+equal weights the earlier key. So any order of tiles gives the same keys.
+
+    float32    (bits of the weight) · 2³² - key      positive floats sort as their bits
+    float64    weight - key · i                      NumPy sorts by real, then imaginary
+
+A tile changes a row only where it is above the row's k-th weight so far. One pass over
+the tile folds every eight keys into their largest; only groups above the k-th are
+looked into, and only cells above it are sorted. After a few tiles they are few.
+
+No tile is skipped before it is computed: on real keys, bounds by norms, by balls or by
+boxes around 64 keys rule out no tile at all, and the exact mass of a block, which costs
+a forward pass, one in ten.
+
+Next: pooled.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.errors import OptionError
+from regard.masks.tiles import Numbers
+from regard.stats.named import Named
+from regard.stats.reducer import Rows, Scope, Tile
+from regard.stats.reducers import stack
+
+
+@dataclass(frozen=True)
+class Strongest:
+    """The strongest keys of every row, the strongest first."""
+
+    index: Named  # (head, query, rank), which key; -1 where no more have any weight
+    weight: Named  # (head, query, rank)
+
+
+@dataclass(frozen=True)
+class TopK:
+    """The k keys with the largest weights of each row."""
+
+    k: int = 8
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.k, int) or self.k < 1:
+            raise OptionError(f"k={self.k!r}, expected a whole number of at least 1.")
+
+    def start(self, scope: Scope) -> Rows:
+        """Begin with k cells without weight, (rows, k) on the host."""
+        kind = torch.int64 if scope.dtype == torch.float32 else torch.complex128
+        return Rows(scope.n_q, torch.empty((0, self.k), dtype=kind), 0)
+
+    def add(self, state: Rows, tile: Tile) -> Rows:
+        """Let in what is above the k-th weight of its row."""
+        held = as_numpy(state.at(tile.rows))
+        tops = as_numpy(tile.key_peaks)  # (rows, groups of keys)
+        bound = find_bound(held[:, -1], tile.keys.start)
+        fresh = np.flatnonzero(bound == 0)  # fewer than k so far
+        if fresh.size and tops.shape[1] >= self.k:
+            kth = np.sort(tops[fresh], axis=1)[:, -self.k]  # so many are not below it
+            bound[fresh] = np.nextafter(kth, 0, dtype=tops.dtype)
+        rows, cells = collect(as_numpy(tile.weights), tops, bound, tile.keys.start)
+        held[rows] = pick_best(held[rows], cells)
+        return state
+
+    def merge(self, state: Rows, other: Rows) -> Rows:
+        """Keep the best of both."""
+        mine, theirs = (as_numpy(x) for x in state.pair(other))
+        mine[:] = pick_best(mine, theirs)
+        return state
+
+    def finish(self, states: Sequence[Rows]) -> Strongest:
+        """Return index and weight, (heads, queries, k)."""
+        axes, how = ("head", "query", "rank"), f"walk: top {self.k} over keys"
+        weight, key = split(as_numpy(stack([x.whole() for x in states])))
+        index = torch.from_numpy(np.where(weight > 0, key, -1))
+        weight = torch.from_numpy(weight.copy())
+        return Strongest(Named(index, axes, how), Named(weight, axes, how))
+
+
+def as_numpy(x: Tensor) -> Numbers:
+    """Return a tensor on the host, without a copy if it is there."""
+    return x.cpu().numpy()  # type: ignore[no-any-return]
+
+
+def join(weight: Numbers, key: Numbers) -> Numbers:
+    """Return cells as single numbers, in the order of weight, then of key."""
+    if weight.dtype == np.float32:
+        return (weight.view(np.int32).astype(np.int64) << 32) - key
+    return weight - 1j * key
+
+
+def split(cells: Numbers) -> tuple[Numbers, Numbers]:
+    """Return the weights and keys of cells."""
+    if cells.dtype == np.int64:
+        bits = -(-cells >> 32)  # rounded up
+        return bits.astype(np.int32).view(np.float32), (bits << 32) - cells
+    return cells.real, -cells.imag.astype(np.int64)
+
+
+def find_bound(last: Numbers, first_key: int) -> Numbers:
+    """Return what a weight of these keys must exceed to come before the last cell."""
+    weight, key = split(last)
+    return np.where(
+        key > first_key, np.nextafter(weight, 0, dtype=weight.dtype), weight
+    )
+
+
+def collect(
+    weights: Numbers, tops: Numbers, bound: Numbers, first_key: int
+) -> tuple[Numbers, Numbers]:
+    """Return the rows with weights above their bound, and these side by side.
+
+    tops: (rows, groups), the largest of each group; g has the keys f * groups + g
+    """
+    groups = tops.shape[1]
+    folded = weights.reshape(len(tops), -1, groups)  # (rows, fold, groups)
+    row, group = np.divmod(np.flatnonzero(tops > bound[:, None]), groups)
+    some = folded[row, :, group]  # (hits, fold)
+    above = np.flatnonzero(some > bound[row, None])  # faster than of two axes
+    hit, turn = np.divmod(above, some.shape[1])
+    row, key = row[hit], turn * groups + group[hit] + first_key
+    counts = np.bincount(row, minlength=len(tops))
+    slot = np.arange(row.size) - np.repeat(np.cumsum(counts) - counts, counts)
+    rows = np.flatnonzero(counts)
+    place = np.cumsum(counts > 0) - 1  # of each row among the rows
+    found = join(some[hit, turn], key)
+    cells = np.zeros((rows.size, counts.max(initial=0)), found.dtype)
+    cells[place[row], slot] = found
+    return rows, cells
+
+
+def pick_best(held: Numbers, new: Numbers) -> Numbers:
+    """Return the best cells of both, as many as are held."""
+    cells = np.concatenate([held, new], axis=1)
+    cells.sort(axis=1)
+    return cells[:, : -held.shape[1] - 1 : -1]

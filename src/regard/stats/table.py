@@ -1,0 +1,197 @@
+"""What every head did, in one table: a row for each sequence, layer and head.
+
+    entropy    of a query's weights, in bits                      mean over queries
+    sink       weight on the first key                            mean over queries
+    previous   weight on the token before                         mean over queries
+    self       weight on the token itself                         mean over queries
+    induction  weight on the key after the last same token        mean over queries
+    local      mass on the last 64 tokens                         mean over queries
+    distance   how far back the mean key is, in tokens            mean over queries
+    logit      the largest logit                                  of all queries
+
+A mean is over the queries that have the number: the first token has none before it. For
+each layer two calls of the kernel, a narrow one, and one walk for the largest logit.
+
+Next: seen.py
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from regard.arrays import to_numpy
+from regard.errors import OptionError
+from regard.masks.patterns import window
+from regard.record import Record, Recording
+from regard.stats.cells import ask_induction, ask_offset
+from regard.stats.plan import Ask, Direct, make_plan
+from regard.stats.presets import largest_logit, mean_of, take
+from regard.stats.rows import ask_entropy, ask_masked_mass, ask_mass, ask_mean_distance
+
+ALL = -1  # heads
+NEAR = 64  # tokens that count as local
+PLACE = [("sequence", "i4"), ("layer", "i4"), ("name", "U64"), ("head", "i4")]
+NUMBERS = (
+    "entropy",
+    "sink",
+    "previous",
+    "self",
+    "induction",
+    "local",
+    "distance",
+    "logit",
+)
+FIELDS = np.dtype(PLACE + [(name, "f8") for name in NUMBERS])
+COLUMNS = (*(name for name, _ in PLACE), *NUMBERS)
+Rows = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Rows of FIELDS; pandas.DataFrame(table.rows) and polars take them as they are."""
+
+    rows: Rows
+
+    def sort(self, by: str, *, up: bool = False) -> Table:
+        """Return the same rows in the order of a column, the largest first."""
+        if by not in COLUMNS:
+            raise OptionError(
+                f"there is no column {by!r}, expected one of {', '.join(COLUMNS)}."
+            )
+        column = self.rows[by]
+        order = np.argsort(column, kind="stable")
+        if not up:
+            order = order[::-1]
+        if column.dtype.kind == "f":  # what is not known comes last
+            known = ~np.isnan(column[order])
+            order = np.concatenate([order[known], order[~known]])
+        return replace(self, rows=self.rows[order])
+
+    def by_layer(self) -> Table:
+        """Return a row for each layer: means over its heads, the largest logit."""
+        places = np.unique(self.rows[["sequence", "layer"]])
+        rows = np.zeros(len(places), FIELDS)
+        for row, place in zip(rows, places, strict=True):
+            mine = self.rows[self.rows[["sequence", "layer"]] == place]
+            row["sequence"], row["layer"] = place
+            row["name"], row["head"] = mine["name"][0], ALL
+            for name in NUMBERS:
+                known = mine[name][~np.isnan(mine[name])]
+                how = np.max if name == "logit" else np.mean
+                row[name] = how(known) if known.size else np.nan
+        return replace(self, rows=rows)
+
+    def head(self, n: int = 10) -> Table:
+        """Return the first n rows."""
+        return replace(self, rows=self.rows[:n])
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        """Let NumPy take the rows."""
+        return np.asarray(self.rows, dtype=dtype, copy=copy)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __str__(self) -> str:
+        from rich.console import Console  # noqa: PLC0415 (only to print)
+        from rich.table import Table as Drawn  # noqa: PLC0415
+
+        drawn = Drawn(box=None, pad_edge=False)
+        for name in ("layer", "head", *NUMBERS):
+            drawn.add_column(name, justify="right")
+        for row in self.rows:
+            numbers = (f"{row[name]:.3f}" for name in NUMBERS)
+            head = "all" if row["head"] == ALL else str(row["head"])
+            drawn.add_row(str(row["layer"]), head, *numbers)
+        page = StringIO()
+        Console(file=page, width=100).print(drawn)
+        return page.getvalue().rstrip("\n")
+
+    def to_json(self, path: str | Path) -> None:
+        """Write a list of objects; what is not known is null."""
+        rows = [
+            {
+                name: None if isinstance(x, float) and not math.isfinite(x) else x
+                for name, x in zip(COLUMNS, row, strict=True)
+            }
+            for row in self.rows.tolist()
+        ]
+        Path(path).write_text(json.dumps(rows, allow_nan=False), "utf-8")
+
+    def to_parquet(self, path: str | Path) -> None:
+        """Write a Parquet file, which needs pyarrow."""
+        try:
+            import pyarrow as pa  # noqa: PLC0415 (only here)
+            import pyarrow.parquet as pq  # noqa: PLC0415
+        except ImportError:
+            raise OptionError(
+                "a Parquet file needs pyarrow: pip install pyarrow. to_json does not."
+            ) from None
+        columns = {name: pa.array(self.rows[name]) for name in COLUMNS}
+        pq.write_table(pa.table(columns), path)
+
+
+def make_table(
+    recording: Recording, *, progress: Callable[[int, int], object] | None = None
+) -> Table:
+    """Return the table of a recording.
+
+    progress: called with the records done, and all; what it raises ends the work
+    """
+    names = list(dict.fromkeys(record.name for record in recording.records))
+    parts = []
+    pairs = zip(recording.records, recording.sequences, strict=True)
+    for n, (record, sequence) in enumerate(pairs, start=1):
+        tokens = recording.tokens[sequence] if sequence < len(recording.tokens) else ()
+        rows = np.zeros(record.heads, FIELDS)
+        rows["sequence"], rows["layer"] = sequence, names.index(record.name)
+        rows["name"], rows["head"] = record.name, np.arange(record.heads)
+        for name, values in describe(record, tokens):
+            rows[name] = values
+        parts.append(rows)
+        if progress is not None:
+            progress(n, len(recording.records))
+    return Table(np.concatenate(parts) if parts else np.zeros(0, FIELDS))
+
+
+def list_asks(record: Record, tokens: Sequence[int]) -> dict[str, Ask | Direct]:
+    """Return the questions behind a row; make_plan(...) says what they cost."""
+    first = (to_numpy(record.k_positions) == 0)[:, None]
+    asks: dict[str, Ask | Direct] = {
+        "entropy": ask_entropy(record),
+        "sink": ask_mass(record, first),
+        "previous": ask_offset(record, 1),
+        "self": ask_offset(record, 0),
+        "local": ask_masked_mass(record, window(NEAR - 1)),
+        "distance": ask_mean_distance(record),
+    }
+    if len(tokens) > int(to_numpy(record.q_positions).max(initial=-1)):
+        asks["induction"] = ask_induction(record, tokens)
+    return asks
+
+
+def describe(record: Record, tokens: Sequence[int]) -> Iterator[tuple[str, Rows]]:
+    """Yield each of NUMBERS, (H,)."""
+    found = make_plan(list_asks(record, tokens)).run()
+    for name in NUMBERS[:-1]:
+        if name not in found:
+            yield name, np.full(record.heads, np.nan)
+            continue
+        values = take(mean_of(squeeze(found[name])))
+        yield name, values / math.log(2) if name == "entropy" else values
+    yield "logit", take(largest_logit(record))
+
+
+def squeeze(named: Any) -> Any:
+    """Return a statistic of one feature without that axis."""
+    if named.axes[-1] != "feature":
+        return named
+    return replace(named, values=named.values[..., 0], axes=named.axes[:-1])

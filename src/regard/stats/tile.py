@@ -1,0 +1,121 @@
+"""Any rectangle of any head at any zoom, exactly, from the record.
+
+    read_tile(record, 3, slice(0, 256), slice(0, 256), 256)      a weight for each pixel
+    read_tile(record, 3, slice(0, 4096), slice(0, 4096), 256)    a pixel for 16 × 16
+
+A rectangle that reaches past the last row or key keeps its zoom and has fewer pixels:
+so the tiles of a map fit together. Where nobody may look, `allowed` is False: a weight
+of 0 is something else.
+
+Next: trial.py
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.errors import OptionError
+from regard.record import Record
+from regard.stats.pooled import (
+    PooledMap,
+    Pooling,
+    Sides,
+    count_pixels,
+    locate,
+    pool_cells,
+)
+from regard.stats.reducer import Scope, Tile
+from regard.stats.source import read_range
+from regard.stats.walk import BLOCK, walk
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A rectangle of one head, as pixels."""
+
+    head: int
+    rows: slice  # of the record, those that exist
+    keys: slice
+    cells: Sides  # queries and keys of a pixel
+    values: Tensor  # (query pixels, key pixels)
+    allowed: Tensor  # bool, whether any cell of a pixel may be looked at
+    how: str  # what a pixel is: one weight, or the max or mass of many
+
+
+@dataclass(frozen=True)
+class AllowedMap:
+    """Where anybody may look: the pixels with a cell that the mask leaves."""
+
+    sides: Sides
+
+    def start(self, scope: Scope) -> Tensor:
+        """Begin with nowhere."""
+        shape = count_pixels((scope.n_q, scope.n_k), self.sides)
+        return torch.zeros(shape, dtype=torch.bool, device=scope.device)
+
+    def add(self, state: Tensor, tile: Tile) -> Tensor:
+        """Mark the pixels of the tile."""
+        here = state[locate(tile, self.sides)]
+        if tile.allowed is None:
+            here.fill_(True)  # noqa: FBT003
+        else:
+            cells, at = tile.allowed.to(tile.weights.dtype), (tile.rows, tile.keys)
+            here.logical_or_(pool_cells(cells, at, self.sides, "max"))
+        return state
+
+    def merge(self, state: Tensor, other: Tensor) -> Tensor:
+        """Mark what either marks."""
+        return state | other
+
+    def finish(self, states: Sequence[Tensor]) -> Tensor:
+        """Return (heads, query pixels, key pixels)."""
+        return torch.stack(list(states))
+
+
+def read_tile(
+    record: Record,
+    head: int,
+    rows: slice,
+    keys: slice,
+    size: int | Sides,
+    *,
+    how: Pooling = "max",
+) -> Picture:
+    """Return a rectangle in at most `size` pixels down and across.
+
+    A pixel has as many cells as it takes, and `how` says what it shows of them: "max"
+    or "mass", as in pooled.py. A pixel of one cell shows its weight.
+    """
+    most = size if isinstance(size, tuple) else (size, size)
+    if len(most) != 2 or not all(isinstance(n, int) and n > 0 for n in most):
+        raise OptionError(
+            f"size={size!r}, expected the most pixels, 256 or (128, 256)."
+        )
+    n_q, n_k = record.q.shape[1], record.k.shape[1]
+    asked = rows, keys
+    rows, keys = read_range("rows", rows, n_q), read_range("keys", keys, n_k)
+    cells = measure(asked[0], n_q, most[0]), measure(asked[1], n_k, most[1])
+    values, allowed = walk(
+        record,
+        PooledMap(cells, how),
+        AllowedMap(cells),
+        heads=(head,),
+        rows=rows,
+        keys=keys,
+        block=BLOCK - BLOCK % cells[0] or BLOCK,  # no pixel in two tiles, if it can be
+        workers=1,  # a server has threads of its own
+    )
+    return Picture(head, rows, keys, cells, values.values[0], allowed[0], values.how)
+
+
+def measure(part: slice, n: int, pixels: int) -> int:
+    """Return how many cells a pixel has if a part, past the end or not, is to fit."""
+    start = 0 if part.start is None else part.start
+    stop = n if part.stop is None else part.stop
+    start, stop = (i + n if i < 0 else i for i in (start, stop))
+    return max(1, math.ceil((stop - start) / pixels))
