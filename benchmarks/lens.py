@@ -1,6 +1,7 @@
 """What it costs to watch a real model: time, memory, and where others stop.
 
-    python benchmarks/lens.py             writes lens.json and docs/lens.md
+    python benchmarks/lens.py               writes lens.json and docs/lens.md
+    python benchmarks/lens.py generation    measures only that again
 
 SmolLM2-135M in float32, one thread. Times: the same forward pass unwatched and watched
 (q, k and lse of all 30 layers kept), in turn in one process; the ratio is the median of
@@ -158,11 +159,22 @@ def write_peer(found: Any) -> str:
     return f"{found['MB']:,.0f}" if isinstance(found, dict) else "dies at 18 GB"
 
 
+def write(result: dict[str, Any]) -> None:
+    """Write the numbers, and the table into its page."""
+    (HERE / "lens.json").write_text(json.dumps(result, indent=2) + "\n", "utf-8")
+    page = HERE.parent / "docs" / "lens.md"
+    before, _, after = page.read_text("utf-8").split(MARK)
+    page.write_text(f"{before}{MARK}\n{render(result)}\n{MARK}{after}", "utf-8")
+
+
 def main() -> None:
     """Measure and write the results."""
-    torch.set_num_threads(1)
     model, sizes = load(), {}
     forward(model, draw(64))
+    if sys.argv[1:] == ["generation"]:  # the rest stays as it was measured
+        before = json.loads((HERE / "lens.json").read_text("utf-8"))
+        write(before | {"generation": compare_generation(model)})
+        return
     for n in track(SIZES, "measuring"):
         sizes[str(n)] = {how: run_apart(how, n) for how in WAYS}
         sizes[str(n)] |= compare_times(model, n)
@@ -170,16 +182,12 @@ def main() -> None:
     about: dict[str, Any] = {name: version(name) for name in names}
     about |= {"python": platform.python_version(), "threads": 1, "rounds": ROUNDS}
     generation = compare_generation(model)
-    result = {"about": about, "sizes": sizes, "generation": generation}
-    (HERE / "lens.json").write_text(json.dumps(result, indent=2) + "\n", "utf-8")
-    page = HERE.parent / "docs" / "lens.md"
-    before, _, after = page.read_text("utf-8").split(MARK)
-    page.write_text(f"{before}{MARK}\n{render(result)}\n{MARK}{after}", "utf-8")
+    write({"about": about, "sizes": sizes, "generation": generation})
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)
     if len(sys.argv) == 3:
-        torch.set_num_threads(1)
         print(json.dumps(measure_memory(sys.argv[1], int(sys.argv[2]))))
     else:
         main()

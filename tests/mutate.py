@@ -35,6 +35,11 @@ TESTS = {
     "nn": ("nn", "generation", "weights", "train"),
     "lens": ("lens", "intervene", "audit"),
     "spans.py": ("spans",),
+    "show": ("show",),
+    **dict.fromkeys(
+        (f"show/{x}.py" for x in ("codes", "jobs", "levels", "source")), ("source",)
+    ),
+    "show/server.py": ("server",),
     "stats": ("stats", "walk", "tile", "presets"),
 }
 
@@ -348,6 +353,48 @@ MUTATIONS = [
              "count = there.sum(1)", "count = there.sum(1) * 0 + there.shape[1]"),
     Mutation("table: entropy in nats", "stats/table.py",
              'values / math.log(2) if name == "entropy" else values', "values"),
+    Mutation("show: a log scale in equal steps", "show/palette.py",
+             "np.log(x / self.low) / np.log(self.high / self.low)",
+             "(x - self.low) / (self.high - self.low)"),
+    Mutation("show: the sink stretches the scale", "show/palette.py",
+             "end = max(after, FAINT) if after < top / 2 else top", "end = top"),
+    Mutation("show: pool by the first cell", "show/palette.py",
+             "x = np.maximum.reduceat(x, edges, axis=axis)",
+             "x = np.take(x, edges, axis=axis)"),
+    Mutation("show: the mask of another head", "show/palette.py",
+             "cells[head if len(cells) > 1 else 0]", "cells[0]"),
+    Mutation("show: a token steers the terminal", "show/text.py",
+             "    label = shorten(text)\n", "    label = text[:8]\n"),
+    Mutation("show: half blocks upside down", "show/text.py",
+             "zip(rows[::2], rows[1::2], strict=True)",
+             "zip(rows[1::2], rows[::2], strict=True)"),
+    Mutation("show: pooling is not told", "show/text.py",
+             "if panel.cells == (1, 1):", "if panel.cells:"),
+    Mutation("show: the map upside down", "show/figure.py",
+             "height * down - 0.5, -0.5)", "-0.5, height * down - 0.5)"),
+    Mutation("show: labels overlap", "show/figure.py",
+             "POINTS * 1.3 * figure.dpi / 72 * n", "POINTS * 0.6 * figure.dpi / 72 * n"),
+    Mutation("show: masked cells get a colour", "show/figure.py",
+             "np.ma.masked_array(panel.values, ~panel.allowed)",
+             "np.ma.masked_array(panel.values, False)"),
+    Mutation("map: codes cut instead of rounded", "show/codes.py",
+             "np.rint(", "np.floor("),
+    Mutation("map: codes forget the mask", "show/codes.py",
+             "        codes[rows][~allowed[rows]] = MASKED\n", ""),
+    Mutation("map: masks of coarse levels are not pooled", "show/levels.py",
+             "allowed = halve(allowed)", "allowed = allowed[::2, ::2]"),
+    Mutation("map: a preview says it is exact", "show/levels.py",
+             "exact=False", "exact=True"),
+    Mutation("map: any level is known", "show/source.py",
+             "known = 0 <= level <= coarsest", "known = 0 <= level"),
+    Mutation("map: half a table", "show/source.py",
+             "whole = len(self.rows) == len(self.records)", "whole = True"),
+    Mutation("map: a Host that begins so", "show/server.py",
+             "hosts[0] not in self.hosts", "not hosts[0].startswith(tuple(self.hosts))"),
+    Mutation("map: any Origin", "show/server.py",
+             'if origins not in ([], [f"http://{hosts[0]}"]):', "if False:"),
+    Mutation("map: one right token of two", "show/server.py",
+             "if not all(known):", "if not any(known):"),
 ]  # fmt: skip
 
 
@@ -374,7 +421,7 @@ def run(mutation: Mutation) -> str:
         sys.path.insert(0, str(source))
         os.environ["PYTHONPATH"] = str(source)  # for the processes that tests start
         recorder = Recorder()
-        names = TESTS.get(mutation.file.split("/")[0], CORE)
+        names = TESTS.get(mutation.file) or TESTS.get(mutation.file.split("/")[0], CORE)
         tests = [str(ROOT / "tests" / f"test_{name}.py") for name in names]
         options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", SKIP]
         with Path(os.devnull).open("w") as quiet, contextlib.redirect_stdout(quiet):

@@ -63,6 +63,7 @@ def test_show_says_what_attention_did(smollm, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["show", "nothing.regard"], "nothing.regard"),
         (["generate", "--model", "nothing.gguf", "hi"], "there is no file or folder"),
         (
             ["generate", "--model", "x.gguf", "--top-k", "3", "hi"],

@@ -35,6 +35,13 @@ def test_the_document_with_the_answer_matters_most(smollm, capsys, monkeypatch):
     assert min(read(r"mass ([\d.]+)", text)) > 0
 
 
+def test_the_figures_are_drawn(smollm, capsys, monkeypatch, tmp_path):
+    run("figures", capsys, monkeypatch, smollm, tmp_path)
+    sizes = {path.stem: path.stat().st_size for path in tmp_path.glob("*.png")}
+    assert sizes.keys() == {"steps", "head", "gallery", "table"}
+    assert min(sizes.values()) > 20_000  # none of them is empty
+
+
 def test_most_heads_of_a_trained_model_are_sinks(smollm, capsys, monkeypatch):
     text = run("sinks", capsys, monkeypatch, smollm)
     ((n, of),) = re.findall(r"(\d+) of (\d+) heads are sinks", text)

@@ -109,11 +109,22 @@ def generate(
 
 @main.command()
 @click.argument("text")
-@click.option("--model", required=True, help="A GGUF file or a safetensors folder.")
+@click.option("--model", help="A GGUF file or a safetensors folder.")
 @click.option("-n", "--n-new", default=0, help="Let it go on with so many tokens.")
 @click.option("--save", type=click.Path(), help="Keep the recording in this file.")
-def show(*, text: str, model: str, n_new: int, save: str | None) -> None:
-    """Run a model on TEXT, or on a file, and say what its attention did."""
+@click.option("--map", "draw", is_flag=True, help="Show the map in a browser.")
+def show(
+    *, text: str, model: str | None, n_new: int, save: str | None, draw: bool
+) -> None:
+    """Run a model on TEXT, or on a file, and say what its attention did.
+
+    Without a model, TEXT is a recording that was saved, and its map is shown.
+    """
+    from regard.seen import open_seen
+
+    if model is None:
+        open_seen(text).show()
+        return
     import torch
     from rich.console import Console
     from rich.progress import Progress
@@ -132,6 +143,7 @@ def show(*, text: str, model: str, n_new: int, save: str | None) -> None:
             click.echo(clean(tokenizer.decode(new)))
         else:
             network(torch.tensor([tokens]))
+    seen = seen.label(tokenizer.decode)
     click.echo(str(seen).splitlines()[0])
     with Progress(console=Console(stderr=True), transient=True) as bar:
         line = bar.add_task("statistics", total=len(seen.records))
@@ -143,7 +155,9 @@ def show(*, text: str, model: str, n_new: int, save: str | None) -> None:
         click.echo(f"most {name}: {place}, {first[name]:.3f}")
     if save:
         seen.save(save)
-        click.echo(f'the recording is in {save}: regard.open("{save}")')
+        click.echo(f"the recording is in {save}: regard show {save}")
+    if draw:
+        seen.show()
 
 
 def clean(text: str) -> str:

@@ -6,12 +6,14 @@
     seen.layer(3).q             what one layer did with the first sequence
     seen.audit()                is there weight where none belongs?
     seen.table()                what every head did, in numbers
+    seen.show()                 the map of all heads, in a browser
 
 Next: lens/watch.py
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,6 +127,18 @@ class Seen:
         from regard.stats.table import make_table  # noqa: PLC0415 (it needs torch)
 
         return make_table(self.recording, progress=progress)
+
+    def label(self, decode: Callable[[list[int]], str]) -> Seen:
+        """Return the same with the text of every token, as decode([token]) gives it."""
+        found = self.recording
+        texts = tuple(tuple(decode([i]) for i in row) for row in found.tokens)
+        return Seen(replace(found, texts=texts))
+
+    def show(self, *, browser: bool = True) -> None:
+        """Show the zoomable map of all heads in a browser, until Ctrl-C."""
+        from regard.show.server import serve  # noqa: PLC0415 (it needs starlette)
+
+        serve(self, browser=browser)
 
     def save(self, path: str | Path) -> None:
         """Write the recording into one file."""

@@ -97,6 +97,12 @@ class Steps:
         title = f"batch and head: {axes}" if len(lead) > 1 else f"head: {axes}"
         return "\n\n".join([title][: len(lead)] + [step.text(at) for step in self])
 
+    def figure(self, at: tuple[int, ...] | None = None) -> Any:
+        """Draw the steps as heatmaps: a matplotlib Figure, to show or to save."""
+        from regard.show.figure import plot_steps  # noqa: PLC0415 (it needs matplotlib)
+
+        return plot_steps(self, at=at)
+
 
 def explain(
     q: Array,

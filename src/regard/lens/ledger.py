@@ -313,9 +313,9 @@ def rebuild(sight: Sight, rows: Tensor) -> Tensor:
     assert sight.v is not None
     wide = torch.promote_types(sight.q.dtype, torch.float32)
     q, k, v = (x.detach().to(wide) for x in (sight.q[:, :, rows], sight.k, sight.v))
-    group = q.shape[1] // k.shape[1]
-    k, v = (x.repeat_interleave(group, 1) for x in (k, v))
-    logits = q @ k.transpose(-1, -2) * sight.scale
+    b, heads, r, _ = q.shape
+    shared = q.reshape(b, k.shape[1], -1, q.shape[-1])  # (B, Hk, H / Hk * r, D)
+    logits = (shared @ k.mT * sight.scale).reshape(b, heads, r, -1)
     if sight.causal:
         logits = logits.masked_fill(torch.arange(k.shape[2]) > rows[:, None], -math.inf)
     if sight.mask is not None:
@@ -327,7 +327,9 @@ def rebuild(sight: Sight, rows: Tensor) -> Tensor:
             else (logits + mask)
         )
     lse = sight.lse.detach()[:, :, rows, None]
-    return torch.exp(logits - lse.masked_fill(lse == -math.inf, 0)) @ v
+    weights = torch.exp(logits - lse.masked_fill(lse == -math.inf, 0))
+    out = weights.reshape(b, k.shape[1], -1, weights.shape[-1]) @ v
+    return out.reshape(b, heads, r, -1)
 
 
 def split_mask(sight: Sight) -> tuple[Any, Tensor | None]:

@@ -66,4 +66,6 @@ def weigh(sight: Sight) -> Tensor:
 
 def make_four(x: Tensor) -> Tensor:
     """Return x as (B, H, N, D): axes are added in front, or put together there."""
+    if x.ndim == 4:
+        return x
     return x.flatten(0, -4) if x.ndim > 4 else x.reshape((1,) * (4 - x.ndim) + x.shape)

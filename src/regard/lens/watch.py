@@ -32,6 +32,7 @@ from regard.record import Covered, Record, Recording
 from regard.seen import Seen
 
 KEEP = ("qk", "qkv")
+CHECKED, OFTEN = 2, 64  # calls of a layer that are rebuilt: the first, and every …th
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of a rebuilt output; else 3e-2
 
 
@@ -127,7 +128,7 @@ class Watcher:
         if self.layers is not None and name not in self.layers:
             return
         count, sight = self.calls[name], mend_lse(sight)
-        if sight.lse is None or count <= 3 or count % 32 == 0:
+        if sight.lse is None or count <= CHECKED or count % OFTEN == 0:
             sight, error = settle(sight)
             if not error <= self.errors.get(name, 0.0):  # NaN is the worst
                 self.errors[name] = error

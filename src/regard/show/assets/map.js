@@ -1,0 +1,400 @@
+/* The page: what is shown of which head, kept in the address so that a link reopens it.
+
+     #l=18&h=8&i=5810&j=1811&z=24&s=max&lo=-4&t=dark&pin=5808&col=1809&vs=20.6&cmp=diff
+     #sort=induction&only=sink                             without a head: the gallery
+
+   Every change goes one way: at (the state) -> apply -> gallery or plane -> address.
+
+   Next: gallery.js, plane.js */
+
+import { Gallery, make } from "./gallery.js";
+import { Ink, showCount, showToken } from "./ink.js";
+import { NEAR, Panel } from "./panel.js";
+import { Plane } from "./plane.js";
+import { HttpSource, Tiles } from "./source.js";
+
+/* Keys of the address, each with its name in the state and how to read it. */
+const ADDRESS = {
+  q: ["sequence", Number], l: ["layer", Number], h: ["head", Number],
+  i: ["i", Number], j: ["j", Number], z: ["z", Number],
+  s: ["how", String], lo: ["low", Number], t: ["theme", String],
+  pin: ["row", Number], col: ["column", Number],
+  vs: ["other", String], cmp: ["compare", String],
+  sort: ["sort", String], only: ["only", String],
+};
+const START = { sequence: 0, how: "max", low: -3, sort: "layer", only: "", compare: "" };
+
+export class Page {
+  constructor(root, source) {
+    this.root = root;
+    this.source = source;
+    this.part = {};
+    for (const element of root.querySelectorAll("[data-at]")) this.part[element.dataset.at] = element;
+    this.dark = window.matchMedia("(prefers-color-scheme: dark)");
+  }
+
+  async start() {
+    try {
+      this.meta = await this.source.meta();
+    } catch (error) {
+      this.part.wait.textContent = `The recording could not be read. ${error.message}`;
+      return;
+    }
+    this.tiles = new Tiles(this.source, () => this.plane.refresh());
+    const labels = {
+      query: (i) => this.labelOf(i, this.plane.record.qStart, this.plane.record.qPositions),
+      key: (j) => this.labelOf(j, this.plane.record.kStart, this.plane.record.kPositions),
+    };
+    this.plane = new Plane(this.part.plane, this.tiles, labels, {
+      onMove: () => this.keepAddress(),
+      onPin: (cell, column) => this.panel.pin(cell, column),
+      onPaint: () => this.showPainted(),
+    });
+    this.panel = new Panel(this);
+    const linkTo = ({ layer, head }) => this.addressOf({ ...this.at, layer, head });
+    const onError = (error) => this.panel.say(error.message);
+    this.gallery = new Gallery(this.part.gallery, this.source, { linkTo, onError });
+    const count = this.meta.sequences.length;
+    this.part.sequences.hidden = count < 2;
+    fillSelect(this.part.sequence, range(count), 0);
+    this.listen();
+    this.readAddress();
+    this.awaitTable(1000);
+  }
+
+  /* The statistics may come later than the maps. */
+  async awaitTable(pause) {
+    if (this.meta.table.length || !this.meta.tableAll) return;
+    await new Promise((done) => setTimeout(done, pause));
+    try {
+      const { table, tableDone } = await this.source.meta();
+      Object.assign(this.meta, { table, tableDone });
+      if (table.length) this.apply();
+      else if (!this.inMap) this.showTableState();
+    } catch (error) {
+      this.panel.say(error.message);
+    }
+    this.awaitTable(Math.min(30_000, 1.5 * pause));
+  }
+
+  showTableState() {
+    const { table, tableDone, tableAll } = this.meta;
+    this.part.status.textContent = table.length
+      ? "arrows walk, Enter opens, ? for keys"
+      : `badges to come: ${tableDone} of ${tableAll} layers · ? for keys`;
+  }
+
+  // ---- the address
+
+  readAddress() {
+    const given = new URLSearchParams(window.location.hash.slice(1));
+    this.at = { ...START };
+    for (const [key, [name, read]] of Object.entries(ADDRESS)) {
+      const value = given.has(key) ? read(given.get(key)) : undefined;
+      if (value !== undefined && !Number.isNaN(value)) this.at[name] = value;
+    }
+    this.mendState();
+    this.apply();
+  }
+
+  /* An address may be old, or mistyped. */
+  mendState() {
+    const { at, part } = this;
+    for (const name of ["how", "sort", "only", "compare", "sequence"]) {
+      const known = [...part[name].options].some(({ value }) => value === `${at[name]}`);
+      if (!known) at[name] = START[name];
+    }
+    if (!["light", "dark"].includes(at.theme)) at.theme = undefined;
+    at.low = Math.min(-1, Math.max(-8, at.low));
+    if (!this.recordOf(at)) at.layer = undefined;
+  }
+
+  addressOf(state) {
+    const given = new URLSearchParams();
+    for (const [key, [name]] of Object.entries(ADDRESS)) {
+      const value = name === "other" && !state.compare ? undefined : state[name];
+      if (value === undefined || value === null || value === "" || value === START[name]) continue;
+      given.set(key, typeof value === "number" ? Number(value.toPrecision(7)) : value);
+    }
+    return `#${given}`;
+  }
+
+  /* Write where we are into the address, not more often than browsers allow. */
+  keepAddress() {
+    if (this.inMap) Object.assign(this.at, this.plane.at);
+    clearTimeout(this.keeping);
+    this.keeping = setTimeout(() => window.history.replaceState(null, "", this.addressOf(this.at)), 250);
+  }
+
+  set(change) {
+    Object.assign(this.at, change);
+    this.apply();
+    this.keepAddress();
+  }
+
+  // ---- what there is
+
+  get inMap() {
+    return this.root.dataset.view === "map";
+  }
+
+  recordOf({ sequence, layer, head }) {
+    if (!(head >= 0 && head < this.meta.layers[layer]?.heads)) return undefined;
+    const isIt = (record) => record.sequence === sequence && record.layer === layer && record.nq && record.nk;
+    return this.meta.records.find(isIt);
+  }
+
+  /* The position and text of a row or column; without text the number of the token. */
+  labelOf(index, start, positions) {
+    const { tokens = [], texts = [] } = this.meta.sequences[this.at.sequence] ?? {};
+    const position = positions?.[index] ?? start + index;
+    return { position, text: texts[position] ?? (tokens[position] ?? "").toString() };
+  }
+
+  /* The head to compare with: given as "layer.head", else the next one. */
+  get other() {
+    const { sequence, layer, head } = this.at;
+    const [otherLayer, otherHead] = (this.at.other ?? "").split(".").map(Number);
+    const given = { sequence, layer: otherLayer, head: otherHead };
+    const here = this.recordOf(this.at);
+    const there = this.recordOf(given);
+    if (there && there.nq === here.nq && there.nk === here.nk) return given;
+    return { sequence, layer, head: (head + 1) % this.meta.layers[layer].heads };
+  }
+
+  // ---- showing
+
+  apply() {
+    const { part, at } = this;
+    const record = this.recordOf(at);
+    const theme = at.theme || (this.dark.matches ? "dark" : "light");
+    this.root.dataset.theme = theme;
+    this.root.dataset.view = record ? "map" : "gallery";
+    part.wait.hidden = true;
+    part.theme.textContent = theme === "dark" ? "light" : "dark";
+    this.applyInk(theme);
+    part.low.value = at.low;
+    part.how.value = at.how;
+    part.sort.value = at.sort;
+    part.only.value = at.only;
+    part.sequence.value = at.sequence;
+    part.title.textContent = showToken(this.meta.model, 40).replaceAll("·", " ");
+    this.root.ownerDocument.title = record ? `L${at.layer} h${at.head} · regard` : "regard";
+    if (record) this.applyMap(record);
+    else this.applyGallery();
+  }
+
+  applyInk(theme) {
+    const { at, part } = this;
+    if (this.ink?.low !== at.low || this.ink.theme !== theme) {
+      this.ink = new Ink({ dark: theme === "dark", low: at.low });
+      this.ink.theme = theme;
+      const style = getComputedStyle(this.root);
+      const names = ["page", "side", "text", "faint", "line", "accent", "cross", "grid", "masked", "hatch", "blank"];
+      const colours = Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
+      this.plane.setInk(this.ink, colours);
+    }
+    const signed = at.compare === "diff" && this.recordOf(at);
+    part.legend.getContext("2d").drawImage(this.ink.paintLegend(signed), 0, 0);
+    const least = Number((10 ** at.low).toPrecision(2));
+    part.ends.textContent = signed ? `−1 … ±${least} … 1` : `${least} … 1`;
+    part.low.setAttribute("aria-valuetext", `colours from ${least} to 1`);
+  }
+
+  applyGallery() {
+    const { sequence, sort, only } = this.at;
+    this.gallery.show({ meta: this.meta, sequence, sort, only, ink: this.ink });
+    this.showTableState();
+    this.panel.say(`${showCount(this.gallery.cards.size)} heads; a pixel is the strongest link of its cells`);
+  }
+
+  applyMap(record) {
+    const { at, part, plane } = this;
+    const here = { sequence: at.sequence, layer: at.layer, head: at.head };
+    const panels = { side: [[here], [this.other]], diff: [[here, this.other]] }[at.compare] ?? [[here]];
+    const all = plane.record && plane.isWhole && at.z === plane.at.z; // stays all of it
+    const view = at.z > 0 && !all && { i: at.i ?? 0, j: at.j ?? 0, z: at.z };
+    plane.open({ record, panels, how: at.how, size: this.meta.levels.tile });
+    if (plane.width !== part.plane.clientWidth) plane.resize();
+    plane.setView(view || { i: 0, j: 0, z: plane.fitZoom });
+    fillSelect(part.layer, this.layersHere(), at.layer);
+    fillSelect(part.head, range(this.meta.layers[at.layer].heads), at.head);
+    fillSelect(part.otherLayer, this.layersHere(), this.other.layer);
+    fillSelect(part.otherHead, range(this.meta.layers[this.other.layer].heads), this.other.head);
+    part.compare.value = at.compare;
+    this.panel.showNumbers();
+    this.panel.showPins();
+  }
+
+  layersHere() {
+    return this.meta.records.filter((record) => record.sequence === this.at.sequence).map(({ layer }) => layer);
+  }
+
+  /* After a frame say what is in it: once, however often the pointer moved. */
+  showPainted() {
+    const { plane } = this;
+    if (!this.inMap) return;
+    this.panel.describe();
+    const cells = 2 ** plane.level;
+    const pixel = cells === 1 ? "exact cells" : `exact, ${cells} × ${cells} cells per pixel`;
+    const words = plane.rough || pixel;
+    this.part.badge.textContent = plane.missing ? `${plane.missing} tiles to come` : words;
+    this.part.badge.dataset.state = plane.missing || plane.rough ? "wait" : "exact";
+    this.part.status.textContent = this.tiles.trouble || `level ${plane.level} · paint ${plane.paintTime.toFixed(1)} ms · ? for keys`;
+  }
+
+  // ---- acting
+
+  /* Open another head or layer at the same place. */
+  stepHead(by) {
+    const { heads } = this.meta.layers[this.at.layer];
+    this.set({ head: (this.at.head + by + heads) % heads });
+  }
+
+  stepLayer(by) {
+    const layers = this.layersHere();
+    this.openLayer(layers[(layers.indexOf(this.at.layer) + by + layers.length) % layers.length]);
+  }
+
+  openLayer(layer) {
+    this.set({ layer, head: Math.min(this.at.head, this.meta.layers[layer].heads - 1) });
+  }
+
+  turnTheme() {
+    this.set({ theme: this.root.dataset.theme === "dark" ? "light" : "dark" });
+  }
+
+  turnCompare() {
+    const ways = ["", "side", "diff"];
+    this.set({ compare: ways[(ways.indexOf(this.at.compare) + 1) % ways.length], other: nameHead(this.other) });
+  }
+
+  /* In a causal map there is nothing above the diagonal: go to it. */
+  goToDiagonal() {
+    const { plane } = this;
+    const i = Math.min(plane.record.nq - 1, Math.max(0, Math.floor(plane.cursor?.i ?? plane.at.i)));
+    const j = this.panel.indexOf("key", plane.labels.query(i).position);
+    plane.goTo({ i, j }, Math.max(NEAR, plane.at.z));
+  }
+
+  goHome() {
+    const { sequence, low, theme, sort, only, layer, head } = this.at;
+    window.location.hash = this.addressOf({ sequence, low, theme, sort, only });
+    this.came = `${layer}/${head}`;
+  }
+
+  listen() {
+    const { part } = this;
+    const onChange = (element, act) => element.addEventListener("change", () => act(element.value));
+    onChange(part.layer, (value) => this.openLayer(Number(value)));
+    onChange(part.head, (value) => this.set({ head: Number(value) }));
+    onChange(part.sequence, (value) => this.set({ sequence: Number(value), row: undefined, column: undefined, z: undefined }));
+    onChange(part.how, (how) => this.set({ how }));
+    onChange(part.sort, (sort) => this.set({ sort }));
+    onChange(part.only, (only) => this.set({ only }));
+    onChange(part.compare, (compare) => this.set({ compare, other: nameHead(this.other) }));
+    onChange(part.otherLayer, (layer) => this.set({ other: nameHead({ layer, head: Math.min(part.otherHead.value, this.meta.layers[layer].heads - 1) }) }));
+    onChange(part.otherHead, (head) => this.set({ other: nameHead({ layer: part.otherLayer.value, head }) }));
+    part.low.addEventListener("input", () => this.set({ low: Number(part.low.value) }));
+    part.fit.addEventListener("click", () => this.plane.fit());
+    part.theme.addEventListener("click", () => this.turnTheme());
+    part.copy.addEventListener("click", () => this.copyLink());
+    part.home.addEventListener("click", (event) => {
+      event.preventDefault();
+      this.goHome();
+    });
+    part.more.addEventListener("click", () => {
+      part.more.setAttribute("aria-expanded", part.controls.classList.toggle("open"));
+    });
+    part.sought.addEventListener("input", () => this.panel.search());
+    part.search.addEventListener("submit", (event) => event.preventDefault());
+    part.sought.addEventListener("keydown", (event) => {
+      if (event.key === "Enter") this.panel.goToFound(event.shiftKey);
+      if (event.key !== "Escape") return;
+      event.preventDefault(); // what was found stays marked
+      part.plane.focus();
+    });
+    this.root.addEventListener("keydown", (event) => this.press(event));
+    window.addEventListener("hashchange", () => {
+      this.readAddress();
+      if (this.inMap) part.plane.focus();
+      else this.gallery.cards.get(this.came)?.focus();
+    });
+    this.dark.addEventListener("change", () => this.apply());
+    new ResizeObserver(() => this.inMap && this.plane.resize()).observe(part.plane);
+  }
+
+  async copyLink() {
+    window.history.replaceState(null, "", this.addressOf(this.at));
+    try {
+      await window.navigator.clipboard.writeText(window.location.href);
+      this.panel.say("the link is copied");
+    } catch {
+      this.panel.say("the link is in the address bar");
+    }
+  }
+
+  press(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey || this.part.help.open) return;
+    if (event.target.closest("input, select, textarea")) return;
+    const always = {
+      "?": () => this.part.help.showModal(),
+      t: () => this.turnTheme(),
+    };
+    const act = always[event.key] ?? (this.inMap ? this.mapKeys(event)[event.key] : undefined);
+    if (!act) return;
+    event.preventDefault();
+    act();
+  }
+
+  mapKeys({ shiftKey, target }) {
+    const { plane, part } = this;
+    const keys = {
+      "+": () => plane.zoomBy(1.5),
+      "=": () => plane.zoomBy(1.5),
+      "-": () => plane.zoomBy(1 / 1.5),
+      0: () => plane.fit(),
+      d: () => this.goToDiagonal(),
+      m: () => this.set({ how: this.at.how === "max" ? "mass" : "max" }),
+      c: () => this.turnCompare(),
+      "[": () => this.stepHead(-1),
+      "]": () => this.stepHead(1),
+      "{": () => this.stepLayer(-1),
+      "}": () => this.stepLayer(1),
+      "/": () => part.sought.select(),
+      g: () => {
+        part.sought.value = "#";
+        part.sought.focus();
+      },
+      Escape: () => this.panel.unpin() || this.goHome(),
+    };
+    if (target !== part.plane && target !== this.root) return keys; // a button has its own Enter
+    return {
+      ...keys,
+      ArrowLeft: () => plane.moveCursor(0, -1, shiftKey),
+      ArrowRight: () => plane.moveCursor(0, 1, shiftKey),
+      ArrowUp: () => plane.moveCursor(-1, 0, shiftKey),
+      ArrowDown: () => plane.moveCursor(1, 0, shiftKey),
+      Enter: () => plane.cursor && this.panel.pin(plane.cursor, shiftKey),
+    };
+  }
+}
+
+function fillSelect(select, values, chosen) {
+  select.replaceChildren(...values.map((value) => make("option", "", `${value}`)));
+  select.value = chosen;
+}
+
+function nameHead({ layer, head }) {
+  return `${layer}.${head}`;
+}
+
+function range(count) {
+  return Array.from({ length: count }, (_, at) => at);
+}
+
+// index.html; a notebook makes a Page of its own, with another source
+if (document.body.classList.contains("regard")) {
+  const token = new URLSearchParams(window.location.search).get("token") ?? "";
+  new Page(document.body, new HttpSource(document.baseURI, token)).start();
+}

@@ -1,0 +1,399 @@
+"""Maps of attention as figures, for a paper: the same as text.py, with matplotlib.
+
+    plot_weights(seen.layer(17), heads=[5], rows=tokens, keys=tokens).savefig("5.pdf")
+    plot_weights({"no mask": a, "causal": (b, causal())})      side by side
+    plot_steps(regard.explain(q, k, v, causal()))              every step, labelled
+    plot_gallery(seen)                                         layers × heads
+    plot_table(seen.table())                                   statistics by layer
+    plot_mask(causal() & window(3))                            a formula
+
+A figure belongs to who asked for it: pyplot is not used. What is masked is hatched, and
+is no colour of the scale. Labels that would overlap are left out, every second or third
+token stays; beyond that positions are written.
+
+Next: curve.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regard.arrays import Array, to_numpy
+from regard.definition.steps import Steps
+from regard.errors import OptionError
+from regard.masks.algebra import Formula, Mask
+from regard.record import Recording
+from regard.show.curve import COLOURS, dress
+from regard.show.palette import (
+    Holder,
+    Linear,
+    Log,
+    Panel,
+    Scale,
+    fit,
+    fit_signed,
+    join_maps,
+    list_records,
+    measure_source,
+    read_gallery,
+    read_panels,
+    read_step,
+)
+from regard.show.text import (
+    GALLERY,
+    MARK,
+    STATISTICS,
+    STEPS,
+    Labels,
+    Margins,
+    clean,
+    measure,
+    pick_rows,
+    write_pooling,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from regard.stats.table import Table
+
+FONT = "DejaVu Sans"  # comes with matplotlib
+FONTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "PingFang SC", "Microsoft YaHei")
+POINTS, LONG = 7, 12  # size of labels, and most characters
+PIXELS = 600  # of a map, at most: no more than are printed
+FEW = 8  # rows or columns whose numbers are written out
+APART = 3  # every third token at least, or positions
+CELL, LEAST, ALONE, BESIDE = 0.135, 1.8, 5.5, 2.9  # inches: a cell, the side of a map
+Labelled = tuple["Axes", Margins, tuple[bool, bool], tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Page:
+    """The colours that are not of the scale."""
+
+    paper: str
+    ink: str
+    hatch: str
+    dark: bool
+
+
+PAGES = (
+    Page("#FFFFFF", "#222222", "#CCCCCC", dark=False),
+    Page("#15151A", "#E6E6E6", "#4A4A54", dark=True),
+)
+
+
+def plot_weights(
+    source: Any,
+    *,
+    rows: Labels = None,
+    keys: Labels = None,
+    mask: Mask | Array | None = None,
+    heads: Sequence[int] | None = None,
+    scale: Scale | None = None,
+    columns: int = 4,
+    dark: bool = False,
+) -> Figure:
+    """Draw weights, one map for each head, all in the same colours.
+
+    source: (Nq, Nk) or (H, Nq, Nk), a Record, or {title: weights or (weights, mask)}
+    rows, keys: a token for each query and key
+    scale: Linear(0, 1), Log(1e-4, 1), …; one that fits, unless given
+    columns: maps side by side
+    """
+    n, shape = measure_source(source, heads)
+    labels, page = Margins.read(rows, keys, shape), PAGES[dark]
+    cells = -(-shape[0] // PIXELS), -(-shape[1] // PIXELS)
+    panels = read_panels(source, cells, mask=mask, heads=heads)
+    note = ""
+    if scale is None:
+        scale, note = fit(panels, labels.keys[0] if labels.keys else "")
+    across = max(1, min(columns, n))
+    width, height = size_map(shape, LEAST, ALONE if n == 1 else BESIDE)
+    down = -(-n // across)
+    beside, below = (0.5 + reach(x) for x in (labels.rows, labels.keys))
+    below *= 1 + (n % across > 0)  # a row that is not full shows labels above
+    size = width * across + 0.9 + beside, (height + 0.25) * down + below
+    figure, grid = start(size, (down, across), n, page)
+    for axes, panel in zip(grid, panels, strict=True):
+        show(axes, panel, scale, page)
+        entitle(axes, panel.title, page)
+    what = write_pooling(panels[0]) or "weight"
+    add_bar(figure, grid, scale, page, what=what, inches=height * down)
+    if note:
+        write_note(figure, note, page)
+    shown = [(i % across == 0, i + across >= n) for i in range(n)]
+    pairs = zip(grid, shown, strict=True)
+    label_all(figure, [(x, labels, at, ("query", "key")) for x, at in pairs], page)
+    return figure
+
+
+def plot_steps(
+    steps: Steps,
+    *,
+    at: tuple[int, ...] | None = None,
+    names: Sequence[str] = STEPS,
+    columns: int = 3,
+    dark: bool = False,
+) -> Figure:
+    """Draw the steps of `regard.explain` with their formulas, each in its own colours.
+
+    at: (b, h), the first unless given
+    names: which steps, of those there are
+    """
+    chosen, page = [step for step in steps if step.name in names], PAGES[dark]
+    if not chosen:
+        raise OptionError(f"names={tuple(names)}, expected some of {STEPS}.")
+    shape = len(chosen[0].rows), len(steps["weights"].columns)
+    across = max(1, min(columns, len(chosen)))
+    down = -(-len(chosen) // across)
+    width, height = size_map(shape, 2.2, BESIDE)
+    size = (width + 0.9) * across, (height + 0.9) * down
+    figure, grid = start(size, (down, across), len(chosen), page)
+    parts: list[Labelled] = []
+    for axes, step in zip(grid, chosen, strict=True):
+        panel = read_step(steps, step, at)
+        scale = fit([panel])[0] if step.name == "weights" else fit_signed(panel.values)
+        show(axes, panel, scale, page)
+        entitle(axes, f"{step.name}\n{fill(step.formula, 38)}", page)
+        add_bar(figure, [axes], scale, page, what="", inches=height)
+        words = "query", "key" if step.columns else "feature"
+        labels = Margins.read(step.rows, step.columns or None, panel.shape)
+        parts.append((axes, labels, (True, True), words))
+    label_all(figure, parts, page)
+    return figure
+
+
+def plot_gallery(
+    source: Recording | Holder,
+    *,
+    sequence: int = 0,
+    pixels: int | None = None,
+    dark: bool = False,
+) -> Figure:
+    """Draw every head of every layer of a sequence, small, in one set of colours.
+
+    pixels: of a map, down and across; as many as are printed, unless given
+    """
+    page, gap = PAGES[dark], 2
+    layers = list_records(source, sequence)
+    heads = max(layer.heads for layer in layers)
+    side = max(0.17, min(0.6, 6 / heads, 8.5 / len(layers)))  # inches; a page, if so
+    pixels = int(side * 180) if pixels is None else pixels
+    grid = read_gallery(source, (pixels, pixels), sequence)
+    mosaic, (down, across) = join_maps(grid, gap)
+    size = side * heads + 1.1, side * len(grid) + 0.6
+    figure, (axes,) = start(size, (1, 1), 1, page)
+    whole = Panel("", mosaic, ~np.isnan(mosaic), (1, 1), mosaic.shape, 0)
+    show(axes, whole, GALLERY, page, numbers=False)
+    axes.patch.set(hatch=None)  # hatching between maps says nothing
+    axes.spines[:].set_visible(False)
+    axes.set_xlabel("head", fontsize=8, color=page.ink)
+    axes.set_ylabel("layer", fontsize=8, color=page.ink)
+    for axis, n, step in ((axes.xaxis, heads, across), (axes.yaxis, len(grid), down)):
+        at = np.arange(0, n, -(-POINTS * 2 // int(side * 72)))
+        axis.set_ticks((at + 0.5) * step - gap / 2 - 0.5, list(map(str, at)))
+    axes.tick_params(length=0)
+    what = write_pooling(grid[0][0]) or "weight"
+    add_bar(figure, [axes], GALLERY, page, what=what, inches=side * len(grid))
+    return figure
+
+
+def plot_table(
+    table: Table, *, numbers: Sequence[str] = tuple(STATISTICS), sequence: int = 0
+) -> Figure:
+    """Draw statistics of seen.table() by layer: a dot a head, a line their mean."""
+    heads = pick_rows(table, numbers, sequence)
+    layers, n = pick_rows(table.by_layer(), numbers, sequence), len(numbers)
+    figure, grid = start((2.4 * n, 2.1), (1, n), n, PAGES[0])
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
+
+    for axes, name in zip(grid, numbers, strict=True):
+        x, y = heads["layer"], heads[name]
+        axes.scatter(x, y, 5, COLOURS[5], linewidths=0, label="a head")
+        mean = "the largest" if name == "logit" else "their mean"
+        axes.plot(layers["layer"], layers[name], color=COLOURS[0], label=mean)
+        unit = STATISTICS.get(name, "")
+        dress(axes, f"{name} ({unit})" if unit else name, log=False, named=False)
+        axes.set_xlabel("layer", fontsize=9)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+        if np.nanmin(heads[name], initial=0) >= 0:
+            axes.set_ylim(bottom=0)
+        axes.margins(x=0.03)
+    grid[0].legend(frameon=False, fontsize=7)
+    return figure
+
+
+def plot_mask(formula: Formula, n: int = 12, *, dark: bool = False) -> Figure:
+    """Draw a mask or bias over n tokens, of its last head."""
+    page, heads = PAGES[dark], max((x.extent.heads or 1) for x in formula.walk())
+    cells = to_numpy(formula.dense((1, heads, n, n)))[0, -1]
+    figure, (axes,) = start((3.2, 2.9), (1, 1), 1, page)
+    truth = cells.dtype == bool
+    (panel,) = read_panels(np.where(cells, 0.6, -np.inf) if truth else cells)
+    scale = Linear(0, 1) if truth else fit_signed(cells)
+    show(axes, panel, scale, page, numbers=False)
+    below = "\nhatched: may not see" if truth else ""
+    entitle(axes, fill(repr(formula), 44) + below, page)
+    if not truth:
+        add_bar(figure, [axes], scale, page, what="added to scores", inches=2.4)
+    labels = Margins((), (), (n, n))
+    label_all(figure, [(axes, labels, (True, True), ("query", "key"))], page)
+    return figure
+
+
+def start(
+    size: tuple[float, float], grid: tuple[int, int], n: int, page: Page
+) -> tuple[Figure, list[Axes]]:
+    """Return a new figure of so many inches, with n axes in a grid (down, across)."""
+    try:
+        from matplotlib.figure import Figure  # noqa: PLC0415
+    except ModuleNotFoundError as missing:
+        raise ImportError(
+            f'a figure needs {missing.name}: pip install "regard[show]"'
+        ) from missing
+    figure = Figure(figsize=size, dpi=200, layout="constrained", facecolor=page.paper)
+    spec = figure.add_gridspec(*grid)
+    places = [spec[divmod(i, grid[1])] for i in range(n)]
+    return figure, [figure.add_subplot(place) for place in places]
+
+
+def size_map(shape: tuple[int, int], least: float, most: float) -> tuple[float, float]:
+    """Return width and height of a map: large enough for labels, if it may be."""
+    sides = [n * CELL for n in shape]
+    stretch = min(most, max(least, *sides)) / max(sides)
+    height, width = (max(0.8, side * stretch) for side in sides)
+    return width, height
+
+
+def show(
+    axes: Axes, panel: Panel, scale: Scale, page: Page, *, numbers: bool = True
+) -> None:
+    """Draw one map; a few cells with their numbers, if they are wanted."""
+    from matplotlib.colors import ListedColormap, LogNorm, Normalize  # noqa: PLC0415
+
+    low, high = scale.low, scale.high
+    log = isinstance(scale, Log)
+    (n_q, n_k), (down, across) = panel.shape, panel.cells
+    height, width = panel.values.shape
+    axes.imshow(
+        np.ma.masked_array(panel.values, ~panel.allowed),
+        norm=LogNorm(low, high, clip=True) if log else Normalize(low, high),
+        cmap=ListedColormap(scale.colours(dark=page.dark) / 255),
+        interpolation="nearest",
+        extent=(-0.5, width * across - 0.5, height * down - 0.5, -0.5),
+        aspect="equal" if 0.2 < n_q / n_k < 5 else "auto",
+    )
+    axes.set(xlim=(-0.5, n_k - 0.5), ylim=(n_q - 0.5, -0.5))
+    axes.patch.set(facecolor=page.paper, edgecolor=page.hatch, hatch="/////")
+    axes.spines[:].set(linewidth=0.5, color=page.ink)
+    axes.tick_params(labelsize=POINTS, colors=page.ink, length=2, width=0.5)
+    if numbers and max(n_q, n_k) <= FEW:
+        light = scale.colours(dark=page.dark) @ [0.299, 0.587, 0.114] > 140
+        for i, j in np.argwhere(panel.allowed).tolist():
+            x = panel.values[i, j]
+            ink = "black" if light[round(float(scale.place(x)) * 255)] else "white"
+            axes.text(j, i, f"{x:.2f}", color=ink, size=6, ha="center", va="center")
+
+
+def entitle(axes: Axes, title: str, page: Page) -> None:
+    """Write what a map is above it."""
+    safe = "\n".join(map(clean, title.splitlines()))
+    axes.set_title(safe, fontsize=8, color=page.ink, parse_math=False)
+
+
+def add_bar(
+    figure: Figure,
+    axes: Sequence[Axes],
+    scale: Scale,
+    page: Page,
+    *,
+    what: str,
+    inches: float,
+) -> None:
+    """Add the bar of colours, with an arrow if some weights are beyond its end."""
+    images: list[Any] = [x.images[0] for x in axes]
+    beyond = max(image.get_array().max() for image in images) > 1.001 * scale.high
+    bar: Any = figure.colorbar(
+        images[0],
+        ax=list(axes),
+        extend="max" if beyond else "neither",
+        shrink=0.9,
+        aspect=8 * inches,
+        pad=0.02,
+    )
+    bar.set_label(what, fontsize=POINTS, color=page.ink)
+    bar.ax.tick_params(labelsize=POINTS, colors=page.ink, length=2, width=0.5)
+    bar.outline.set(linewidth=0.5, edgecolor=page.ink)
+
+
+def write_note(figure: Figure, note: str, page: Page) -> None:
+    """Write a sentence below everything."""
+    text = fill(note, int(figure.get_figwidth() * 19))
+    figure.supxlabel(text, fontsize=6.5, color=page.ink, parse_math=False)
+
+
+def label_all(figure: Figure, parts: Sequence[Labelled], page: Page) -> None:
+    """Label the axes with as many tokens as there is room for."""
+    fonts, known = find_fonts()
+    for _ in range(2):  # labels take room, and room decides on labels
+        figure.draw_without_rendering()
+        for axes, labels, shown, names in parts:
+            box = axes.get_window_extent()
+            sides = (
+                (axes.yaxis, labels.rows, labels.shape[0], box.height),
+                (axes.xaxis, labels.keys, labels.shape[1], box.width),
+            )
+            for (axis, tokens, n, room), word in zip(sides, names, strict=True):
+                step = -(-int(POINTS * 1.3 * figure.dpi / 72 * n) // int(room))
+                label(axis, [write_tick(x, known) for x in tokens], n, step, fonts)
+                alone = (tokens and step <= APART) or word == "feature"
+                words = word if alone else f"{word} position"
+                axis.set_label_text(words, fontsize=8, color=page.ink)
+            axes.tick_params(labelleft=shown[0], labelbottom=shown[1])
+            axes.yaxis.label.set_visible(shown[0])
+            axes.xaxis.label.set_visible(shown[1])
+
+
+def label(
+    axis: Any, tokens: Sequence[str], n: int, step: int, fonts: Sequence[str]
+) -> None:
+    """Write every so many tokens along an axis, or positions if too few would stay."""
+    if tokens and step <= APART:
+        at = range(0, n, step)
+        turned = 90 if axis.axis_name == "x" else 0
+        texts = {"rotation": turned, "fontfamily": fonts, "parse_math": False}
+        axis.set_ticks(list(at), [tokens[i] for i in at], **texts)
+        return
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
+
+    axis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+    axis.set_major_formatter("{x:,.0f}")
+
+
+def find_fonts() -> tuple[list[str], set[int]]:
+    """Return fonts that are there, and the characters that they have."""
+    from matplotlib.font_manager import findfont, fontManager, get_font  # noqa: PLC0415
+
+    there = set(fontManager.get_font_names())
+    fonts = [FONT, *(name for name in FONTS if name in there)]
+    known = (get_font(findfont(name)).get_charmap() for name in fonts)
+    return fonts, {code for table in known for code in table}
+
+
+def write_tick(label: str, known: set[int]) -> str:
+    """Return a short label in which no character is missing from the fonts."""
+    bare = label.replace(MARK, "")
+    text = "".join(c if ord(c) in known else f"\\u{ord(c):04x}" for c in bare)
+    return text if len(text) <= LONG else text[: LONG - 1] + "…"
+
+
+def reach(labels: Sequence[str]) -> float:
+    """Return how many inches labels take, at most."""
+    return 0.055 * max((min(LONG, measure(x)) for x in labels), default=4)

@@ -1,0 +1,367 @@
+"""The map in a browser: a server that this machine alone can reach.
+
+    serve(seen)                      until Ctrl-C
+    with start(seen) as running:     beside other work; running.url is the page
+
+    request ─▶ Guard: Host, Origin, token ─▶ a fixed table of paths ─▶ Source ─▶ bytes
+
+A recording holds the text that a model read, so nothing but the page itself may ask:
+
+    another machine        cannot: the server listens at 127.0.0.1
+    another user, program  does not know the token, which is in the URL that is printed
+    another web page       has another Origin; a name that leads here, another Host
+    text of the recording  is JSON or numbers, and the policy runs no script but ours
+
+A client that sends or reads too slowly is dropped, so many of them stop nobody.
+
+Next: source.py
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import socket
+import threading
+import webbrowser
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress, TaskID
+
+from regard.errors import OptionError, RegardError
+from regard.record import Recording
+from regard.seen import Seen
+from regard.show.levels import Sheet
+from regard.show.source import MissingError, Source, Spot, UnfinishedError
+
+try:
+    import uvicorn
+    from starlette.datastructures import MutableHeaders, QueryParams
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+except ModuleNotFoundError as missing:
+    raise ImportError(
+        f'the map needs {missing.name}: pip install "regard[serve]"'
+    ) from missing
+
+HOST = "127.0.0.1"
+ASSETS = Path(__file__).parent / "assets"
+KINDS = {".js": "text/javascript", ".css": "text/css"}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' data: blob:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",  # the token is in the address
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+THREADS = 32  # most of them wait for a pass
+SECONDS = 5.0  # a client may do nothing
+CLIENTS = 256  # connections; of more, the idle ones go
+LONGEST = 32_768  # bytes of a request's head
+DIGITS = 9  # of a number in a request
+LOG = logging.getLogger("regard")
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server in a thread of its own."""
+
+    url: str
+    server: uvicorn.Server
+    thread: threading.Thread
+
+
+def serve(seen: Seen, *, browser: bool = False) -> None:
+    """Show a recording until Ctrl-C.
+
+    browser: open one, too
+    """
+    console = Console()
+    with (
+        suppress(KeyboardInterrupt),  # uvicorn ends, then passes it on
+        Progress(console=console, transient=True) as bars,
+        open_door(seen.recording, Bars(bars).report) as (server, door, url),
+    ):
+        console.print(f"The map is at {url}", soft_wrap=True, highlight=False)
+        console.print("It shows the text that the model read. Ctrl-C ends it.")
+        if browser:
+            webbrowser.open(url)
+        server.run(sockets=[door])
+
+
+@contextmanager
+def start(seen: Seen) -> Iterator[Running]:
+    """Show a recording for as long as the `with` lasts."""
+    with open_door(seen.recording, None) as (server, door, url):
+        thread = threading.Thread(target=server.run, args=([door],), name="map")
+        thread.start()
+        try:
+            yield Running(url, server, thread)
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@contextmanager
+def open_door(
+    recording: Recording, report: Callable[[str, int, int], object] | None
+) -> Iterator[tuple[uvicorn.Server, socket.socket, str]]:
+    """Open a free port, and close all that was behind it in the end."""
+    token = secrets.token_urlsafe(32)
+    source = Source(recording, report=report)
+    pool = ThreadPoolExecutor(THREADS, "answers")
+    # asyncio sends small answers at once only if it sees that this is TCP
+    with socket.socket(proto=socket.IPPROTO_TCP) as door:
+        door.bind((HOST, 0))
+        door.listen(CLIENTS)  # who comes before the server is up waits
+        port = door.getsockname()[1]
+        config = uvicorn.Config(
+            make_app(source, token, port, pool),
+            http=Patient,
+            loop="asyncio",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=1,
+            h11_max_incomplete_event_size=LONGEST,
+        )
+        source.prepare()
+        try:
+            yield uvicorn.Server(config), door, f"http://{HOST}:{port}/?token={token}"
+        finally:
+            source.close()
+            pool.shutdown(cancel_futures=True)
+
+
+def make_app(
+    source: Source, token: str, port: int, pool: ThreadPoolExecutor
+) -> ASGIApp:
+    """Return the application: what is asked where, behind the guard."""
+    assets = {x.name: x for x in ASSETS.iterdir() if x.suffix in KINDS}
+
+    def show_page(_: QueryParams) -> Response:
+        page = (ASSETS / "index.html").read_text("utf-8")
+        answer = Response(page, media_type="text/html")
+        answer.set_cookie(
+            f"regard-{port}", token, httponly=True, samesite="strict", path="/"
+        )
+        return answer
+
+    def answer_row(asked: QueryParams) -> Response:
+        return send_json(source.row(read_spot(asked), read_number(asked, "query")))
+
+    def answer_column(asked: QueryParams) -> Response:
+        return send_json(source.column(read_spot(asked), read_number(asked, "key")))
+
+    def answer_tile(asked: QueryParams) -> Response:
+        level, x, y = (read_number(asked, name) for name in ("level", "x", "y"))
+        how: Any = read_one(asked, "how") if "how" in asked else "max"
+        return send_sheet(source.tile(read_spot(asked), level=level, x=x, y=y, how=how))
+
+    def answer_gallery(asked: QueryParams) -> Response:
+        sequence, layer = (read_number(asked, name) for name in ("sequence", "layer"))
+        return send_sheet(source.gallery(sequence, layer))
+
+    answers: dict[str, Callable[[QueryParams], Response]] = {
+        "/": show_page,
+        "/api/meta": lambda _: send_json(source.meta()),
+        "/api/tile": answer_tile,
+        "/api/row": answer_row,
+        "/api/column": answer_column,
+        "/api/gallery": answer_gallery,
+    }
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        asset = assets.get(path.removeprefix("/assets/"))
+        if path in answers:
+            asked = QueryParams(scope["query_string"])
+            loop = asyncio.get_running_loop()
+            answer = await loop.run_in_executor(pool, run, answers[path], asked)
+        elif asset is not None and path.startswith("/assets/"):
+            answer = Response(asset.read_bytes(), media_type=KINDS[asset.suffix])
+        else:
+            answer = send_error(404, "there is nothing at this path.")
+        await answer(scope, receive, send)
+
+    return Guard(app, token, port)
+
+
+def run(work: Callable[[QueryParams], Response], asked: QueryParams) -> Response:
+    """Answer a question, or say in a sentence why not."""
+    try:
+        return work(asked)
+    except MissingError as error:
+        return send_error(404, str(error))
+    except UnfinishedError as error:
+        return send_error(503, str(error))
+    except RegardError as error:
+        return send_error(400, str(error))
+    except CancelledError:
+        return send_error(503, "the server is being closed.")
+    except Exception as error:
+        LOG.exception("the map could not answer")
+        return send_error(500, f"{type(error).__name__}: {error}")
+
+
+def read_one(asked: QueryParams, name: str) -> str:
+    """Return what was asked under a name, once."""
+    values = asked.getlist(name)
+    if len(values) != 1:
+        raise OptionError(f"{name} is given {len(values)} times, expected once.")
+    return values[0]
+
+
+def read_number(asked: QueryParams, name: str) -> int:
+    """Return a whole number that was asked."""
+    text = read_one(asked, name)
+    if not (text.isascii() and text.isdigit() and len(text) <= DIGITS):
+        raise OptionError(f"{name}={text[:40]!r}, expected a whole number.")
+    return int(text)
+
+
+def read_spot(asked: QueryParams) -> Spot:
+    """Return which head is asked about."""
+    return Spot(*(read_number(asked, name) for name in Spot._fields))
+
+
+def send_json(data: Any, status: int = 200) -> Response:
+    """Return data as JSON of ASCII alone: halves of an emoji cannot break it."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return Response(text, status, media_type="application/json")
+
+
+def send_error(status: int, sentence: str) -> Response:
+    """Return what is wrong."""
+    return send_json({"error": sentence}, status)
+
+
+def send_sheet(sheet: Sheet) -> Response:
+    """Return pixels, and in the headers what they are."""
+    *heads, rows, columns = sheet.codes.shape
+    headers = {
+        "X-Rows": str(rows),
+        "X-Columns": str(columns),
+        "X-How": sheet.how,
+        "X-Exact": str(int(sheet.exact)),
+        "X-Level": str(sheet.level),
+    }
+    if heads:
+        headers["X-Heads"] = str(heads[0])
+    if sheet.note:
+        headers["X-Note"] = sheet.note
+    kind = "application/octet-stream"
+    return Response(sheet.to_bytes(), headers=headers, media_type=kind)
+
+
+class Guard:
+    """Lets through who knows the token and comes from the page itself."""
+
+    def __init__(self, app: ASGIApp, token: str, port: int) -> None:
+        self.app, self.token, self.port = app, token.encode(), port
+        self.hosts = {f"{HOST}:{port}", f"localhost:{port}"}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_more(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+            await send(message)
+
+        if scope["type"] != "http":
+            return
+        wrong = self.judge(Request(scope))
+        if wrong:
+            await send_error(403, wrong)(scope, receive, send_more)
+        elif scope["method"] != "GET":
+            await send_error(405, "expected GET.")(scope, receive, send_more)
+        else:
+            await self.app(scope, receive, send_more)
+
+    def judge(self, request: Request) -> str:
+        """Return why a request is refused; nothing if it is not."""
+        headers, given = request.headers, request.query_params.getlist("token")
+        hosts, origins = headers.getlist("host"), headers.getlist("origin")
+        if len(hosts) != 1 or hosts[0] not in self.hosts:
+            return f"this server is {HOST}:{self.port}, and no other Host."
+        if origins not in ([], [f"http://{hosts[0]}"]):
+            return "only the page of this server may ask: another Origin."
+        if not given:  # a browser adds cookies to what any site asks
+            if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+                return "only the page of this server may ask: another site."
+            given = [request.cookies.get(f"regard-{self.port}", "")]
+        known = [secrets.compare_digest(x.encode(), self.token) for x in given]
+        if not all(known):
+            return "the token is missing or wrong. Open the URL that was printed."
+        return ""
+
+
+class Patient(H11Protocol):
+    """A connection whose client must go on: send a request, or read its answer."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to watch; of too many connections, drop the oldest idle one."""
+        super().connection_made(transport)
+        self.since = self.loop.time()
+        self.state: tuple[Any, int] = (None, 0)
+        self.timer = self.loop.call_later(SECONDS, self.look)
+        open_ones = [x for x in self.connections if not x.transport.is_closing()]
+        idle = [x for x in open_ones if isinstance(x, Patient) and x.idle]
+        if len(open_ones) > CLIENTS and idle:
+            min(idle, key=lambda x: x.since).transport.abort()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no answer is being made or sent."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def look(self) -> None:
+        """Drop a client that has done nothing since the last look."""
+        unread = self.transport.get_write_buffer_size()
+        state = (self.cycle, unread)
+        if state == self.state and (self.idle or unread):
+            self.transport.abort()
+        self.state = state
+        self.timer = self.loop.call_later(SECONDS, self.look)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Watch no longer."""
+        self.timer.cancel()
+        super().connection_lost(exc)
+
+
+class Bars:
+    """A bar for each thing that is being made."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress, self.lock = progress, threading.Lock()
+        self.tasks: dict[str, TaskID] = {}
+
+    def report(self, what: str, done: int, whole: int) -> None:
+        """Draw how far it is; what is done disappears."""
+        with self.lock:
+            if what not in self.tasks:
+                self.tasks[what] = self.progress.add_task(what, total=whole)
+            self.progress.update(self.tasks[what], completed=done)
+            if done >= whole:
+                self.progress.remove_task(self.tasks.pop(what))
