@@ -8,6 +8,7 @@ import torch
 from regard.lens.intervene import effect
 from regard.lens.watch import watch
 from regard.nn.weights import load
+from regard.stats.cells import offset
 from regard.stats.table import make_table
 
 PASSAGE = (
@@ -45,6 +46,19 @@ def test_the_heads_of_smollm_are_found(table):
     assert set(list_heads(table, "induction", 3)) <= INDUCTION
     assert table.sort("induction").rows["induction"][2] > 0.3
     assert list_heads(table, "sink", 1) == [(18, 8)]
+
+
+def test_a_head_that_sleeps_on_short_texts_repeats_over_thousands_of_tokens(scene):
+    model, _, _ = scene
+    rng, far, name = torch.Generator().manual_seed(0), 2500, "blocks.18.attention"
+    tokens = torch.randint(5, 40_000, (far,), generator=rng)
+    tokens = torch.cat([tokens, tokens[:64]])
+    with watch(model, layers=[name]) as seen, torch.inference_mode():
+        model(tokens[None])
+    stripe = offset(seen.layer(name), far - 1).values[:, far:].mean(1)
+    assert stripe[8] > 0.1  # all of it was on the first token in the test above
+    assert stripe[7] > 0.3
+    assert stripe[:6].max() < 0.01
 
 
 class Answer:
