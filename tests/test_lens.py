@@ -245,6 +245,30 @@ def test_rows_that_see_nothing_have_an_lse_of_minus_infinity():
     assert not bool(record.weights()[:, 0].any())
 
 
+def test_what_is_kept_is_not_a_view_of_something_large():
+    large = torch.randn(3, 1, 2, 4000, 8, generator=torch.Generator().manual_seed(1))
+    q, k, v = large[..., :4, :]
+    model = Bare()
+    with watch(model) as seen:
+        model(q, k, v)
+    (record,) = seen.records
+    assert torch.equal(record.q, q[0])
+    for x in (record.q, record.k, record.lse):
+        assert x.untyped_storage().nbytes() <= 1.25 * x.numel() * x.element_size()
+
+
+def test_the_worst_error_of_a_layer_is_told(monkeypatch):
+    errors = iter([3e-5, 1e-7])
+    module = sys.modules["regard.lens.watch"]
+    monkeypatch.setattr(module, "settle", lambda sight: (sight, next(errors)))
+    model = Bare()
+    q = torch.ones(1, 2, 4, 8)
+    with watch(model) as seen:
+        model(q, q, q)
+        model(q, q, q)
+    assert [x.error for x in seen.coverage()] == [3e-5]
+
+
 def test_a_layer_with_nan_is_kept_as_it_is():
     q, k, v = torch.randn(3, 1, 2, 6, 8, generator=torch.Generator().manual_seed(1))
     q[0, 1, 3] = torch.nan
@@ -372,8 +396,12 @@ def test_one_model_in_two_threads_gives_two_sequences():
     tokens = [draw_tokens(1, 8), draw_tokens(1, 11)]
     rounds = 6
 
+    def meet(*_):
+        turn.wait(60)  # both are inside of a pass
+
+    model.model.layers[0].register_forward_pre_hook(meet)
+
     def work(mine):
-        turn.wait()
         with torch.no_grad():
             for _ in range(rounds):
                 model(mine)
@@ -384,6 +412,7 @@ def test_one_model_in_two_threads_gives_two_sequences():
             thread.start()
         for thread in threads:
             thread.join()
+    model = make_llama()
     with watch(model) as once, torch.no_grad():
         for x in tokens:
             model(x)
