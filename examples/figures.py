@@ -33,7 +33,7 @@ def main(path: str, folder: str) -> None:
     labels = [tokenizer.decode([i]) for i in tokens]
     head = plot_weights(seen.layer(17), rows=labels, keys=labels, heads=[5])
     head.savefig(out / "head.png", dpi=100)
-    plot_gallery(seen).savefig(out / "gallery.png", dpi=70)
+    plot_gallery(seen).savefig(out / "gallery.png", dpi=110)
     plot_table(seen.table()).savefig(out / "table.png", dpi=100)
 
 

@@ -15,7 +15,7 @@ from torch.overrides import _get_current_function_mode_stack as list_modes
 from transformers.models.llama import modeling_llama
 
 from regard.errors import OptionError
-from regard.lens.watch import watch
+from regard.lens.watch import read_valid, watch
 from regard.nn.decoder import CausalTransformer
 from regard.plain.config import Config
 from regard.seen import open_seen
@@ -465,6 +465,21 @@ def test_our_own_model_is_watched_as_any_other():
     weights = record.weights()
     torch.testing.assert_close(weights.sum(-1), torch.ones(4, 20))
     assert record.v.shape == (2, 20, 8)
+
+
+@pytest.mark.parametrize("kind", ["two axes", "bool", "int64", "float32", "each layer"])
+def test_padding_is_read_from_masks_of_any_kind(kind):
+    valid = torch.tensor([[False, False, True, True, True], [True] * 5])
+    square = (valid[:, None, None] & torch.ones(5, 5, dtype=torch.bool).tril())[:, :1]
+    masks = {
+        "two axes": valid.long(),
+        "bool": square,
+        "int64": square.long(),
+        "float32": torch.zeros(square.shape).masked_fill(~square, -3.4e38),
+    }
+    masks["each layer"] = {"sliding_attention": square, "full_attention": square}
+    found = read_valid(masks[kind], torch.ones(2, 5, dtype=torch.long))
+    assert torch.equal(found, valid)
 
 
 def test_what_cannot_be_asked_is_refused():

@@ -151,7 +151,8 @@ class Seen:
         lines = [f"{found.model}: {of}, {len(set(found.sequences))} sequences"]
         for x in found.coverage:
             about = f"{x.door}, {x.calls} calls, error {x.error:.0e}" if x.door else ""
-            lines.append(f"  {x.name}: {' '.join(filter(None, (about, x.reason)))}")
+            name = x.name or "the model itself"
+            lines.append(f"  {name}: {' '.join(filter(None, (about, x.reason)))}")
         return "\n".join(lines)
 
 

@@ -26,6 +26,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from regard.lens.sight import may_see
+
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
@@ -149,7 +151,7 @@ def add_of(mask: Tensor | None, like: Tensor) -> Tensor | None:
 
 def find_blank(scores: Tensor, cells: Tensor) -> Tensor:
     """Return which rows see nothing any more, (…, Nq, 1)."""
-    seen = (scores > torch.finfo(scores.dtype).min / 2).any(-1, keepdim=True)
+    seen = may_see(scores).any(-1, keepdim=True)
     return ~seen & cells.any(-1, keepdim=True)
 
 

@@ -210,10 +210,6 @@ def read_padding(args: tuple[Any, ...], named: Mapping[str, Any]) -> Tensor | No
     """Return which tokens (B, N) are no padding, from what a model was given."""
     tokens = named.get("input_ids", args[0] if args else None)
     mask = named.get("attention_mask", named.get("valid"))
-    if isinstance(mask, Mapping):  # one for each kind of layer
-        mask = next(iter(mask.values()), None)
-    if isinstance(mask, Tensor) and mask.ndim == 4 and mask.is_floating_point():
-        mask = mask > torch.finfo(mask.dtype).min / 2
     return read_valid(mask, tokens if isinstance(tokens, Tensor) else None)
 
 

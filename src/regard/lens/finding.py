@@ -72,7 +72,8 @@ class Finding:
 
     def __str__(self) -> str:
         heads = ", ".join(map(str, self.heads[:16])) + ", …" * (len(self.heads) > 16)
-        place = f"{self.layer}, heads {heads}" if heads else self.layer
+        layer = self.layer or "the model itself"
+        place = f"{layer}, heads {heads}" if heads else layer
         found = ", ".join(f"{name} {x:.4g}" for name, x in self.numbers.items())
         return f"{self.level}: {self.what} in {place}: {found}. {self.advice}"
 

@@ -67,7 +67,7 @@ def knock_out(
         stack.enter_context(open_doors(model, mode, here))
         stack.enter_context(open_modules(model, mode, here))
         stack.callback(hooks.detach)
-        hooks.attach(ignore, ignore)
+        hooks.attach(ignore)
         stack.callback(CUTTERS.remove, editor)
         CUTTERS.append(editor)
         yield

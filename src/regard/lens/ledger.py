@@ -26,7 +26,7 @@ from torch import Tensor
 
 from regard.engine.choose import attend
 from regard.lens.pages import Pages, bring, keep
-from regard.lens.sight import Sight
+from regard.lens.sight import Sight, make_four, may_see
 from regard.masks.algebra import Mask
 from regard.masks.patterns import causal, window
 from regard.record import Record
@@ -178,7 +178,7 @@ class Group:
         n_k = self.first + self.k.shape[2]
         blocks = [write_rows(x, b, n_k) for x in self.rows]
         cells = torch.cat(blocks, 1)[:, kept][..., keys]  # (H or 1, Nq, Nk)
-        allowed = cells > torch.finfo(cells.dtype).min / 2
+        allowed = may_see(cells)
         bias = torch.where(allowed, cells, 0)
         rows = at[kept]
         shift = int(keys[0]) if len(keys) else 0
@@ -203,7 +203,7 @@ def find_place(name: str, sight: Sight) -> tuple[int, bool]:
         return (n_k - 1, False) if n_q == 1 else (0, True)
     kept = Kept(sight.q, sight.q, sight.mask, sight.causal, n_q, 0, 0, n_k)
     rows = write_rows(kept, 0, n_k)
-    seen = (rows[0] > torch.finfo(rows.dtype).min / 2).int()
+    seen = may_see(rows[0]).int()
     ends = torch.where(seen.any(-1), n_k - 1 - seen.flip(-1).argmax(-1), -1)
     real = ends[ends >= 0]
     if len(real) and bool((real.diff() == 1).all()):
@@ -221,8 +221,7 @@ def write_rows(kept: Kept, b: int, n_k: int) -> Tensor:
             later = torch.arange(kept.first, kept.first + kept.n_k) > rows
             cells = cells.masked_fill(later, -math.inf)
     else:
-        cells = mask.detach()
-        cells = cells.reshape((1,) * (4 - cells.ndim) + cells.shape)
+        cells = make_four(mask.detach())
         cells = cells[min(b, cells.shape[0] - 1)]
         if cells.dtype == torch.bool:
             cells = torch.zeros(cells.shape).masked_fill(~cells, -math.inf)
@@ -294,9 +293,8 @@ def settle(sight: Sight) -> tuple[Sight, float]:
             )
             if sight.out is None:
                 return replace(sight, lse=done.lse), 0.0
-            blind = (
-                done.lse[..., None] == -math.inf
-            )  # padding, where eager code averages
+            # padding, where eager code averages
+            blind = done.lse[..., None] == -math.inf
             theirs = sight.out.detach().masked_fill(blind, 0)
             return replace(sight, lse=done.lse), measure(done.out, theirs)
         if sight.out is None:
@@ -337,11 +335,10 @@ def split_mask(sight: Sight) -> tuple[Any, Tensor | None]:
     mask = sight.mask
     if mask is None:
         return (causal() if sight.causal else None), None
-    mask = mask.detach()
-    mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+    mask = make_four(mask.detach())
+    allowed = may_see(mask)
     if mask.dtype == torch.bool:
-        return mask, None
-    allowed = mask > torch.finfo(mask.dtype).min / 2
+        return allowed, None
     return allowed, torch.where(allowed, mask, 0).to(sight.q.dtype)
 
 

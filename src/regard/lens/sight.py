@@ -37,7 +37,7 @@ def see_logits(door: str, logits: Tensor) -> Sight:
     """Return a call of which only the logits (B, H, Nq, Nk) are known."""
     keys = torch.eye(logits.shape[-1], dtype=logits.dtype, device=logits.device)
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    allowed = logits > torch.finfo(logits.dtype).min / 2
+    allowed = may_see(logits)
     return Sight(
         door=door,
         q=torch.where(allowed, logits, 0),
@@ -62,6 +62,13 @@ def weigh(sight: Sight) -> Tensor:
         sight.q, sight.k, sight.k, mask, bias=bias, scale=sight.scale, see=see
     )
     return done.weights
+
+
+def may_see(mask: Tensor) -> Tensor:
+    """Return a mask as truth values; the lowest numbers, and -inf, hide a cell."""
+    if not mask.is_floating_point():
+        return mask.bool()
+    return mask > torch.finfo(mask.dtype).min / 2
 
 
 def make_four(x: Tensor) -> Tensor:

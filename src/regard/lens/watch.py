@@ -26,7 +26,7 @@ from regard.errors import OptionError
 from regard.lens.huggingface import open_doors
 from regard.lens.intercept import Mode, open_modules
 from regard.lens.ledger import Group, extend, group_sights, mend_lse, settle
-from regard.lens.sight import Sight
+from regard.lens.sight import Sight, may_see
 from regard.lens.whereabouts import Hooks, Whereabouts, is_recomputing
 from regard.record import Covered, Record, Recording
 from regard.seen import Seen
@@ -87,7 +87,7 @@ class Watcher:
     ) -> None:
         self.model, self.layers, self.keep_v = model, layers, keep == "qkv"
         self.here = Whereabouts()
-        self.mode = Mode(self.hear, self.here)
+        self.mode = Mode(self.note, self.here)
         self.hooks = Hooks(model, self.mode, self.here)
         self.notes: dict[int, Notes] = {}  # by thread
         self.doors: dict[str, str] = {}
@@ -111,14 +111,6 @@ class Watcher:
         notes = self.mine
         notes.now, notes.fresh = (tokens, read_valid(mask, tokens)), True
 
-    def hear(self, sight: Sight) -> None:
-        """Keep one call, deaf to what is computed meanwhile."""
-        before, self.here.held = self.here.held, True
-        try:
-            self.note(sight)
-        finally:
-            self.here.held = before
-
     def note(self, sight: Sight) -> None:
         """Keep one call."""
         name = self.here.name
@@ -136,9 +128,6 @@ class Watcher:
             if not error <= max(TOLERANCE.get(kind, 3e-2) for kind in kinds):
                 self.wrong[name] = f"its output could not be rebuilt: {error:.1e} off"
         self.mine.add(name, sight, keep_v=self.keep_v)
-
-    def end(self) -> None:
-        """Nothing is left to do after a pass."""
 
     def finish(self) -> Recording:
         """Return everything that was kept, as records."""
@@ -209,9 +198,8 @@ def read_valid(mask: Any, tokens: Tensor | None) -> Tensor | None:
         return mask.bool()
     square = isinstance(mask, Tensor) and mask.ndim == 4
     if square and tokens is not None and tokens.shape[1] > 1:
-        floats = mask.is_floating_point()
-        seen = mask > torch.finfo(mask.dtype).min / 2 if floats else mask.bool()
-        return seen[:, 0].any(-2)[:, : tokens.shape[1]]  # padding is seen by nobody
+        seen = may_see(mask)[:, 0]
+        return seen.any(-2)[:, : tokens.shape[1]]  # padding is seen by nobody
     return None
 
 
@@ -236,6 +224,6 @@ def watch(
         stack.enter_context(open_doors(model, watcher.mode, watcher.here))
         stack.enter_context(open_modules(model, watcher.mode, watcher.here))
         stack.callback(watcher.hooks.detach)
-        watcher.hooks.attach(watcher.begin, watcher.end)
+        watcher.hooks.attach(watcher.begin)
         yield seen
     seen.found = watcher.finish()

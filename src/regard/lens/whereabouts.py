@@ -67,8 +67,8 @@ class Hooks:
         self.passes = self.running = 0  # done, and now, in all threads
         self.lock = threading.Lock()
 
-    def attach(self, begin: Callable[..., None], end: Callable[[], None]) -> None:
-        """Hook every module; `begin` and `end` are told of each pass of the whole."""
+    def attach(self, begin: Callable[..., None]) -> None:
+        """Hook every module; `begin` is told of each pass of the whole."""
         closed: list[str] = []
         for name, module in self.model.named_modules():
             if isinstance(module, SILENT) or name.startswith(tuple(closed)):
@@ -88,7 +88,7 @@ class Hooks:
             self.model.register_forward_pre_hook(
                 self.make_begin(begin), with_kwargs=True
             ),
-            self.model.register_forward_hook(self.make_end(end), always_call=True),
+            self.model.register_forward_hook(self.end, always_call=True),
         ]
 
     def make_begin(self, begin: Callable[..., None]) -> Callable[..., None]:
@@ -129,22 +129,17 @@ class Hooks:
 
         return leave
 
-    def make_end(self, end: Callable[[], None]) -> Callable[..., None]:
-        """Return what runs after a pass of the whole model."""
-
-        def leave(_module: nn.Module, _args: Any, out: Any) -> None:
-            if is_recomputing():
+    def end(self, _module: nn.Module, _args: Any, out: Any) -> None:
+        """Note that a pass of the whole model is over."""
+        if is_recomputing():
+            return
+        with self.lock:
+            self.running -= 1
+            if self.running:  # another thread would miss its hooks
                 return
-            end()
-            with self.lock:
-                self.running -= 1
-                if self.running:  # another thread would miss its hooks
-                    return
-                if not self.passes and out is not None and self.spoke:
-                    self.thin()
-                self.passes += 1
-
-        return leave
+            if not self.passes and out is not None and self.spoke:
+                self.thin()
+            self.passes += 1
 
     def thin(self) -> None:
         """Keep only the hooks of modules that spoke, or are called attention."""

@@ -11,22 +11,18 @@ Next: source.py
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from regard.arrays import convert, namespace, to_numpy
-from regard.masks.algebra import Mask
+from regard.arrays import to_numpy
 from regard.record import Record
 from regard.show.codes import Codes, encode
-from regard.stats.pooled import PooledMap, Pooling, count_pixels, locate, pool_cells
-from regard.stats.pyramid import FINEST, PIXELS, Pyramid
-from regard.stats.reducer import Rows, Scope, Tile
+from regard.stats.columns import cut_rows
+from regard.stats.pooled import PooledMap, Pooling
+from regard.stats.pyramid import Pyramid, find_finest
 from regard.stats.tile import AllowedMap
 from regard.stats.walk import Progress, walk
 
@@ -56,7 +52,7 @@ def build_levels(
     found, reach = walk(
         record,
         Pyramid(finest),
-        Reach(2**finest),
+        AllowedMap((2**finest, 2**finest)),
         heads=(head,),
         workers=workers,
         progress=progress,
@@ -72,41 +68,6 @@ def build_levels(
     return levels
 
 
-@dataclass(frozen=True)
-class Reach:
-    """Where anybody may look, by pixel; a strip of the walk holds its own rows only."""
-
-    side: int
-
-    def start(self, scope: Scope) -> Rows:
-        """Begin with nowhere."""
-        down, across = count_pixels((scope.n_q, scope.n_k), (self.side, self.side))
-        empty = torch.empty((0, across), dtype=torch.bool, device=scope.device)
-        return Rows(down, empty, 0)
-
-    def add(self, state: Rows, tile: Tile) -> Rows:
-        """Mark the pixels of the tile."""
-        sides = self.side, self.side
-        down, across = locate(tile, sides)
-        here = state.at(down)[:, across]
-        if tile.allowed is None:
-            here.fill_(True)  # noqa: FBT003
-        else:
-            cells, at = tile.allowed.to(tile.weights.dtype), (tile.rows, tile.keys)
-            here.logical_or_(pool_cells(cells, at, sides, "max"))
-        return state
-
-    def merge(self, state: Rows, other: Rows) -> Rows:
-        """Mark what either marks."""
-        mine, theirs = state.pair(other)
-        mine.logical_or_(theirs)
-        return state
-
-    def finish(self, states: Sequence[Rows]) -> Tensor:
-        """Return (heads, query pixels, key pixels)."""
-        return torch.stack([state.whole() for state in states])
-
-
 def preview(record: Record, head: int, level: int, at: tuple[slice, slice]) -> Sheet:
     """Return the mass of a tile as the middle query of each pixel has it."""
     n_q, side = record.q.shape[1], 2**level
@@ -114,7 +75,7 @@ def preview(record: Record, head: int, level: int, at: tuple[slice, slice]) -> S
     first = np.arange(rows.start, min(rows.stop, n_q), side)
     middle = (first + np.minimum(first + side, n_q)) // 2
     values, allowed = walk(
-        pick_rows(record, middle),
+        cut_rows(record, middle),
         PooledMap((1, side), "mass"),
         AllowedMap((1, side)),
         heads=(head,),
@@ -126,25 +87,10 @@ def preview(record: Record, head: int, level: int, at: tuple[slice, slice]) -> S
     return Sheet(codes, level, "mass", exact=False, note=note)
 
 
-def pick_rows(record: Record, rows: NDArray[np.int64]) -> Record:
-    """Return some queries of a record, with all of its keys."""
-    xp, at, mask = namespace(q=record.q), convert(rows, record.q), record.mask
-    return replace(
-        record,
-        q=xp.take(record.q, at, axis=1),
-        lse=xp.take(record.lse, at, axis=1),
-        q_positions=convert(to_numpy(record.q_positions)[rows], record.q),
-        mask=mask if mask is None or isinstance(mask, Mask) else mask[:, at, :],
-        bias=None if record.bias is None else record.bias[:, at, :],
-    )
-
-
 def measure(record: Record) -> tuple[tuple[int, int], int, int]:
     """Return how many queries and keys, and the finest and coarsest stored level."""
     n = int(record.q.shape[1]), int(record.k.shape[1])
-    finest = FINEST
-    while max(n) > PIXELS << finest:
-        finest += 1
+    finest = find_finest(*n)
     return n, finest, max(finest, (max(*n, 1) - 1).bit_length())
 
 

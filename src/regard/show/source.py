@@ -37,8 +37,10 @@ from regard.record import Record, Recording
 from regard.show.codes import encode
 from regard.show.jobs import Jobs, Kept
 from regard.show.levels import Levels, Sheet, build_levels, measure, preview
+from regard.stats.call import to_torch
 from regard.stats.pooled import PooledMap, Pooling
-from regard.stats.table import NUMBERS, make_table
+from regard.stats.reducers import is_run
+from regard.stats.table import make_table
 from regard.stats.tile import AllowedMap, read_tile
 from regard.stats.walk import walk
 
@@ -291,8 +293,8 @@ class Source:
         one = replace(self.recording, records=(record,), sequences=(sequence,))
         place = {"sequence": sequence, "layer": layer}
         self.rows[sequence, layer] = [
-            place | {"head": int(row["head"])} | {x: finite(row[x]) for x in NUMBERS}
-            for row in make_table(one).rows
+            {name: x for name, x in row.items() if name != "name"} | place
+            for row in make_table(one).list_rows()
         ]
         self.tell(self.chores, "table", len(self.rows), len(self.records))
 
@@ -311,7 +313,7 @@ class Source:
 def describe(sequence: int, layer: int, record: Record) -> dict[str, Any]:
     """Return a record for JSON."""
     (n_q, n_k), finest, coarsest = measure(record)
-    q, k = (to_numpy(x) for x in (record.q_positions, record.k_positions))
+    q, k = (to_torch(x) for x in (record.q_positions, record.k_positions))
     return {
         "layer": layer,
         "sequence": sequence,
@@ -325,11 +327,6 @@ def describe(sequence: int, layer: int, record: Record) -> dict[str, Any]:
         "qPositions": None if is_run(q) else q.tolist(),  # None: qStart, qStart + 1, …
         "kPositions": None if is_run(k) else k.tolist(),
     }
-
-
-def is_run(positions: NDArray[Any]) -> bool:
-    """Tell whether every position follows the one before."""
-    return bool((np.diff(positions) == 1).all())
 
 
 def is_causal(record: Record) -> bool:
@@ -360,8 +357,3 @@ def name_top(weights: NDArray[np.float64], bits: float) -> dict[str, Any]:
         "total": float(weights.sum()),
         "top": [x for x in top if x["weight"] > 0],
     }
-
-
-def finite(x: Any) -> float | None:
-    """Return a number, or None for what JSON has no word for."""
-    return float(x) if math.isfinite(x) else None

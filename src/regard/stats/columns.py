@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from regard.arrays import Array, count_from, is_array, namespace
+from regard.arrays import Array, convert, count_from, is_array, namespace
 from regard.definition.contract import ALL
 from regard.masks.algebra import Mask
 from regard.masks.grid import evaluate
@@ -123,14 +123,19 @@ def look(record: Record, lies: Lie, rows: slice, keys: slice) -> Array:
     return xp.astype(xp.broadcast_to(cells, (cells.shape[0], n_q, n_k)), xp.int64)
 
 
-def cut_rows(record: Record, rows: slice) -> Record:
-    """Return some queries of a record, with all of its keys."""
+def cut_rows(record: Record, rows: slice | Array) -> Record:
+    """Return some queries of a record, a run or by number, with all of its keys."""
+
+    def pick(x: Array, *lead: slice) -> Array:
+        at = rows if isinstance(rows, slice) else convert(rows, x)
+        return x[(*lead, at)]
+
     mask, bias = record.mask, record.bias
     return replace(
         record,
-        q=record.q[:, rows, :],
-        lse=record.lse[:, rows],
-        q_positions=record.q_positions[rows],
-        mask=mask if mask is None or isinstance(mask, Mask) else mask[:, rows, :],
-        bias=None if bias is None else bias[:, rows, :],
+        q=pick(record.q, ALL),
+        lse=pick(record.lse, ALL),
+        q_positions=pick(record.q_positions),
+        mask=mask if mask is None or isinstance(mask, Mask) else pick(mask, ALL),
+        bias=None if bias is None else pick(bias, ALL),
     )

@@ -73,9 +73,8 @@ class Pyramid:
 
     def start(self, scope: Scope) -> Canvas:
         """Begin with empty maps."""
-        level = FINEST if self.finest is None else self.finest
-        while self.finest is None and max(scope.n_q, scope.n_k) > PIXELS << level:
-            level += 1
+        finest = self.finest
+        level = find_finest(scope.n_q, scope.n_k) if finest is None else finest
         down, across = count_pixels((scope.n_q, scope.n_k), (2**level, 2**level))
         empty = torch.empty((0, across), dtype=scope.dtype, device=scope.device)
         return Canvas(scope.n_q, level, tuple(Rows(down, empty, 0) for _ in KINDS))
@@ -100,6 +99,14 @@ class Pyramid:
         if not states:
             return Levels({}, {})
         return Levels(*(dict(build_levels(states, i)) for i in range(len(KINDS))))
+
+
+def find_finest(n_q: int, n_k: int) -> int:
+    """Return the finest level that is stored for so many queries and keys."""
+    level = FINEST
+    while max(n_q, n_k) > PIXELS << level:
+        level += 1
+    return level
 
 
 def build_levels(states: Sequence[Canvas], i: int) -> Iterator[tuple[int, Named]]:

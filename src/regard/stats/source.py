@@ -3,8 +3,8 @@
     logs    = capped(scale * q kᵀ) + bias - lse      -inf where the mask forbids
     weights = exp(logs)
 
-This is the only place that computes a tile again. The mask is asked for its proofs once
-for each head: tiles proved empty are never computed, tiles proved full never meet it.
+No other file of the statistics computes a tile again. The mask is asked for its proofs
+once for each head: tiles proved empty are never computed, full ones never meet it.
 Computed in float32, or in float64 if q or k is, in two buffers that are used again.
 
 Next: walk.py
@@ -20,11 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.arrays import Array, convert, to_numpy
+from regard.arrays import Array, to_numpy
 from regard.errors import OptionError
 from regard.masks.algebra import Mask
 from regard.masks.tiles import EMPTY, FULL, UNDECIDED, Edges, Numbers, cut, to_slices
 from regard.record import Record
+from regard.stats.call import to_torch
 from regard.stats.reducer import Scope, Tile
 
 
@@ -116,13 +117,13 @@ def find_ends(positions: Tensor, first: Numbers) -> tuple[Numbers, Numbers]:
 def read_head(record: Record, number: int, rows: slice, keys: slice) -> Head:
     """Return some rows and keys of one head."""
     group = record.heads // record.k.shape[0]
-    q = to_torch(record.q[number, rows, :])
-    k = to_torch(record.k[number // group, keys, :])
+    q = read(record.q[number, rows, :])
+    k = read(record.k[number // group, keys, :])
     dtype = torch.float64 if torch.float64 in (q.dtype, k.dtype) else torch.float32
     q = q.to(dtype) * record.scale
-    lse = to_torch(record.lse[number, rows]).to(q)
+    lse = read(record.lse[number, rows]).to(q)
     places = (record.q_positions[rows], record.k_positions[keys])
-    q_at, k_at = (to_torch(x).to(q.device, torch.int64) for x in places)
+    q_at, k_at = (read(x).to(q.device, torch.int64) for x in places)
     mask, bias = (cut_out(x, number, rows, keys) for x in (record.mask, record.bias))
     return Head(
         number=number,
@@ -140,14 +141,13 @@ def cut_out(x: Any, number: int, rows: slice, keys: slice) -> Any:
     """Return the cells of one head of an array (H or 1, Nq, Nk), a formula as it is."""
     if x is None or isinstance(x, Mask):
         return x
-    return to_torch(x[min(number, x.shape[0] - 1), rows, keys])
+    return read(x[min(number, x.shape[0] - 1), rows, keys])
 
 
-def to_torch(x: Array) -> Tensor:
+def read(x: Array) -> Tensor:
     """Return an array of any library as a tensor without a gradient."""
-    if isinstance(x, Tensor):
-        return x.detach()
-    return convert(x, torch.empty(0))
+    found: Tensor = to_torch(x).detach()
+    return found
 
 
 def read_range(name: str, part: slice, n: int) -> slice:

@@ -115,16 +115,20 @@ class Table:
         Console(file=page, width=100).print(drawn)
         return page.getvalue().rstrip("\n")
 
-    def to_json(self, path: str | Path) -> None:
-        """Write a list of objects; what is not known is null."""
-        rows = [
+    def list_rows(self) -> list[dict[str, Any]]:
+        """Return a dict for each row, ready for JSON: what is not known is None."""
+        return [
             {
                 name: None if isinstance(x, float) and not math.isfinite(x) else x
                 for name, x in zip(COLUMNS, row, strict=True)
             }
             for row in self.rows.tolist()
         ]
-        Path(path).write_text(json.dumps(rows, allow_nan=False), "utf-8")
+
+    def to_json(self, path: str | Path) -> None:
+        """Write a list of objects."""
+        text = json.dumps(self.list_rows(), allow_nan=False)
+        Path(path).write_text(text, "utf-8")
 
     def to_parquet(self, path: str | Path) -> None:
         """Write a Parquet file, which needs pyarrow."""

@@ -29,7 +29,7 @@ from regard.stats.pooled import (
     locate,
     pool_cells,
 )
-from regard.stats.reducer import Scope, Tile
+from regard.stats.reducer import Rows, Scope, Tile
 from regard.stats.source import read_range
 from regard.stats.walk import BLOCK, walk
 
@@ -53,14 +53,16 @@ class AllowedMap:
 
     sides: Sides
 
-    def start(self, scope: Scope) -> Tensor:
+    def start(self, scope: Scope) -> Rows:
         """Begin with nowhere."""
-        shape = count_pixels((scope.n_q, scope.n_k), self.sides)
-        return torch.zeros(shape, dtype=torch.bool, device=scope.device)
+        down, across = count_pixels((scope.n_q, scope.n_k), self.sides)
+        empty = torch.empty((0, across), dtype=torch.bool, device=scope.device)
+        return Rows(down, empty, 0)
 
-    def add(self, state: Tensor, tile: Tile) -> Tensor:
+    def add(self, state: Rows, tile: Tile) -> Rows:
         """Mark the pixels of the tile."""
-        here = state[locate(tile, self.sides)]
+        down, across = locate(tile, self.sides)
+        here = state.at(down)[:, across]
         if tile.allowed is None:
             here.fill_(True)  # noqa: FBT003
         else:
@@ -68,13 +70,15 @@ class AllowedMap:
             here.logical_or_(pool_cells(cells, at, self.sides, "max"))
         return state
 
-    def merge(self, state: Tensor, other: Tensor) -> Tensor:
+    def merge(self, state: Rows, other: Rows) -> Rows:
         """Mark what either marks."""
-        return state | other
+        mine, theirs = state.pair(other)
+        mine.logical_or_(theirs)
+        return state
 
-    def finish(self, states: Sequence[Tensor]) -> Tensor:
+    def finish(self, states: Sequence[Rows]) -> Tensor:
         """Return (heads, query pixels, key pixels)."""
-        return torch.stack(list(states))
+        return torch.stack([state.whole() for state in states])
 
 
 def read_tile(
