@@ -207,7 +207,7 @@ def test_see_takes_no_keys_and_block_takes_no_zero(rng):
         attend(q, q, q, block=0)
 
 
-# The four traps of the kernel.
+# The traps of the kernel.
 
 
 def test_trap_a_row_that_sees_nothing_has_lse_minus_inf(rng):
@@ -257,6 +257,35 @@ def test_trap_garbage_behind_the_mask_does_not_leak(rng):
         torch.testing.assert_close(seen.out, expected.out, atol=1e-12, rtol=0)
         grads = torch.autograd.grad(seen.out[1].sum(), (q, k, v))
         assert all(torch.isfinite(grad).all() for grad in grads)
+
+
+LAYOUTS = {
+    "turned": lambda x: x.mT.contiguous().mT,
+    "with gaps": lambda x: torch.stack([x, x + 1], -1)[..., 0],
+    "every other row": lambda x: torch.cat([x, x + 1], -1).unflatten(-1, (2, -1))[
+        ..., 0, :
+    ],
+    "heads inside": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    "one for all": lambda x: x[:, :1].expand_as(x),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("which", range(4))  # q, k, v or the gradient
+@pytest.mark.parametrize("wide", [4, 6])  # of v
+def test_trap_a_layout_in_memory_changes_nothing(rng, layout, which, wide):
+    widths = (4, 4, wide, wide)
+    arrays = [torch.tensor(rng.normal(size=(2, 3, 20, n))) for n in widths]
+    arrays[which] = LAYOUTS[layout](arrays[which])
+    for mask in (None, causal(), window(3)):
+        found = []
+        for run in (attend, regard.attention):
+            inputs = [x.detach().requires_grad_() for x in arrays[:3]]
+            seen = run(*inputs, mask)
+            grads = torch.autograd.grad(seen.out, inputs, arrays[3])
+            found.append([seen.out, seen.lse, *grads])
+        for fast, slow in zip(*found, strict=True):
+            torch.testing.assert_close(fast, slow, atol=1e-12, rtol=0)
 
 
 def test_wide_values_and_grouped_heads_stay_on_the_fused_kernel(rng):

@@ -12,6 +12,7 @@ directly it has traps, and this file is where they are guarded:
     a bias of another dtype  wrong numbers              -> converted
     NaN behind the mask      NaN + -inf is NaN          -> keys nobody sees are zeroed
     Dv other than D          refused                    -> padded with zeros
+    a last axis with gaps    wrong numbers              -> copied
 
 Next: sdpa.py
 """
@@ -42,6 +43,7 @@ def attend_part(
         out = q.new_zeros((*q.shape[:-1], v.shape[-1]))
         return out, out.new_full(q.shape[:-1], -math.inf, dtype=accumulator(q))
     if bias is None and q.shape[-1] == v.shape[-1]:
+        q, k, v = (close(x) for x in (q, k, v))
         return forward(q, k, v, 0.0, causal, scale=scale)  # type: ignore[no-any-return]
     width = max(q.shape[-1], v.shape[-1])
     if bias is not None:
@@ -103,7 +105,12 @@ def hide_unseen(x: Tensor, bias: Tensor) -> Tensor:
 def pad(x: Tensor, width: int) -> Tensor:
     """Fill the last axis up with zeros; scores and sums do not notice."""
     missing = width - x.shape[-1]
-    return torch.nn.functional.pad(x, (0, missing)) if missing else x
+    return torch.nn.functional.pad(x, (0, missing)) if missing else close(x)
+
+
+def close(x: Tensor) -> Tensor:
+    """Return x with the numbers of its last axis side by side."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def accumulator(x: Tensor) -> torch.dtype:
