@@ -60,6 +60,16 @@ def test_show_says_what_attention_did(smollm, tmp_path):
     assert again.layer(21).q.shape == (9, 12, 64)
 
 
+def test_show_prints_a_dash_where_a_text_has_no_such_number(smollm):
+    done = run("show", "Hello", "--model", smollm)  # no token before it, none again
+    assert done.exit_code == 0, done.output
+    assert "nan" not in done.stdout
+    *layers, sink, previous, induction = done.stdout.splitlines()
+    assert layers[-1].split()[4] == "–"
+    assert sink.startswith("most sink: layer ")
+    assert (previous, induction) == ("most previous: –", "most induction: –")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

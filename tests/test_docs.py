@@ -53,6 +53,7 @@ def test_the_code_of_the_readme_runs(capsys):
         ("heads", "docs/models.md"),
         ("families", "docs/families.md"),
         ("lens", "docs/lens.md"),
+        ("check", "docs/check.md"),
         ("stats", "docs/stats.md"),
     ],
 )

@@ -38,7 +38,8 @@ def test_the_document_with_the_answer_matters_most(smollm, capsys, monkeypatch):
 def test_the_figures_are_drawn(smollm, capsys, monkeypatch, tmp_path):
     run("figures", capsys, monkeypatch, smollm, tmp_path)
     sizes = {path.stem: path.stat().st_size for path in tmp_path.glob("*.png")}
-    assert sizes.keys() == {"steps", "head", "gallery", "table"}
+    models = {"steps", "head", "gallery", "table"}
+    assert sizes.keys() == models | {"scaling", "mistakes", "training", "patches"}
     assert min(sizes.values()) > 20_000  # none of them is empty
 
 

@@ -213,6 +213,17 @@ def test_a_table_is_sorted_and_what_is_not_known_is_last():
         table.sort("loud")
 
 
+def test_a_table_prints_a_dash_for_what_is_not_defined():
+    table = make_table(make_recording()[0])
+    assert np.isnan(table.rows["induction"][-1])
+    for some in (table, table.by_layer()):
+        printed = str(some)
+        assert "nan" not in printed
+        last = printed.splitlines()[-1].split()
+        assert last[2 + COLUMNS[4:].index("induction")] == "–"
+        assert last[2] == f"{some.rows['entropy'][-1]:.3f}"
+
+
 def test_a_table_prints_and_goes_to_json_and_parquet(tmp_path):
     table = make_table(make_recording()[0])
     first, *lines = str(table.head(2)).splitlines()

@@ -342,7 +342,7 @@ def test_every_line_of_a_long_record_fits_the_width():
     shades = Linear(0, weights.max()).shade(pool(weights[1], 25, 12))
     assert drawn[-2].startswith("each pixel: the largest of up to 25 × 12 weights")
     for i in range(12):  # head 1, beside head 0
-        assert drawn[2 + i][4 + 25 + 2 :].ljust(25).replace(" ", "") == "".join(
+        assert drawn[3 + i][4 + 25 + 2 :].ljust(25).replace(" ", "") == "".join(
             mark for j, mark in enumerate(shades[i]) if j * 12 < (i + 1) * 25
         )
 
@@ -607,6 +607,26 @@ def test_heads_share_colours_and_only_the_outer_ones_are_labelled():
     shown = [(a.yaxis.label.get_visible(), a.xaxis.label.get_visible()) for a in maps]
     assert shown == [(True, False), (False, True), (True, True)]
     assert bar.get_ylabel() == "weight"
+
+
+def test_a_head_is_titled_with_its_layer_and_several_with_one_title_above():
+    record, _ = make_record(heads=3, name="model.layers.17.self_attn")
+    alone = figure.plot_weights(record, heads=[2])
+    assert alone.axes[0].get_title() == "model.layers.17.self_attn head 2"
+    assert alone.get_suptitle() == ""
+    several = figure.plot_weights(record, heads=[2, 0])
+    assert [a.get_title() for a in several.axes[:2]] == ["head 2", "head 0"]
+    assert several.get_suptitle() == "model.layers.17.self_attn"
+    lines = text.draw_weights(record, heads=[2]).splitlines()
+    assert lines[0].strip() == "model.layers.17.self_attn head 2"
+    lines = text.draw_weights(record, heads=[2, 0]).splitlines()
+    assert lines[0] == "model.layers.17.self_attn"
+    assert lines[1].split("  ")[1] == "head 2"
+    hostile, _ = make_record(name="\x1b[2J$\\frac{")
+    assert figure.plot_weights(hostile).get_suptitle() == "[2J$\\frac{"
+    assert text.draw_weights(hostile).splitlines()[0] == "[2J$\\frac{"
+    nameless, _ = make_record(name="")  # the model itself is the layer
+    assert figure.plot_weights(nameless, heads=[1]).axes[0].get_title() == "head 1"
 
 
 def test_a_large_map_is_pooled_and_its_bar_says_so():

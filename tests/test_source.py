@@ -414,8 +414,9 @@ def test_meta_names_everything_there_is(open_source):
         {"name": "cross", "heads": 2, "keyHeads": 1},
     ]
     first = {"layer": 0, "sequence": 0, "nq": 70, "nk": 370, "qStart": 300, "kStart": 0}
-    more = {"causal": True, "finest": 3, "coarsest": 9}
+    more = {"heads": [0, 1], "causal": True, "finest": 3, "coarsest": 9}
     positions = {"qPositions": None, "kPositions": None}
+    positions |= {"qNamed": True, "kNamed": True}
     assert meta["records"][0] == first | more | positions
     assert meta["records"][1]["qPositions"] == rows.tolist()
     assert meta["records"][1]["causal"] is False

@@ -14,6 +14,7 @@ from regard.masks.patterns import causal, padding, same, where, window
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from regard.judge.judgement import check
     from regard.lens.watch import watch
     from regard.nn.weights import load
     from regard.seen import open_seen as open  # noqa: A004
@@ -34,7 +35,9 @@ else:
 
 
 LATER = {
+    "check": "regard.judge.judgement:check",
     "engine": "regard.engine",
+    "judge": "regard.judge",
     "lens": "regard.lens",
     "load": "regard.nn.weights:load",
     "nn": "regard.nn",
@@ -47,6 +50,7 @@ LATER = {
 __all__ = [
     "attention",
     "causal",
+    "check",
     "explain",
     "load",
     "merge",

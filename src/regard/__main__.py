@@ -1,4 +1,4 @@
-"""The command line: regard generate, regard show, regard train.
+"""The command line: regard generate, show, check, train.
 
 A command loads what it needs when it runs, so that help comes at once. What a user did
 wrong is said in one sentence, without a traceback; `regard --debug …` shows it.
@@ -21,6 +21,7 @@ from regard.errors import RegardError
 
 if TYPE_CHECKING:
     from regard.nn.tasks import Task
+    from regard.seen import Seen
 
 SIZES = ("layers", "width", "heads", "dropout")
 TASKS = ("copy", "reverse", "sort", "addition", "text")
@@ -112,9 +113,16 @@ def generate(
 @click.option("--model", help="A GGUF file or a safetensors folder.")
 @click.option("-n", "--n-new", default=0, help="Let it go on with so many tokens.")
 @click.option("--save", type=click.Path(), help="Keep the recording in this file.")
+@click.option("--page", type=click.Path(), help="Write the map as one HTML file.")
 @click.option("--map", "draw", is_flag=True, help="Show the map in a browser.")
 def show(
-    *, text: str, model: str | None, n_new: int, save: str | None, draw: bool
+    *,
+    text: str,
+    model: str | None,
+    n_new: int,
+    save: str | None,
+    page: str | None,
+    draw: bool,
 ) -> None:
     """Run a model on TEXT, or on a file, and say what its attention did.
 
@@ -123,7 +131,11 @@ def show(
     from regard.seen import open_seen
 
     if model is None:
-        open_seen(text).show()
+        opened = open_seen(text)
+        if page:
+            write_page(opened, page)
+        if draw or not page:
+            opened.show()
         return
     import torch
     from rich.console import Console
@@ -151,13 +163,91 @@ def show(
     click.echo(str(table.by_layer()))
     for name in ("sink", "previous", "induction"):
         first = table.sort(name).rows[0]
-        place = f"layer {first['layer']} head {first['head']}"
-        click.echo(f"most {name}: {place}, {first[name]:.3f}")
+        place = f"layer {first['layer']} head {first['head']}, {first[name]:.3f}"
+        known = first[name] == first[name]  # nan is no number, not even itself
+        click.echo(f"most {name}: {place if known else '–'}")
     if save:
         seen.save(save)
         click.echo(f"the recording is in {save}: regard show {save}")
+    if page:
+        write_page(seen, page)
     if draw:
         seen.show()
+
+
+def write_page(seen: Seen, path: str) -> None:
+    """Write the map as a file, after saying how large it is."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from regard.show.page import make_page
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        line = bar.add_task("page", total=len(seen.records))
+        page = make_page(seen, progress=lambda n, _: bar.update(line, completed=n))
+    click.echo(str(page))
+    page.write(path)
+    click.echo(f"the map is in {path}, with the text that the model read")
+
+
+class Refused(click.ClickException):
+    """What cannot be judged at all; 1 is for what was judged and failed."""
+
+    exit_code = 2
+
+
+@main.command()
+@click.argument("place")
+@click.option("--level", default="complete", help="basic, complete or kernel.")
+@click.option("--layout", help="Axes of q, k, v: bhnd, bnhd, hnd, bnd, nd, bn(hd), …")
+@click.option("--order", help="qkv or qvk.")
+@click.option("--library", help="numpy, torch or jax.")
+@click.option("--device", help="cpu, cuda, …")
+@click.option("--true-means", help="Of a mask: attend, hide or added.")
+@click.option("--mask-axes", help="bhqk, bqk, qk or bk.")
+@click.option("--causal-from", help="Where row 0 stands if Nq < Nk: start or end.")
+@click.option("--returns", help="out; out,weights; out,lse; …")
+@click.option("--shared-heads", is_flag=True, default=None, help="It takes Hk < H.")
+@click.option("--convention", help="module:name of a Convention, for all the rest.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--limit", default=30.0, show_default=True, help="Seconds for a call.")
+@click.option("--markdown", type=click.Path(), help="Write the report to this file.")
+@click.option("--json", type=click.Path(), help="The same for programs.")
+@click.option("--junit", type=click.Path(), help="The same for CI.")
+def check(*, place: str, level: str, convention: str | None, **options: Any) -> None:
+    """Name the pitfalls that an attention falls into; PLACE is module:function.
+
+    Exits with 0 if it falls into none, 1 if into some, 2 if it cannot be judged.
+    """
+    from dataclasses import replace
+
+    from regard.judge.convention import Convention, read_convention
+    from regard.judge.judgement import check as judge
+    from regard.judge.judgement import load_attention
+
+    files = {name: options.pop(name) for name in ("markdown", "json", "junit")}
+    seed, limit = options.pop("seed"), options.pop("limit")
+    try:
+        fn = load_attention(place)
+        words = load_attention(convention) if convention else read_convention(fn)
+        if not isinstance(words, Convention):
+            raise Refused(f"{convention} is a {type(words).__name__}, no Convention.")
+        if options["returns"] is not None:
+            options["returns"] = tuple(options["returns"].split(","))
+        given = {name: value for name, value in options.items() if value is not None}
+        report = judge(fn, replace(words, **given), level=level, seed=seed, limit=limit)
+    except (RegardError, ModuleNotFoundError) as error:
+        raise Refused(str(error)) from error
+    report.show()
+    written = {
+        "markdown": report.to_markdown,
+        "json": report.to_json,
+        "junit": report.to_junit,
+    }
+    for kind, path in files.items():
+        if path is not None:
+            Path(path).write_text(written[kind](), encoding="utf-8")
+    sys.exit(0 if report.ok else 1)
 
 
 def clean(text: str) -> str:

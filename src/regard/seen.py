@@ -7,6 +7,7 @@
     seen.audit()                is there weight where none belongs?
     seen.table()                what every head did, in numbers
     seen.show()                 the map of all heads, in a browser
+    seen.widget()               the same in a notebook; seen.page(path) in a file
 
 Next: lens/watch.py
 """
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from regard.lens.finding import Finding
+    from regard.show.page import Page
+    from regard.show.widget import MapWidget
     from regard.stats.table import Table
 
 
@@ -139,6 +142,52 @@ class Seen:
         from regard.show.server import serve  # noqa: PLC0415 (it needs starlette)
 
         serve(self, browser=browser)
+
+    def picture(
+        self,
+        picture: Any,
+        *,
+        grid: tuple[int, int] | None = None,
+        sequence: int = 0,
+    ) -> Seen:
+        """Return the same with the picture of a vision model, for its map.
+
+        picture: (H, W), (H, W, 3) or (3, H, W), as the model saw it or before
+        grid: rows and columns of patches; unless given, the largest square that fits
+        """
+        from regard.show.picture import name_patches, note_picture  # noqa: PLC0415
+
+        found = self.recording
+        note = note_picture(self.layer(0, sequence=sequence), picture, grid)
+        pictures = found.notes.get("pictures", {}) | {str(sequence): note}
+        texts = [*found.texts, *[()] * (sequence + 1 - len(found.texts))]
+        texts[sequence] = tuple(name_patches(note))
+        notes = found.notes | {"pictures": pictures}
+        return Seen(replace(found, notes=notes, texts=tuple(texts)))
+
+    def widget(self, *, address: str = "", height: int = 640) -> MapWidget:
+        """Return the map for a cell of a notebook.
+
+        address: what to open, as a link to the map has it after the #: "l=18&h=8"
+        height: of the cell, in pixels
+        """
+        from regard.show.widget import MapWidget  # noqa: PLC0415 (it needs anywidget)
+
+        return MapWidget(self, address=address, height=height)
+
+    def page(
+        self, path: str | Path, *, heads: Any = None, limit: int = 15_000_000
+    ) -> Page:
+        """Write one HTML file that shows the heads without a server or a network.
+
+        heads: numbers by layer, {18: [7, 8]}; all of all layers unless given
+        limit: bytes of the file; what is rounded to keep it, the page says
+        """
+        from regard.show.page import make_page  # noqa: PLC0415 (it needs torch)
+
+        page = make_page(self, heads=heads, limit=limit)
+        page.write(path)
+        return page
 
     def save(self, path: str | Path) -> None:
         """Write the recording into one file."""

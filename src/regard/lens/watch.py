@@ -155,14 +155,21 @@ class Watcher:
             sequences=tuple(number for number, *_ in found),
             tokens=tuple(x for x, _ in tokens),
             coverage=tuple(self.cover()),
-            notes={"padding": [n for _, n in tokens]},  # tokens taken out
+            notes={
+                "padding": [n for _, n in tokens],  # tokens taken out
+                "decoders": self.list_decoders(),
+            },
         )
+
+    def list_decoders(self) -> list[str]:
+        """Return the layers whose queries are not the tokens that were noted."""
+        config = getattr(self.model, "config", None)
+        two = getattr(config, "is_encoder_decoder", False)
+        return [name for name in self.calls if two and "decoder" in name]
 
     def find_valid(self, notes: Notes, name: str, g: int) -> Tensor | None:
         """Return which keys are no padding, if the model was told so."""
-        config = getattr(self.model, "config", None)
-        two = getattr(config, "is_encoder_decoder", False)
-        if g >= len(notes.valid) or (two and "decoder" in name):
+        if g >= len(notes.valid) or name in self.list_decoders():
             return None
         return notes.valid[g]
 

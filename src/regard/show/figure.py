@@ -40,6 +40,7 @@ from regard.show.palette import (
     join_maps,
     list_records,
     measure_source,
+    name_layer,
     read_gallery,
     read_panels,
     read_step,
@@ -111,14 +112,14 @@ def plot_weights(
     labels, page = Margins.read(rows, keys, shape), PAGES[dark]
     cells = -(-shape[0] // PIXELS), -(-shape[1] // PIXELS)
     panels = read_panels(source, cells, mask=mask, heads=heads)
-    note = ""
-    if scale is None:
-        scale, note = fit(panels, labels.keys[0] if labels.keys else "")
+    panels, above = name_layer(source, panels)
+    scale, note = (scale, "") if scale else fit(panels, "".join(labels.keys[:1]))
     across = max(1, min(columns, n))
     width, height = size_map(shape, LEAST, ALONE if n == 1 else BESIDE)
     down = -(-n // across)
     beside, below = (0.5 + reach(x) for x in (labels.rows, labels.keys))
     below *= 1 + (n % across > 0)  # a row that is not full shows labels above
+    below += 0.2 * bool(above)
     size = width * across + 0.9 + beside, (height + 0.25) * down + below
     figure, grid = start(size, (down, across), n, page)
     for axes, panel in zip(grid, panels, strict=True):
@@ -126,8 +127,7 @@ def plot_weights(
         entitle(axes, panel.title, page)
     what = write_pooling(panels[0]) or "weight"
     add_bar(figure, grid, scale, page, what=what, inches=height * down)
-    if note:
-        write_note(figure, note, page)
+    write_around(figure, above, note, page)
     shown = [(i % across == 0, i + across >= n) for i in range(n)]
     pairs = zip(grid, shown, strict=True)
     label_all(figure, [(x, labels, at, ("query", "key")) for x, at in pairs], page)
@@ -320,23 +320,23 @@ def add_bar(
     """Add the bar of colours, with an arrow if some weights are beyond its end."""
     images: list[Any] = [x.images[0] for x in axes]
     beyond = max(image.get_array().max() for image in images) > 1.001 * scale.high
+    ends = "max" if beyond else "neither"
     bar: Any = figure.colorbar(
-        images[0],
-        ax=list(axes),
-        extend="max" if beyond else "neither",
-        shrink=0.9,
-        aspect=8 * inches,
-        pad=0.02,
+        images[0], ax=list(axes), extend=ends, shrink=0.9, aspect=8 * inches, pad=0.02
     )
     bar.set_label(what, fontsize=POINTS, color=page.ink)
     bar.ax.tick_params(labelsize=POINTS, colors=page.ink, length=2, width=0.5)
     bar.outline.set(linewidth=0.5, edgecolor=page.ink)
 
 
-def write_note(figure: Figure, note: str, page: Page) -> None:
-    """Write a sentence below everything."""
-    text = fill(note, int(figure.get_figwidth() * 19))
-    figure.supxlabel(text, fontsize=6.5, color=page.ink, parse_math=False)
+def write_around(figure: Figure, above: str, note: str, page: Page) -> None:
+    """Write a title above everything, and a sentence below, if there are any."""
+    if above:
+        safe = "\n".join(map(clean, above.splitlines()))
+        figure.suptitle(safe, fontsize=8, color=page.ink, parse_math=False)
+    if note:
+        text = fill(note, int(figure.get_figwidth() * 19))
+        figure.supxlabel(text, fontsize=6.5, color=page.ink, parse_math=False)
 
 
 def label_all(figure: Figure, parts: Sequence[Labelled], page: Page) -> None:

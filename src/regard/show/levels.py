@@ -45,10 +45,18 @@ class Sheet:
 
 
 def build_levels(
-    record: Record, head: int, *, workers: int, progress: Progress | None = None
+    record: Record,
+    head: int,
+    *,
+    workers: int,
+    finest: int | None = None,
+    progress: Progress | None = None,
 ) -> Levels:
-    """Return every level from the finest stored one on, from one walk."""
-    _, finest, _ = measure(record)
+    """Return every level from the finest on, from one walk.
+
+    finest: what `measure` says unless given
+    """
+    finest = measure(record)[1] if finest is None else finest
     found, reach = walk(
         record,
         Pyramid(finest),

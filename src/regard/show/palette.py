@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -265,6 +265,14 @@ def read_panels(
         seen = x > -np.inf
         panels.append(Panel(title, np.where(seen, x, 0), seen, cells, shape, first))
     return panels
+
+
+def name_layer(source: Any, panels: list[Panel]) -> tuple[list[Panel], str]:
+    """Name the layer of a record: before one map's title, or once above several."""
+    name = source.name if isinstance(source, Record) else ""
+    if not name or len(panels) > 1:
+        return panels, name
+    return [replace(panels[0], title=f"{name} {panels[0].title}")], ""
 
 
 def walk_panels(record: Record, cells: tuple[int, int], heads: Any) -> list[Panel]:

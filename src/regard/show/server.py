@@ -14,7 +14,7 @@ A recording holds the text that a model read, so nothing but the page itself may
 
 A client that sends or reads too slowly is dropped, so many of them stop nobody.
 
-Next: source.py
+Next: question.py
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -39,8 +39,10 @@ from rich.progress import Progress, TaskID
 from regard.errors import OptionError, RegardError
 from regard.record import Recording
 from regard.seen import Seen
+from regard.show.bundle import ASSETS
 from regard.show.levels import Sheet
-from regard.show.source import MissingError, Source, Spot, UnfinishedError
+from regard.show.question import NAMES, answer
+from regard.show.source import MissingError, Source, UnfinishedError
 
 try:
     import uvicorn
@@ -55,7 +57,6 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 HOST = "127.0.0.1"
-ASSETS = Path(__file__).parent / "assets"
 KINDS = {".js": "text/javascript", ".css": "text/css"}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -73,7 +74,6 @@ THREADS = 32  # most of them wait for a pass
 SECONDS = 5.0  # a client may do nothing
 CLIENTS = 256  # connections; of more, the idle ones go
 LONGEST = 32_768  # bytes of a request's head
-DIGITS = 9  # of a number in a request
 LOG = logging.getLogger("regard")
 
 
@@ -160,34 +160,19 @@ def make_app(
 
     def show_page(_: QueryParams) -> Response:
         page = (ASSETS / "index.html").read_text("utf-8")
-        answer = Response(page, media_type="text/html")
-        answer.set_cookie(
+        shown = Response(page, media_type="text/html")
+        shown.set_cookie(
             f"regard-{port}", token, httponly=True, samesite="strict", path="/"
         )
-        return answer
+        return shown
 
-    def answer_row(asked: QueryParams) -> Response:
-        return send_json(source.row(read_spot(asked), read_number(asked, "query")))
-
-    def answer_column(asked: QueryParams) -> Response:
-        return send_json(source.column(read_spot(asked), read_number(asked, "key")))
-
-    def answer_tile(asked: QueryParams) -> Response:
-        level, x, y = (read_number(asked, name) for name in ("level", "x", "y"))
-        how: Any = read_one(asked, "how") if "how" in asked else "max"
-        return send_sheet(source.tile(read_spot(asked), level=level, x=x, y=y, how=how))
-
-    def answer_gallery(asked: QueryParams) -> Response:
-        sequence, layer = (read_number(asked, name) for name in ("sequence", "layer"))
-        return send_sheet(source.gallery(sequence, layer))
+    def show_answer(name: str, asked: QueryParams) -> Response:
+        found = answer(source, name, read_once(asked))
+        return send_sheet(found) if isinstance(found, Sheet) else send_json(found)
 
     answers: dict[str, Callable[[QueryParams], Response]] = {
         "/": show_page,
-        "/api/meta": lambda _: send_json(source.meta()),
-        "/api/tile": answer_tile,
-        "/api/row": answer_row,
-        "/api/column": answer_column,
-        "/api/gallery": answer_gallery,
+        **{f"/api/{name}": partial(show_answer, name) for name in NAMES},
     }
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -196,12 +181,12 @@ def make_app(
         if path in answers:
             asked = QueryParams(scope["query_string"])
             loop = asyncio.get_running_loop()
-            answer = await loop.run_in_executor(pool, run, answers[path], asked)
+            reply = await loop.run_in_executor(pool, run, answers[path], asked)
         elif asset is not None and path.startswith("/assets/"):
-            answer = Response(asset.read_bytes(), media_type=KINDS[asset.suffix])
+            reply = Response(asset.read_bytes(), media_type=KINDS[asset.suffix])
         else:
-            answer = send_error(404, "there is nothing at this path.")
-        await answer(scope, receive, send)
+            reply = send_error(404, "there is nothing at this path.")
+        await reply(scope, receive, send)
 
     return Guard(app, token, port)
 
@@ -223,25 +208,13 @@ def run(work: Callable[[QueryParams], Response], asked: QueryParams) -> Response
         return send_error(500, f"{type(error).__name__}: {error}")
 
 
-def read_one(asked: QueryParams, name: str) -> str:
-    """Return what was asked under a name, once."""
-    values = asked.getlist(name)
-    if len(values) != 1:
-        raise OptionError(f"{name} is given {len(values)} times, expected once.")
-    return values[0]
-
-
-def read_number(asked: QueryParams, name: str) -> int:
-    """Return a whole number that was asked."""
-    text = read_one(asked, name)
-    if not (text.isascii() and text.isdigit() and len(text) <= DIGITS):
-        raise OptionError(f"{name}={text[:40]!r}, expected a whole number.")
-    return int(text)
-
-
-def read_spot(asked: QueryParams) -> Spot:
-    """Return which head is asked about."""
-    return Spot(*(read_number(asked, name) for name in Spot._fields))
+def read_once(asked: QueryParams) -> dict[str, str]:
+    """Return what was asked by name; refuse a name that is given twice."""
+    for name in asked:
+        n = len(asked.getlist(name))
+        if n > 1:
+            raise OptionError(f"{name} is given {n} times, expected once.")
+    return dict(asked)
 
 
 def send_json(data: Any, status: int = 200) -> Response:

@@ -37,6 +37,7 @@ from regard.record import Record, Recording
 from regard.show.codes import encode
 from regard.show.jobs import Jobs, Kept
 from regard.show.levels import Levels, Sheet, build_levels, measure, preview
+from regard.show.picture import find_pictures
 from regard.stats.call import to_torch
 from regard.stats.pooled import PooledMap, Pooling
 from regard.stats.reducers import is_run
@@ -120,15 +121,19 @@ class Source:
         return record
 
     def meta(self) -> dict[str, Any]:
-        """Return what there is, ready for JSON; the table once all of it is known."""
+        """Return what there is, ready for JSON, with the table as far as it is."""
+        return self.about | self.table()
+
+    def table(self) -> dict[str, Any]:
+        """Return the numbers of every head once all are known, and how many are."""
         whole = len(self.rows) == len(self.records)
         table = [row for key in self.records for row in self.rows[key]] if whole else []
         done = {"tableDone": len(self.rows), "tableAll": len(self.records)}
-        return self.about | {"table": table} | done
+        return {"table": table} | done
 
     @cached_property
     def about(self) -> dict[str, Any]:
-        """What never changes of meta."""
+        """What there is and never changes."""
         tokens, texts = self.recording.tokens, self.recording.texts
         n = max([len(tokens), len(texts), *(s + 1 for s, _ in self.records)])
         firsts = {at: r for (_, at), r in reversed(self.records.items())}
@@ -145,9 +150,25 @@ class Source:
                 {"name": name, "heads": r.heads, "keyHeads": int(r.k.shape[0])}
                 for name, r in ((x, firsts[at]) for at, x in enumerate(self.names))
             ],
-            "records": [describe(*key, r) for key, r in self.records.items()],
+            "records": [
+                describe(*key, r) | self.name_tokens(key[0], r)
+                for key, r in self.records.items()
+            ],
             "levels": {"tile": TILE},
+            "pictures": find_pictures(self.recording),
         }
+
+    def name_tokens(self, sequence: int, record: Record) -> dict[str, bool]:
+        """Tell whether the queries and the keys are the tokens of the sequence.
+
+        A decoder has queries of its own; its keys are the encoder's if as many.
+        """
+        decoders = self.recording.notes.get("decoders", [])
+        own = record.name not in decoders
+        tokens = self.recording.tokens[sequence : sequence + 1]
+        (n_q, n_k), _, _ = measure(record)
+        across = n_q != n_k and [n_k] == [len(x) for x in tokens]
+        return {"qNamed": own, "kNamed": own or across}
 
     def tile(
         self, spot: Spot, *, level: int, x: int, y: int, how: Pooling = "max"
@@ -210,7 +231,10 @@ class Source:
         """Return the strongest keys of a query, its entropy in bits, and its mass."""
         weights = self.line(spot, 0, query)
         seen = weights[weights > 0]
-        return name_top(weights, float(-(seen * np.log2(seen)).sum()))
+        found = name_top(weights, float(-(seen * np.log2(seen)).sum()))
+        if str(spot.sequence) in self.about["pictures"]:
+            found["weights"] = weights.tolist()  # for all patches of the picture
+        return found
 
     def column(self, spot: Spot, key: int) -> dict[str, Any]:
         """Return who looks at a key; the entropy is that of its readers' shares."""
@@ -317,6 +341,7 @@ def describe(sequence: int, layer: int, record: Record) -> dict[str, Any]:
     return {
         "layer": layer,
         "sequence": sequence,
+        "heads": list(range(record.heads)),
         "nq": n_q,
         "nk": n_k,
         "qStart": int(q[0]) if n_q else 0,

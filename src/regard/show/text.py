@@ -40,6 +40,7 @@ from regard.show.palette import (
     fit_signed,
     list_records,
     measure_source,
+    name_layer,
     read_gallery,
     read_panels,
     read_step,
@@ -96,11 +97,10 @@ def draw_weights(
         room = max(half, shape[1]) if shape[1] <= room else half
     layout = Layout.choose(shape, labels, room, color=bool(color))
     panels = read_panels(source, layout.cells, mask=mask, heads=heads)
-    note = ""
-    if scale is None:
-        scale, note = fit(panels, labels.keys[0] if labels.keys else "")
+    panels, above = name_layer(source, panels)
+    scale, note = (scale, "") if scale else fit(panels, "".join(labels.keys[:1]))
     across = max(1, (width - labels.margin + GAP) // (layout.wide(panels) + GAP))
-    lines: list[str] = []
+    lines = [clean(above)] if above else []
     for i in range(0, len(panels), across):
         lines += lay_out(panels[i : i + across], labels, layout, scale, color)
     told = f"{write_pooling(panels[0])}\n{note}".splitlines()

@@ -108,7 +108,7 @@ class Table:
         for name in ("layer", "head", *NUMBERS):
             drawn.add_column(name, justify="right")
         for row in self.rows:
-            numbers = (f"{row[name]:.3f}" for name in NUMBERS)
+            numbers = (write_number(row[name]) for name in NUMBERS)
             head = "all" if row["head"] == ALL else str(row["head"])
             drawn.add_row(str(row["layer"]), head, *numbers)
         page = StringIO()
@@ -141,6 +141,11 @@ class Table:
             ) from None
         columns = {name: pa.array(self.rows[name]) for name in COLUMNS}
         pq.write_table(pa.table(columns), path)
+
+
+def write_number(x: float) -> str:
+    """Return a number, or a dash for what is not defined."""
+    return "–" if math.isnan(x) else f"{x:.3f}"
 
 
 def make_table(

@@ -12,7 +12,7 @@ const BADGES = {
   sink: { least: 0.5, name: "sink" },
   previous: { least: 0.3, name: "prev" },
   induction: { least: 0.1, name: "ind" },
-  local: { least: 0.8, name: "local" },
+  local: { least: 0.8, name: "local", keys: 256 }, // 64 tokens are all of a short text
 };
 const LAYERS = 2; // asked for together
 const FRAME_TIME = 8; // ms
@@ -89,9 +89,10 @@ export class Gallery {
 
   paint(layer) {
     const { codes, heads, rows, columns } = this.maps.get(layer);
-    for (let head = 0; head < heads; head++) {
-      const card = this.cards.get(`${layer}/${head}`);
-      const start = head * rows * columns;
+    const numbers = this.meta.records.find((x) => x.layer === layer && x.sequence === this.sequence).heads;
+    for (let at = 0; at < heads; at++) {
+      const card = this.cards.get(`${layer}/${numbers[at]}`);
+      const start = at * rows * columns;
       const picture = this.ink.paint(codes.subarray(start, start + rows * columns), rows, columns);
       card?.querySelector(".small").replaceChildren(picture);
     }
@@ -179,8 +180,8 @@ export class Gallery {
     const steps = {
       ArrowLeft: () => cards[at - 1],
       ArrowRight: () => cards[at + 1],
-      ArrowUp: () => nearest(cards.slice(0, at), event.target),
-      ArrowDown: () => nearest(cards.slice(at + 1), event.target),
+      ArrowUp: () => findNearest(cards.slice(0, at), event.target),
+      ArrowDown: () => findNearest(cards.slice(at + 1), event.target),
       Home: () => cards[0],
       End: () => cards.at(-1),
     };
@@ -194,15 +195,14 @@ export class Gallery {
 /* Every head of a sequence, with its numbers as soon as they are known. */
 export function listHeads(meta, sequence) {
   const known = new Map(meta.table.map((row) => [`${row.sequence}/${row.layer}/${row.head}`, row]));
-  return meta.records.filter((record) => record.sequence === sequence && record.nq && record.nk).flatMap(({ layer }) =>
-    Array.from({ length: meta.layers[layer].heads }, (_, head) => ({
-      sequence, layer, head, ...known.get(`${sequence}/${layer}/${head}`),
-    })),
+  return meta.records.filter((record) => record.sequence === sequence && record.nq && record.nk).flatMap(({ layer, heads, nk }) =>
+    heads.map((head) => ({ sequence, layer, head, nk, ...known.get(`${sequence}/${layer}/${head}`) })),
   );
 }
 
 export function badgesOf(row) {
-  const badges = Object.keys(BADGES).filter((key) => row[key] >= BADGES[key].least);
+  const isLong = (key) => row.nk >= (BADGES[key].keys ?? 0);
+  const badges = Object.keys(BADGES).filter((key) => row[key] >= BADGES[key].least && isLong(key));
   // that the token before is near need not be said
   return badges.includes("previous") ? badges.filter((badge) => badge !== "local") : badges;
 }
@@ -212,7 +212,7 @@ export function showNumber(x) {
 }
 
 /* The card in the nearest other row that is nearest across. */
-function nearest(cards, card) {
+function findNearest(cards, card) {
   const from = card.getBoundingClientRect();
   let best;
   let least = Infinity;

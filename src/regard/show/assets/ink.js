@@ -50,6 +50,12 @@ export class Ink {
     return weight > 0 ? Math.min(1, Math.max(0, 1 - Math.log10(weight) / this.low)) : 0;
   }
 
+  /* A weight's colour, for CSS. */
+  colour(weight) {
+    const word = this.path[Math.round(this.placeOf(weight) * (SIZE - 1))];
+    return `rgb(${word & 255} ${(word >> 8) & 255} ${(word >> 16) & 255})`;
+  }
+
   colourDifference(difference) {
     const place = this.placeOf(Math.abs(difference)) * Math.sign(difference);
     return this.signs[Math.round(((place + 1) / 2) * (SIZE - 1))];
@@ -140,9 +146,15 @@ export function showToken(text, limit = 24) {
 
 export function showWeight(weight) {
   if (weight === 0) return "below 1e-9"; // 2^-30
-  return Math.abs(weight) < 1e-3 ? weight.toExponential(3) : weight.toPrecision(4);
+  return Math.abs(weight) < 1e-3 ? weight.toExponential(4) : weight.toPrecision(5);
 }
 
 export function showCount(count) {
   return count.toLocaleString("en-US");
+}
+
+/* A share in per cent, rounded up: 0.0123 is 1.3 %. */
+export function showShare(share) {
+  const digits = share < 0.0095 ? 100 : 10;
+  return `${Math.ceil(100 * share * digits) / digits} %`;
 }

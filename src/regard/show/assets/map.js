@@ -8,10 +8,11 @@
    Next: gallery.js, plane.js */
 
 import { Gallery, make } from "./gallery.js";
-import { Ink, showCount, showToken } from "./ink.js";
+import { Ink, showCount, showShare, showToken } from "./ink.js";
+import { press } from "./keys.js";
 import { NEAR, Panel } from "./panel.js";
 import { Plane } from "./plane.js";
-import { HttpSource, Tiles } from "./source.js";
+import { Tiles } from "./source.js";
 
 /* Keys of the address, each with its name in the state and how to read it. */
 const ADDRESS = {
@@ -25,9 +26,8 @@ const ADDRESS = {
 const START = { sequence: 0, how: "max", low: -3, sort: "layer", only: "", compare: "" };
 
 export class Page {
-  constructor(root, source) {
-    this.root = root;
-    this.source = source;
+  constructor(root, source, address) {
+    Object.assign(this, { root, source, address });
     this.part = {};
     for (const element of root.querySelectorAll("[data-at]")) this.part[element.dataset.at] = element;
     this.dark = window.matchMedia("(prefers-color-scheme: dark)");
@@ -42,8 +42,8 @@ export class Page {
     }
     this.tiles = new Tiles(this.source, () => this.plane.refresh());
     const labels = {
-      query: (i) => this.labelOf(i, this.plane.record.qStart, this.plane.record.qPositions),
-      key: (j) => this.labelOf(j, this.plane.record.kStart, this.plane.record.kPositions),
+      query: (i) => this.labelOf(i, "q"),
+      key: (j) => this.labelOf(j, "k"),
     };
     this.plane = new Plane(this.part.plane, this.tiles, labels, {
       onMove: () => this.keepAddress(),
@@ -51,12 +51,12 @@ export class Page {
       onPaint: () => this.showPainted(),
     });
     this.panel = new Panel(this);
-    const linkTo = ({ layer, head }) => this.addressOf({ ...this.at, layer, head });
+    const linkTo = ({ layer, head }) => `#${this.addressOf({ ...this.at, layer, head })}`;
     const onError = (error) => this.panel.say(error.message);
     this.gallery = new Gallery(this.part.gallery, this.source, { linkTo, onError });
     const count = this.meta.sequences.length;
     this.part.sequences.hidden = count < 2;
-    fillSelect(this.part.sequence, range(count), 0);
+    fillSelect(this.part.sequence, [...Array(count).keys()], 0);
     this.listen();
     this.readAddress();
     this.awaitTable(1000);
@@ -67,9 +67,8 @@ export class Page {
     if (this.meta.table.length || !this.meta.tableAll) return;
     await new Promise((done) => setTimeout(done, pause));
     try {
-      const { table, tableDone } = await this.source.meta();
-      Object.assign(this.meta, { table, tableDone });
-      if (table.length) this.apply();
+      Object.assign(this.meta, await this.source.table());
+      if (this.meta.table.length) this.apply();
       else if (!this.inMap) this.showTableState();
     } catch (error) {
       this.panel.say(error.message);
@@ -78,16 +77,15 @@ export class Page {
   }
 
   showTableState() {
-    const { table, tableDone, tableAll } = this.meta;
-    this.part.status.textContent = table.length
-      ? "arrows walk, Enter opens, ? for keys"
-      : `badges to come: ${tableDone} of ${tableAll} layers · ? for keys`;
+    const { table, tableDone, tableAll, note = "" } = this.meta;
+    const state = table.length ? note : `badges to come: ${tableDone} of ${tableAll} layers`;
+    this.part.status.textContent = [state, "arrows walk, Enter opens, ? for keys"].filter(Boolean).join(" · ");
   }
 
   // ---- the address
 
   readAddress() {
-    const given = new URLSearchParams(window.location.hash.slice(1));
+    const given = new URLSearchParams(this.address.read());
     this.at = { ...START };
     for (const [key, [name, read]] of Object.entries(ADDRESS)) {
       const value = given.has(key) ? read(given.get(key)) : undefined;
@@ -116,14 +114,14 @@ export class Page {
       if (value === undefined || value === null || value === "" || value === START[name]) continue;
       given.set(key, typeof value === "number" ? Number(value.toPrecision(7)) : value);
     }
-    return `#${given}`;
+    return `${given}`;
   }
 
   /* Write where we are into the address, not more often than browsers allow. */
   keepAddress() {
     if (this.inMap) Object.assign(this.at, this.plane.at);
     clearTimeout(this.keeping);
-    this.keeping = setTimeout(() => window.history.replaceState(null, "", this.addressOf(this.at)), 250);
+    this.keeping = setTimeout(() => this.address.keep(this.addressOf(this.at)), 250);
   }
 
   set(change) {
@@ -139,15 +137,24 @@ export class Page {
   }
 
   recordOf({ sequence, layer, head }) {
-    if (!(head >= 0 && head < this.meta.layers[layer]?.heads)) return undefined;
-    const isIt = (record) => record.sequence === sequence && record.layer === layer && record.nq && record.nk;
-    return this.meta.records.find(isIt);
+    return this.recordsHere(sequence).find((record) => record.layer === layer && record.heads.includes(head));
+  }
+
+  recordsHere(sequence) {
+    return this.meta.records.filter((record) => record.sequence === sequence && record.nq && record.nk);
+  }
+
+  /* The heads of a layer that are there: a page may hold only some. */
+  headsOf(layer) {
+    return this.recordsHere(this.at.sequence).find((record) => record.layer === layer).heads;
   }
 
   /* The position and text of a row or column; without text the number of the token. */
-  labelOf(index, start, positions) {
+  labelOf(index, side) {
+    const { record } = this.plane;
+    const position = record[`${side}Positions`]?.[index] ?? record[`${side}Start`] + index;
+    if (!record[`${side}Named`]) return { position, text: "" }; // other tokens than those we know
     const { tokens = [], texts = [] } = this.meta.sequences[this.at.sequence] ?? {};
-    const position = positions?.[index] ?? start + index;
     return { position, text: texts[position] ?? (tokens[position] ?? "").toString() };
   }
 
@@ -159,7 +166,7 @@ export class Page {
     const here = this.recordOf(this.at);
     const there = this.recordOf(given);
     if (there && there.nq === here.nq && there.nk === here.nk) return given;
-    return { sequence, layer, head: (head + 1) % this.meta.layers[layer].heads };
+    return { sequence, layer, head: after(here.heads, head, 1) };
   }
 
   // ---- showing
@@ -179,7 +186,7 @@ export class Page {
     part.only.value = at.only;
     part.sequence.value = at.sequence;
     part.title.textContent = showToken(this.meta.model, 40).replaceAll("·", " ");
-    this.root.ownerDocument.title = record ? `L${at.layer} h${at.head} · regard` : "regard";
+    if (this.root === document.body) document.title = record ? `L${at.layer} h${at.head} · regard` : "regard";
     if (record) this.applyMap(record);
     else this.applyGallery();
   }
@@ -218,16 +225,16 @@ export class Page {
     if (plane.width !== part.plane.clientWidth) plane.resize();
     plane.setView(view || { i: 0, j: 0, z: plane.fitZoom });
     fillSelect(part.layer, this.layersHere(), at.layer);
-    fillSelect(part.head, range(this.meta.layers[at.layer].heads), at.head);
+    fillSelect(part.head, record.heads, at.head);
     fillSelect(part.otherLayer, this.layersHere(), this.other.layer);
-    fillSelect(part.otherHead, range(this.meta.layers[this.other.layer].heads), this.other.head);
+    fillSelect(part.otherHead, this.headsOf(this.other.layer), this.other.head);
     part.compare.value = at.compare;
     this.panel.showNumbers();
     this.panel.showPins();
   }
 
   layersHere() {
-    return this.meta.records.filter((record) => record.sequence === this.at.sequence).map(({ layer }) => layer);
+    return this.recordsHere(this.at.sequence).map(({ layer }) => layer);
   }
 
   /* After a frame say what is in it: once, however often the pointer moved. */
@@ -236,28 +243,29 @@ export class Page {
     if (!this.inMap) return;
     this.panel.describe();
     const cells = 2 ** plane.level;
-    const pixel = cells === 1 ? "exact cells" : `exact, ${cells} × ${cells} cells per pixel`;
+    const { rounded } = this.meta;
+    const sure = rounded ? `rounded, about ${showShare(rounded.typical)}` : "exact";
+    const pixel = cells === 1 ? `${sure}, cells` : `${sure}, ${cells} × ${cells} cells per pixel`;
     const words = plane.rough || pixel;
     this.part.badge.textContent = plane.missing ? `${plane.missing} tiles to come` : words;
+    this.part.badge.title = rounded ? `half of the weights above 0.001 are off by less, the worst measured by ${showShare(rounded.worst)}` : "";
     this.part.badge.dataset.state = plane.missing || plane.rough ? "wait" : "exact";
-    this.part.status.textContent = this.tiles.trouble || `level ${plane.level} · paint ${plane.paintTime.toFixed(1)} ms · ? for keys`;
+    this.part.status.textContent = this.tiles.trouble || "? for keys";
   }
 
   // ---- acting
 
   /* Open another head or layer at the same place. */
   stepHead(by) {
-    const { heads } = this.meta.layers[this.at.layer];
-    this.set({ head: (this.at.head + by + heads) % heads });
+    this.set({ head: after(this.headsOf(this.at.layer), this.at.head, by) });
   }
 
   stepLayer(by) {
-    const layers = this.layersHere();
-    this.openLayer(layers[(layers.indexOf(this.at.layer) + by + layers.length) % layers.length]);
+    this.openLayer(after(this.layersHere(), this.at.layer, by));
   }
 
   openLayer(layer) {
-    this.set({ layer, head: Math.min(this.at.head, this.meta.layers[layer].heads - 1) });
+    this.set({ layer, head: nearest(this.headsOf(layer), this.at.head) });
   }
 
   turnTheme() {
@@ -279,8 +287,8 @@ export class Page {
 
   goHome() {
     const { sequence, low, theme, sort, only, layer, head } = this.at;
-    window.location.hash = this.addressOf({ sequence, low, theme, sort, only });
     this.came = `${layer}/${head}`;
+    this.address.go(this.addressOf({ sequence, low, theme, sort, only }));
   }
 
   listen() {
@@ -293,7 +301,7 @@ export class Page {
     onChange(part.sort, (sort) => this.set({ sort }));
     onChange(part.only, (only) => this.set({ only }));
     onChange(part.compare, (compare) => this.set({ compare, other: nameHead(this.other) }));
-    onChange(part.otherLayer, (layer) => this.set({ other: nameHead({ layer, head: Math.min(part.otherHead.value, this.meta.layers[layer].heads - 1) }) }));
+    onChange(part.otherLayer, (layer) => this.set({ other: nameHead({ layer, head: nearest(this.headsOf(Number(layer)), Number(part.otherHead.value)) }) }));
     onChange(part.otherHead, (head) => this.set({ other: nameHead({ layer: part.otherLayer.value, head }) }));
     part.low.addEventListener("input", () => this.set({ low: Number(part.low.value) }));
     part.fit.addEventListener("click", () => this.plane.fit());
@@ -302,6 +310,12 @@ export class Page {
     part.home.addEventListener("click", (event) => {
       event.preventDefault();
       this.goHome();
+    });
+    part.gallery.addEventListener("click", (event) => {
+      const card = event.target.closest(".card");
+      if (!card || event.ctrlKey || event.metaKey || event.shiftKey) return; // a new tab
+      event.preventDefault();
+      this.address.go(card.getAttribute("href").slice(1));
     });
     part.more.addEventListener("click", () => {
       part.more.setAttribute("aria-expanded", part.controls.classList.toggle("open"));
@@ -314,8 +328,8 @@ export class Page {
       event.preventDefault(); // what was found stays marked
       part.plane.focus();
     });
-    this.root.addEventListener("keydown", (event) => this.press(event));
-    window.addEventListener("hashchange", () => {
+    this.root.addEventListener("keydown", (event) => press(this, event));
+    this.address.onChange(() => {
       this.readAddress();
       if (this.inMap) part.plane.focus();
       else this.gallery.cards.get(this.came)?.focus();
@@ -325,58 +339,13 @@ export class Page {
   }
 
   async copyLink() {
-    window.history.replaceState(null, "", this.addressOf(this.at));
+    this.address.keep(this.addressOf(this.at));
     try {
-      await window.navigator.clipboard.writeText(window.location.href);
+      await window.navigator.clipboard.writeText(this.address.link);
       this.panel.say("the link is copied");
     } catch {
       this.panel.say("the link is in the address bar");
     }
-  }
-
-  press(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || this.part.help.open) return;
-    if (event.target.closest("input, select, textarea")) return;
-    const always = {
-      "?": () => this.part.help.showModal(),
-      t: () => this.turnTheme(),
-    };
-    const act = always[event.key] ?? (this.inMap ? this.mapKeys(event)[event.key] : undefined);
-    if (!act) return;
-    event.preventDefault();
-    act();
-  }
-
-  mapKeys({ shiftKey, target }) {
-    const { plane, part } = this;
-    const keys = {
-      "+": () => plane.zoomBy(1.5),
-      "=": () => plane.zoomBy(1.5),
-      "-": () => plane.zoomBy(1 / 1.5),
-      0: () => plane.fit(),
-      d: () => this.goToDiagonal(),
-      m: () => this.set({ how: this.at.how === "max" ? "mass" : "max" }),
-      c: () => this.turnCompare(),
-      "[": () => this.stepHead(-1),
-      "]": () => this.stepHead(1),
-      "{": () => this.stepLayer(-1),
-      "}": () => this.stepLayer(1),
-      "/": () => part.sought.select(),
-      g: () => {
-        part.sought.value = "#";
-        part.sought.focus();
-      },
-      Escape: () => this.panel.unpin() || this.goHome(),
-    };
-    if (target !== part.plane && target !== this.root) return keys; // a button has its own Enter
-    return {
-      ...keys,
-      ArrowLeft: () => plane.moveCursor(0, -1, shiftKey),
-      ArrowRight: () => plane.moveCursor(0, 1, shiftKey),
-      ArrowUp: () => plane.moveCursor(-1, 0, shiftKey),
-      ArrowDown: () => plane.moveCursor(1, 0, shiftKey),
-      Enter: () => plane.cursor && this.panel.pin(plane.cursor, shiftKey),
-    };
   }
 }
 
@@ -389,12 +358,11 @@ function nameHead({ layer, head }) {
   return `${layer}.${head}`;
 }
 
-function range(count) {
-  return Array.from({ length: count }, (_, at) => at);
+/* What stands so many places after another, around in a circle. */
+function after(list, value, by) {
+  return list[(list.indexOf(value) + by + list.length) % list.length];
 }
 
-// index.html; a notebook makes a Page of its own, with another source
-if (document.body.classList.contains("regard")) {
-  const token = new URLSearchParams(window.location.search).get("token") ?? "";
-  new Page(document.body, new HttpSource(document.baseURI, token)).start();
+function nearest(list, value) {
+  return list.reduce((best, x) => (Math.abs(x - value) < Math.abs(best - value) ? x : best));
 }

@@ -6,6 +6,7 @@
 
 import { badgesOf, make, showNumber } from "./gallery.js";
 import { isMasked, showCount, showToken, showWeight, weightOf } from "./ink.js";
+import { drawPatches, tellSpecial } from "./picture.js";
 
 export const NEAR = 14; // pixels of a cell when going to a token
 const AROUND = 9; // tokens of text on either side
@@ -34,9 +35,10 @@ export class Panel {
     const row = this.meta.table.find((x) => x.sequence === sequence && x.layer === layer && x.head === head) ?? {};
     const items = NUMBERS.flatMap((name) => [make("dt", "", name), make("dd", "", showNumber(row[name]))]);
     const record = this.page.recordOf(this.at);
+    const badges = badgesOf({ ...row, nk: record.nk });
     items.push(make("dt", "", "queries"), make("dd", "", showCount(record.nq)));
     items.push(make("dt", "", "keys"), make("dd", "", showCount(record.nk)));
-    items.push(make("dt", "", "badges"), make("dd", "", badgesOf(row).join(", ") || "none"));
+    items.push(make("dt", "", "badges"), make("dd", "", badges.join(", ") || "none"));
     this.part.numbers.replaceChildren(...items);
   }
 
@@ -69,7 +71,7 @@ export class Panel {
       const by = more === 0 ? "0" : `${more > 0 ? "+" : "−"}${showWeight(Math.abs(more))}`;
       return `${who} → ${whom}: ${showWeight(mine)}; layer ${layer} head ${head}: ${showWeight(theirs)}; difference ${by}`;
     }
-    const value = showWeight(weightOf(codes[0]));
+    const value = (this.meta.rounded ? "about " : "") + showWeight(weightOf(codes[0]));
     const sure = exact ? "" : " (preview, rows sampled)";
     if (one) return `${who} → ${whom}: ${value}${sure}`;
     return how === "mass"
@@ -154,7 +156,7 @@ export class Panel {
     ]);
   }
 
-  showLinks(element, kind, index, { entropy, total, top }, cellOf) {
+  showLinks(element, kind, index, { entropy, total, top, weights }, cellOf) {
     const others = kind === "query" ? "key" : "query";
     const table = make("table");
     table.append(make("caption", "", kind === "query" ? "the keys it looks at most" : "the queries that look at it most"));
@@ -191,8 +193,19 @@ export class Panel {
     element.replaceChildren(
       make("h2", "", `pinned ${this.nameCell(kind, index)}`),
       make("p", "", [kind === "query" ? spread : "", sum].filter(Boolean).join(" · ")),
+      ...(weights ? this.showPicture(index, weights) : []),
       table,
     );
+  }
+
+  /* Of a vision model: where the pinned query looks. */
+  showPicture(index, weights) {
+    const picture = this.meta.pictures[this.at.sequence];
+    const { position } = this.plane.labels.query(index);
+    const canvas = drawPatches(picture, weights, position, this.page.ink, this.plane.colours);
+    canvas.setAttribute("role", "img");
+    canvas.setAttribute("aria-label", "the weights of the pinned query over the picture; the table has the largest");
+    return [canvas, make("p", "", tellSpecial(picture, weights))];
   }
 
   // ---- searching

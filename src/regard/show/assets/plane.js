@@ -23,7 +23,6 @@ export class Plane extends View {
     this.pins = { row: null, column: null, links: [] };
     this.marks = { query: [], key: [] }; // what was searched for
     this.pictures = new WeakMap(); // tile -> its colours
-    this.paintTime = 0;
   }
 
   /* Say what to draw: the record gives the shape. */
@@ -118,7 +117,6 @@ export class Plane extends View {
     });
     drawAxes(this);
     this.tiles.want(wanted.sort((a, b) => a.far - b.far).map(({ place }) => place));
-    this.paintTime = performance.now() - start;
     if (this.unfinished) this.refresh();
     this.onPaint();
   }
@@ -158,7 +156,7 @@ export class Plane extends View {
     }
     const far = Math.hypot((x + 0.5) * span - this.at.j, (y + 0.5) * span - this.at.i);
     this.want(panel, level, x, y, far, wanted);
-    for (let up = level; up <= this.topLevel; up++) {
+    for (let up = level; up <= Math.max(level, this.topLevel); up++) {
       const shift = 2 ** (up - level);
       const place = { level: up, x: Math.floor(x / shift), y: Math.floor(y / shift) };
       const picture = this.pictureOf(panel, place);
@@ -244,8 +242,11 @@ export class Plane extends View {
     const left = this.panelLeft(panel);
     context.strokeStyle = colours.accent;
     context.lineWidth = z >= LABELLED ? 2 : 1.5;
-    if (row !== null) context.strokeRect(left - 9, this.yOf(row) - 1, this.panelWidth + 18, Math.max(z, 1) + 2);
-    if (column !== null) context.strokeRect(this.xOf(column, panel) - 1, TOP - 9, Math.max(z, 1) + 2, this.panelHeight + 18);
+    const { nq, nk } = this.record;
+    const right = Math.min(this.panelWidth, this.xOf(nk, panel) - left); // not past the last key
+    const down = Math.min(this.panelHeight, this.yOf(nq) - TOP);
+    if (row !== null) context.strokeRect(left - 9, this.yOf(row) - 1, right + 10, Math.max(z, 1) + 2);
+    if (column !== null) context.strokeRect(this.xOf(column, panel) - 1, TOP - 9, Math.max(z, 1) + 2, down + 10);
     for (const { i, j } of links) {
       context.beginPath();
       context.arc(this.xOf(j + 0.5, panel), this.yOf(i + 0.5), Math.max(4, 0.62 * z), 0, 2 * Math.PI);
@@ -259,8 +260,10 @@ export class Plane extends View {
     const wide = Math.max(1, this.at.z);
     const [x, y] = [this.xOf(this.cursor.j, panel), this.yOf(this.cursor.i)];
     context.fillStyle = this.colours.cross;
-    context.fillRect(this.panelLeft(panel), Math.round(y + wide / 2), this.panelWidth, 1);
-    context.fillRect(Math.round(x + wide / 2), TOP, 1, this.panelHeight);
+    const [right, bottom] = [this.xOf(this.record.nk, panel), this.yOf(this.record.nq)];
+    const left = this.panelLeft(panel);
+    context.fillRect(left, Math.round(y + wide / 2), Math.min(this.panelWidth, right - left), 1);
+    context.fillRect(Math.round(x + wide / 2), TOP, 1, Math.min(this.panelHeight, bottom - TOP));
     if (this.at.z >= LABELLED) {
       context.strokeStyle = this.colours.accent;
       context.lineWidth = 1.5;

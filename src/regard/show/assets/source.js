@@ -1,12 +1,13 @@
 /* Where the numbers come from.
 
-     source.meta()                  the model, its layers, heads, tokens and statistics
+     source.meta()                  the model, its layers, heads and tokens
+     source.table()                 statistics of every head, as far as they are known
      source.tile(place)             256 × 256 codes of a level, see ink.js
      source.row(place), .column     entropy and the largest weights of a query or key
      source.gallery(place)          a small map of every head of a layer
 
    HttpSource asks the server that sent this page. A page with its data inside, or a
-   notebook, gives another object with these five calls. Tiles keeps what has come.
+   notebook, gives another object with these six calls. Tiles keeps what has come.
 
    Next: plane.js */
 
@@ -33,6 +34,10 @@ export class HttpSource {
 
   async meta() {
     return (await this.ask("meta")).json();
+  }
+
+  async table() {
+    return (await this.ask("table")).json();
   }
 
   async row(place) {

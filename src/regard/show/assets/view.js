@@ -71,7 +71,7 @@ export class View {
 
   get level() {
     const level = Math.ceil(-Math.log2(this.at.z * this.dots) - 0.01);
-    return Math.min(this.topLevel, Math.max(0, level));
+    return Math.min(this.record.coarsest, Math.max(0, level)); // of a small map, none is lost
   }
 
   get fitZoom() {

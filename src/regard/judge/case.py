@@ -1,0 +1,194 @@
+"""A case: one pitfall, the smallest inputs that show it, and what to change.
+
+    case.ask(examiner)       None if the attention is right, else the Difference
+
+Cases are made so that each sees its own pitfall and no other. Three tricks do that:
+
+    q = 0         every key that may be seen gets the same weight, whatever the scale
+    v = I         out is the weights themselves
+    scores of 80  a row looks at one key only, whatever the scale
+
+What still hangs together is said by `after`: a case waits while those are not passed.
+
+Next: basic.py
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.judge.difference import TOLERANCE, Difference, compare
+from regard.judge.inputs import Inputs, NotAskedError, Numbers, expect, expect_gradients
+from regard.judge.subject import Answer, Subject
+
+Level = Literal["basic", "complete", "kernel"]
+LEVELS: tuple[Level, ...] = ("basic", "complete", "kernel")
+GATES = ("it_answers", "dropout_is_off")  # what all others wait for
+FAR = 80.0  # a score that decides a row; exp(80) is still a float32
+SMALL = 1e-6
+
+
+@dataclass(frozen=True)
+class Case:
+    """One pitfall."""
+
+    name: str
+    says: str  # what goes wrong, in one sentence
+    mend: str  # what to change
+    level: Level
+    ask: Callable[[Examiner], Difference | None]
+    after: tuple[str, ...] = GATES
+
+
+@dataclass(frozen=True, eq=False)
+class Examiner:
+    """Asks a subject, with numbers drawn from a seed."""
+
+    subject: Subject
+    rng: np.random.Generator
+
+    @property
+    def heads(self) -> int:
+        """How many heads a question has: one, unless a module has more."""
+        where = self.subject.convention.projections
+        return where.heads if where else 1
+
+    @property
+    def width(self) -> int:
+        """How wide a head is: 8, unless a module has another width."""
+        form: Any = self.subject.form
+        return int(form.sizes[1]) if self.subject.convention.projections else 8
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether it can be asked to be causal other than by a mask."""
+        words = self.subject.convention
+        return words.causal is not None or words.always_causal
+
+    def draw(
+        self, n: int, *, batch: int = 1, heads: int = 0, width: int = 0
+    ) -> Numbers:
+        """Return random numbers, (B, H, n, D)."""
+        shape = (batch, heads or self.heads, n, width or self.width)
+        return self.rng.normal(size=shape)
+
+    def zeros(self, n: int, *, batch: int = 1, heads: int = 0) -> Numbers:
+        """Return zeros, (B, H, n, D): queries that like all keys the same."""
+        return np.zeros((batch, heads or self.heads, n, self.width))
+
+    def unit(self, n: int, *, batch: int = 1, heads: int = 0) -> Numbers:
+        """Return the identity, (B, H, n, D): as values, they show the weights."""
+        if n > self.width:
+            raise NotAskedError(f"it needs heads at least {n} wide")
+        x = np.eye(n, self.width)
+        return np.broadcast_to(x, (batch, heads or self.heads, *x.shape)).copy()
+
+    def score(self, scores: Any) -> tuple[Numbers, Numbers]:
+        """Return q and k with these dot products, before any scale."""
+        s = np.asarray(scores, np.float64)
+        k = self.unit(s.shape[1])
+        q = np.zeros((1, self.heads, s.shape[0], self.width))
+        q[..., : s.shape[1]] = s
+        return q, k
+
+    def room(self, atol: float = 0) -> float:
+        """Return how far an answer may be off in the best precision."""
+        return max(atol, TOLERANCE[self.subject.precisions[0]])
+
+    def settle(self, inputs: Inputs) -> Inputs:
+        """Return what is asked of a function that is causal whether asked or not."""
+        if not self.subject.convention.always_causal:
+            return inputs
+        n_q, n_k = inputs.shape[2:]
+        at_end = self.subject.convention.causal_from == "end"
+        start = n_k - n_q if at_end and inputs.q_start == 0 else inputs.q_start
+        return replace(inputs, causal=True, q_start=start)
+
+    def ask(self, inputs: Inputs, precision: str | None = None) -> Answer:
+        """Ask the subject."""
+        return self.subject.ask(self.settle(inputs), precision)
+
+    def expect(self, inputs: Inputs, precision: str | None = None) -> Any:
+        """Ask the definition, with the numbers that the precision leaves."""
+        best = precision or self.subject.precisions[0]
+        return expect(self.settle(inputs).round(best))
+
+    def compare(
+        self,
+        inputs: Inputs,
+        *,
+        what: str = "out",
+        atol: float | None = None,
+        precision: str | None = None,
+    ) -> Difference | None:
+        """Ask both, and say where they part."""
+        best = precision or self.subject.precisions[0]
+        yours = getattr(self.ask(inputs, best), what)
+        if yours is None:
+            raise NotAskedError(f"it returns no {what}")
+        right = getattr(self.expect(inputs, best), what)
+        if what == "weights" and yours.shape[1] != right.shape[1]:
+            right = right.mean(1, keepdims=True)
+        room = TOLERANCE[best] if atol is None else max(atol, TOLERANCE[best])
+        found = compare(yours, right, atol=room, what=what)
+        return None if found is None else replace(found, arguments=inputs)
+
+    def compare_gradients(
+        self, inputs: Inputs, *, only: str = "qkv", atol: float = 1e-6
+    ) -> Difference | None:
+        """Compare the gradients of sum(out · g), for a random g."""
+        inputs = self.settle(inputs)
+        best = self.subject.precisions[0]
+        shape = (*inputs.q.shape[:3], inputs.v.shape[-1])
+        g = self.rng.normal(size=shape)
+        yours = self.subject.ask_gradients(inputs, g)
+        right = expect_gradients(inputs.round(best), g)
+        for name, x, y in zip("qkv", yours, right, strict=True):
+            room = max(atol, 10 * TOLERANCE[best])
+            found = compare(x, y, atol=room, what=f"d{name}") if name in only else None
+            if found is not None:
+                return replace(found, arguments=inputs)
+        return None
+
+    def read_weights(self, inputs: Inputs) -> Numbers:
+        """Return the weights that an answer shows, (B, H, Nq, Nk), by values = I."""
+        n = inputs.k.shape[2]
+        batch, heads = inputs.k.shape[:2]
+        shown = replace(inputs, v=self.unit(n, batch=batch, heads=heads))
+        return self.ask(shown).out[..., :n]
+
+    def half(self) -> str:
+        """Return a precision of 16 bits."""
+        for name in ("float16", "bfloat16"):
+            if name in self.subject.precisions:
+                return name
+        raise NotAskedError("it declares no precision of 16 bits")
+
+
+def judge_weights(
+    yours: Numbers, wrong: NDArray[np.bool_], right: Numbers, says: str, inputs: Inputs
+) -> Difference | None:
+    """Return the weights that were read off, if some cells of them are wrong."""
+    if not wrong.any():
+        return None
+    at = np.argwhere(np.broadcast_to(wrong, yours.shape))[0]
+    maps = [np.broadcast_to(x, yours.shape)[tuple(at[:-2])] for x in (yours, right)]
+    place = f"query {at[-2]}, key {at[-1]}"
+    words = says.format(place=place, weight=f"{yours[tuple(at)]:.4g}")
+    return Difference(words, maps[0], maps[1], inputs, "weights")
+
+
+def chosen(only: int, n: int) -> Numbers:
+    """Return scores of one row that looks at one key only."""
+    return np.where(np.arange(n) == only, FAR, 0.0)
+
+
+def root(n: int) -> float:
+    """Return 1 / sqrt(n)."""
+    return 1 / math.sqrt(n)

@@ -1,0 +1,149 @@
+"""Where two answers part: the smallest case, both maps, one sentence.
+
+    found = find_difference(mine, right, calls)      None if they agree on every call
+    print(found.says)        "out[1, 0] is 0.5, expected 0.25 (3 of 12 numbers differ)."
+    found.yours, found.expected                      two maps of the worst place
+
+Arrays of any library, or tuples of them. It needs NumPy alone, so that it can grade an
+exercise as well as a kernel.
+
+Next: case.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.arrays import is_array, to_numpy
+from regard.judge.inputs import Numbers, TroubleError
+from regard.judge.subject import within
+
+TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+
+
+@dataclass(frozen=True, eq=False)
+class Difference:
+    """One place where an answer is not what was expected."""
+
+    says: str
+    yours: Numbers | None = None  # (rows, columns), of the worst place
+    expected: Numbers | None = None
+    arguments: Any = None  # the call that shows it
+    what: str = "out"
+
+    @property
+    def difference(self) -> Numbers | None:
+        """Yours minus expected; NaN where either is none."""
+        if self.yours is None or self.expected is None:
+            return None
+        with np.errstate(invalid="ignore"):
+            apart = self.yours - self.expected
+        return np.where(self.yours == self.expected, 0, apart)  # inf - inf
+
+
+def compare(
+    yours: Any, expected: Any, *, atol: float = 1e-9, what: str = "out"
+) -> Difference | None:
+    """Return where two arrays part by more than atol, relative above 1."""
+    x, y = (np.asarray(a, np.float64) for a in (yours, expected))
+    if x.shape != y.shape:
+        return Difference(f"{what} has shape {x.shape}, expected {y.shape}.", what=what)
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(x - y)
+        room = atol * np.maximum(1, np.where(np.isfinite(y), np.abs(y), 1))
+    apart = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0, apart)
+    wrong = ~(apart <= room)  # NaN is wrong
+    if not wrong.any():
+        return None
+    apart = np.where(np.isnan(apart), np.inf, apart)
+    at = np.unravel_index(int(np.argmax(np.where(wrong, apart, -1))), x.shape)
+    place = f"[{', '.join(str(int(i)) for i in at)}]" if at else ""
+    count = f" ({wrong.sum()} of {x.size} numbers differ)" if x.size > 1 else ""
+    says = f"{what}{place} is {x[at]:.6g}, expected {y[at]:.6g}{count}."
+    return Difference(says, flatten(x, at), flatten(y, at), what=what)
+
+
+def flatten(x: Numbers, at: Sequence[Any]) -> Numbers:
+    """Return the map of an array that holds a place, (rows, columns)."""
+    return np.atleast_2d(x[tuple(at[:-2])] if x.ndim > 2 else x)
+
+
+def find_difference(
+    fn: Callable[..., Any],
+    reference: Callable[..., Any],
+    calls: Iterable[Sequence[Any]],
+    *,
+    atol: float = 1e-9,
+    limit: float = 10,
+) -> Difference | None:
+    """Return how fn differs from a reference on the smallest of some calls.
+
+    >>> found = find_difference(lambda x: x + x, lambda x: 3 * x, [(np.eye(2),)])
+    >>> found.says
+    'out[0, 0] is 2, expected 3 (2 of 4 numbers differ).'
+
+    calls: the positional arguments of each; fn gets copies, and may not change them
+    limit: seconds for each call of fn
+    """
+    for arguments in sorted(calls, key=measure):
+        expected = parts(reference(*map(own, arguments)))
+        given = [own(x) for x in arguments]
+        try:
+            yours = parts(within(limit, lambda given=given: fn(*given)))  # type: ignore[misc]
+        except TroubleError as trouble:
+            return Difference(str(trouble), arguments=arguments)
+        for i, (x, old) in enumerate(zip(given, arguments, strict=True)):
+            if is_array(x) and not np.array_equal(read(x), read(old), equal_nan=True):
+                says = f"argument {i} is changed by the call, expected a copy."
+                return Difference(says, arguments=arguments)
+        found = compare_parts(yours, expected, atol)
+        if found is not None:
+            return replace(found, arguments=arguments)
+    return None
+
+
+def compare_parts(
+    yours: Sequence[Any], expected: Sequence[Any], atol: float
+) -> Difference | None:
+    """Compare answers part by part."""
+    if len(yours) != len(expected):
+        return Difference(f"it returned {len(yours)} things, expected {len(expected)}.")
+    for i, (x, y) in enumerate(zip(yours, expected, strict=True)):
+        what = "out" if len(expected) == 1 else f"part {i}"
+        try:
+            numbers = read(x).astype(np.float64)
+        except (TypeError, ValueError):
+            return Difference(
+                f"{what} is a {type(x).__name__}, expected numbers.", what=what
+            )
+        found = compare(numbers, read(y), atol=atol, what=what)
+        if found is not None:
+            return found
+    return None
+
+
+def parts(found: Any) -> list[Any]:
+    """Return an answer as a list."""
+    return list(found) if isinstance(found, tuple | list) else [found]
+
+
+def measure(arguments: Sequence[Any]) -> int:
+    """Return how many numbers a call has."""
+    return sum(int(np.prod(x.shape)) if is_array(x) else 1 for x in arguments)
+
+
+def read(x: Any) -> NDArray[Any]:
+    """Return anything as a NumPy array."""
+    return to_numpy(x) if is_array(x) else np.asarray(x)
+
+
+def own(x: Any) -> Any:
+    """Return a copy of an array, and anything else as it is."""
+    if isinstance(x, np.ndarray):
+        return x.copy()
+    return x.clone() if is_array(x) and callable(getattr(x, "clone", None)) else x

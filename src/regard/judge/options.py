@@ -1,0 +1,286 @@
+"""The cases of options: shared heads, biases, caps, windows, 16 bits, projections.
+
+Next: kernel.py
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from regard.judge.case import GATES, SMALL, Case, Examiner, judge_weights
+from regard.judge.difference import Difference, compare
+from regard.judge.inputs import Inputs, NotAskedError, expect
+from regard.judge.masking import CAUSAL, HIDES, RIGHT, ask_nothing
+
+
+def stay_with_low_scores(e: Examiner) -> Difference | None:
+    """All scores far below 0: only their differences count."""
+    q, k = e.score([[-4000.0, -4080.0], [-4080.0, -4000.0]])
+    return e.compare(Inputs(q=q, k=k, v=e.unit(2)), atol=1e-3)
+
+
+def scale_before_product(e: Examiner) -> Difference | None:
+    """16 bits, q = k = 40: q kᵀ is beyond 65,504, its scaled value is not."""
+    half, n = e.half(), e.width
+    level = (2.2 * 65504 / n) ** 0.5
+    x = np.full((1, e.heads, 2, n), level)
+    if level**2 * n**0.5 > 65504:
+        raise NotAskedError("its heads are too narrow for this")
+    return e.compare(Inputs(q=x, k=x, v=e.draw(2)), precision=half)
+
+
+def match_in_half(e: Examiner) -> Difference | None:
+    """16 bits: the rounding of the inputs and of out, and no more."""
+    half = e.half()
+    inputs = Inputs(q=e.draw(8), k=e.draw(8), v=e.draw(8))
+    return e.compare(inputs, precision=half)
+
+
+def keep_dtype(e: Examiner) -> Difference | None:
+    """Out has the dtype of q."""
+    for precision in e.subject.precisions:
+        inputs = Inputs(q=e.draw(2), k=e.draw(2), v=e.draw(2))
+        found = e.ask(inputs, precision).dtypes["out"]
+        if found != precision:
+            return Difference(f"q is {precision}, out is {found}.", arguments=inputs)
+    return None
+
+
+def share_in_groups(e: Examiner) -> Difference | None:
+    """Four heads on two: each must use the right one."""
+    v = np.asarray([1.0, 2.0])[None, :, None, None] * np.ones((1, 2, 3, e.width))
+    q, k = e.zeros(3, heads=4), e.zeros(3, heads=2)
+    return e.compare(Inputs(q=q, k=k, v=v), atol=1e-3)
+
+
+def share_one(e: Examiner) -> Difference | None:
+    """Four heads on one key head, and keys that matter."""
+    inputs = Inputs(q=e.draw(3, heads=4), k=e.draw(3, heads=1), v=e.draw(3, heads=1))
+    return e.compare(inputs)
+
+
+def count_window(e: Examiner) -> Difference | None:
+    """Five tokens, a window of one other token before."""
+    plain = Inputs(q=e.zeros(5), k=e.zeros(5), v=e.unit(5), window=1)
+    if not e.is_causal:
+        raise NotAskedError("it has no causal argument")
+    return e.compare(replace(plain, causal=True), atol=1e-3)
+
+
+def apply_window_alone(e: Examiner) -> Difference | None:
+    """A window without causal is still a window."""
+    if e.subject.convention.always_causal:
+        raise NotAskedError("it is always causal")
+    inputs = Inputs(q=e.zeros(5), k=e.zeros(5), v=e.unit(5), window=1)
+    weights = e.read_weights(inputs)
+    right = np.asarray(expect(inputs).weights)
+    before = np.arange(5) < np.arange(5)[:, None] - 1
+    wrong = before & (np.abs(weights) > SMALL)
+    says = "{place} is before the window, and has the weight {weight}."
+    return judge_weights(weights, wrong, right, says, inputs)
+
+
+def cap_scores(e: Examiner) -> Difference | None:
+    """A softcap alone."""
+    q, k = e.score(np.asarray([[3.0, -2.0], [1.0, 4.0]]) * e.width**0.5)
+    return e.compare(Inputs(q=q, k=k, v=e.draw(2), softcap=2.0))
+
+
+def cap_before_mask(e: Examiner) -> Difference | None:
+    """A softcap and a mask: -inf must not become -cap."""
+    inputs = Inputs(q=e.zeros(3), k=e.zeros(3), v=e.unit(3), softcap=1.0)
+    try:
+        return e.compare(
+            replace(inputs, mask=np.tri(3, dtype=bool)[None, None]), atol=1e-3
+        )
+    except NotAskedError:
+        return e.compare(replace(inputs, causal=True), atol=1e-3)
+
+
+def cap_before_bias(e: Examiner) -> Difference | None:
+    """A softcap and a bias larger than it: the bias is not capped."""
+    bias = np.asarray([[0.0, 3.0], [-3.0, 0.0]])[None, None]
+    inputs = Inputs(q=e.zeros(2), k=e.zeros(2), v=e.unit(2), softcap=1.0, bias=bias)
+    return e.compare(inputs, atol=1e-3)
+
+
+def add_bias(e: Examiner) -> Difference | None:
+    """Scores of 0 and a bias: the weights are its softmax."""
+    bias = np.asarray([[0.0, 1.0], [-2.0, 0.5]])[None, None]
+    return e.compare(
+        Inputs(q=e.zeros(2), k=e.zeros(2), v=e.unit(2), bias=bias), atol=1e-3
+    )
+
+
+def use_scale(e: Examiner) -> Difference | None:
+    """A scale that is given takes the place of 1 / sqrt(D)."""
+    q, k = e.score([[2.0, 0.0], [0.0, 2.0]])
+    return e.compare(Inputs(q=q, k=k, v=e.unit(2), scale=0.7), atol=1e-3)
+
+
+def take_sink(e: Examiner) -> Difference | None:
+    """A sink takes weight from every row, and gives nothing."""
+    sink = np.linspace(0.5, 1.5, e.heads)
+    inputs = Inputs(q=e.zeros(3), k=e.zeros(3), v=e.unit(3), sink=sink)
+    return e.compare(inputs, atol=1e-3)
+
+
+def look_twice(e: Examiner) -> Difference | None:
+    """With and without asking for the weights: plain, masked, causal, empty."""
+    plain = Inputs(q=e.draw(4), k=e.draw(4), v=e.draw(4), look=False)
+    mask = np.tri(4, dtype=bool)[None, None]
+    asked, empty = 0, replace(ask_nothing(e), look=False)
+    hidden = (replace(plain, mask=mask), replace(plain, causal=True), empty)
+    for each in (plain, *hidden):
+        try:
+            without, seen = e.ask(each).out, e.ask(replace(each, look=True)).out
+        except NotAskedError:
+            continue
+        asked += 1
+        found = compare(seen, without, atol=e.room(1e-4), what="out, when looked at,")
+        if found is not None:
+            return replace(found, arguments=each)
+    if not asked:
+        raise NotAskedError("it has no flag that asks for the weights")
+    return None
+
+
+def show_weights(e: Examiner) -> Difference | None:
+    """The weights that are returned, under causal or a mask if there is one."""
+    inputs = Inputs(q=e.draw(4), k=e.draw(4), v=e.draw(4))
+    if e.subject.convention.look:
+        inputs = replace(inputs, look=True)
+    return e.compare(replace(inputs, causal=e.is_causal), what="weights")
+
+
+def take_other_widths(e: Examiner) -> Difference | None:
+    """Values narrower and wider than keys."""
+    for width in (1, e.width // 2, 2 * e.width):
+        inputs = Inputs(q=e.draw(3), k=e.draw(3), v=e.draw(3, width=width))
+        found = e.compare(inputs)
+        if found is not None:
+            return found
+    return None
+
+
+def take_one_token(e: Examiner) -> Difference | None:
+    """One query, one key."""
+    return e.compare(Inputs(q=e.draw(1), k=e.draw(1), v=e.draw(1)))
+
+
+def keep_axes(e: Examiner) -> Difference | None:
+    """Batch, heads, tokens and width all differ."""
+    n = e.heads if e.heads > 1 else 3
+    axes = e.subject.convention.layout
+    batch, heads = 2 if "b" in axes else 1, n if "h" in axes or e.heads > 1 else 1
+    if batch == heads == 1:
+        raise NotAskedError("it has one sequence and one head")
+    q, k, v = (e.draw(4, batch=batch, heads=heads) for _ in range(3))
+    return e.compare(Inputs(q=q, k=k, v=v))
+
+
+def project_out(e: Examiner) -> Difference | None:
+    """The output matrix turned around."""
+    where = e.subject.convention.projections
+    if where is None or where.out is None:
+        raise NotAskedError("it has no output projection")
+    return e.compare(Inputs(q=e.zeros(2), k=e.zeros(2), v=e.draw(2), written="turned"))
+
+
+def project_with_biases(e: Examiner) -> Difference | None:
+    """Biases that are not 0."""
+    if e.subject.convention.projections is None:
+        raise NotAskedError("it projects nothing")
+    return e.compare(Inputs(q=e.draw(2), k=e.draw(2), v=e.draw(2), written="biased"))
+
+
+OPTIONS = (
+    Case("low_scores_are_as_good",
+         "Scores far below 0 make a row 0 or NaN: the largest was sought from 0 up.",
+         "Start the running maximum at -inf, and subtract it from every score.",
+         "complete", stay_with_low_scores, (*GATES, "softmax_is_stable")),
+    Case("one_token",
+         "One query and one key lose an axis.",
+         "Do not squeeze; index axes from the end.",
+         "complete", take_one_token, RIGHT),
+    Case("axes_are_not_confused",
+         "Batch, heads and tokens change places somewhere.",
+         "Name the axes, and transpose before every reshape that joins two of them.",
+         "complete", keep_axes, (*RIGHT, "heads_do_not_mix", "batches_do_not_mix")),
+    Case("values_of_any_width",
+         "Values of another width than the keys fail.",
+         "Take the width of out from v, that of the scale from k.",
+         "complete", take_other_widths,
+         (*RIGHT, "one_token", "scale_ignores_the_values")),
+    Case("half_scores_do_not_overflow",
+         "In 16 bits q kᵀ overflows before it is scaled.",
+         "Scale q first, or compute the scores in float32.",
+         "complete", scale_before_product, RIGHT),
+    Case("half_is_close",
+         "In 16 bits the answer is further off than rounding explains.",
+         "Compute scores, softmax and the average in float32; round out alone.",
+         "complete", match_in_half, (*RIGHT, "half_scores_do_not_overflow")),
+    Case("dtype_is_kept",
+         "Out has another dtype than q.",
+         "Return out in the dtype of q.",
+         "complete", keep_dtype),
+    Case("gqa_group_is_contiguous",
+         "Heads share keys in turn, h % Hk, instead of in groups, h // (H / Hk).",
+         "Repeat each key head, repeat_interleave or np.repeat; do not tile.",
+         "complete", share_in_groups),
+    Case("gqa_one_key_head",
+         "One key head for all query heads fails.",
+         "Let k and v broadcast over the heads of q.",
+         "complete", share_one, (*RIGHT, "gqa_group_is_contiguous")),
+    Case("window_counts",
+         "The window is one token too wide or too narrow.",
+         'Say if a query counts among its window: window_counts="others" or "all".',
+         "complete", count_window, CAUSAL),
+    Case("window_alone_applies",
+         "A window is ignored when nothing else masks.",
+         "Apply the window in every path.",
+         "complete", apply_window_alone, (*CAUSAL, "window_counts")),
+    Case("softcap_is_tanh",
+         "The softcap is not cap · tanh(scores / cap) of the scaled scores.",
+         "Scale first, then cap.",
+         "complete", cap_scores, RIGHT),
+    Case("softcap_before_mask",
+         "The cap comes after the mask, and turns -inf into -cap.",
+         "Cap the scores, then mask.",
+         "complete", cap_before_mask, (*RIGHT, *HIDES, "softcap_is_tanh")),
+    Case("softcap_before_bias",
+         "The bias is capped with the scores.",
+         "Cap the scores, then add the bias.",
+         "complete", cap_before_bias,
+         (*RIGHT, "softcap_is_tanh", "bias_is_not_scaled")),
+    Case("bias_is_not_scaled",
+         "The bias is scaled with the scores, or not added once.",
+         "Scale the scores, then add the bias.",
+         "complete", add_bias, (*GATES, "softmax_over_keys", "rows_sum_to_one")),
+    Case("scale_is_used",
+         "A scale that is given is ignored, or multiplied by the usual one.",
+         "Use scale instead of 1 / sqrt(D).",
+         "complete", use_scale, (*GATES, "softmax_over_keys")),
+    Case("sink_takes_weight",
+         "The sink is no logit of the denominator.",
+         "Divide by exp(sink) + sum exp(scores).",
+         "complete", take_sink, (*GATES, "rows_sum_to_one")),
+    Case("looking_changes_nothing",
+         "Asking for the weights changes out, or drops the mask.",
+         "Compute out the same way, whether or not the weights are returned.",
+         "complete", look_twice),
+    Case("weights_are_shown_as_defined",
+         "The weights that are returned are not softmax of the masked scores.",
+         "Return what the softmax gave, before dropout.",
+         "complete", show_weights, (*RIGHT, "weights_are_those_used")),
+    Case("output_projection_applies",
+         "The output matrix is not applied to the joined heads.",
+         "Join the heads, head by head, then multiply by Wo.",
+         "complete", project_out, (*GATES, "heads_do_not_mix")),
+    Case("projection_biases_apply",
+         "Biases of the projections are dropped or added elsewhere.",
+         "Add them to q, k and v before the heads are split.",
+         "complete", project_with_biases, RIGHT),
+)  # fmt: skip

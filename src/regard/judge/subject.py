@@ -1,0 +1,332 @@
+"""The attention under test: asked in its own words, its answer read in ours.
+
+    subject = Subject(fn, convention, limit=10)
+    subject.ask(inputs).out                         (B, H, Nq, Dv), float64, NumPy
+
+Whatever the function does, raise, hang, return something else, becomes a sentence
+(TroubleError); what its convention has no words for is NotAskedError.
+
+Next: case.py
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.judge.convention import Attention, Convention, check_fit
+from regard.judge.inputs import Inputs, NotAskedError, Numbers, TroubleError, allow
+from regard.judge.layout import arrange, arrange_mask, restore
+from regard.judge.library import LIBRARIES, ArrayLibrary
+from regard.judge.projection import Projected
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What the function gave, in the axes of the definition."""
+
+    out: Numbers  # (B, H, Nq, Dv)
+    weights: Numbers | None  # (B, H or 1 if averaged, Nq, Nk)
+    lse: Numbers | None  # (B, H, Nq)
+    dtypes: dict[str, str]
+    changed: tuple[str, ...]  # arguments that are not what they were
+
+
+class Direct:
+    """A function of q, k and v."""
+
+    def __init__(
+        self, fn: Attention, convention: Convention, library: ArrayLibrary
+    ) -> None:
+        self.fn, self.convention, self.library = fn, convention, library
+
+    def leaves(self, inputs: Inputs) -> list[Numbers]:
+        """Return q, k and v in the layout of the function."""
+        layout = self.convention.layout
+        return [arrange(x, layout) for x in (inputs.q, inputs.k, inputs.v)]
+
+    def run(
+        self,
+        leaves: Sequence[Any],
+        inputs: Inputs,
+        keywords: dict[str, Any],
+        precision: str,
+    ) -> Any:
+        """Call the function."""
+        if inputs.strided:
+            leaves = [self.library.spread(x) for x in leaves]
+        q, k, v = leaves
+        order = (q, v, k) if self.convention.order == "qvk" else (q, k, v)
+        return self.fn(*order, **keywords)
+
+    def read_out(self, x: Numbers, inputs: Inputs) -> Numbers:
+        """Return (B, H, Nq, Dv)."""
+        layout = self.convention.out_layout or self.convention.layout
+        return restore(x, layout, (*inputs.q.shape[:3], inputs.v.shape[-1]))
+
+    def read_gradient(self, x: Numbers, shape: tuple[int, ...]) -> Numbers:
+        """Return (B, H, N, D)."""
+        return restore(x, self.convention.layout, shape, "a gradient")
+
+
+class Subject:
+    """A function or module, its convention, and how long it may take."""
+
+    def __init__(
+        self, fn: Attention, convention: Convention, *, limit: float = 10
+    ) -> None:
+        check_fit(fn, convention)
+        self.convention, self.limit = convention, limit
+        self.library = LIBRARIES[convention.library]
+        kind = Projected if convention.projections else Direct
+        self.form = kind(fn, convention, self.library)
+        self.precisions = convention.precisions or self.library.precisions
+
+    def ask(self, inputs: Inputs, precision: str | None = None) -> Answer:
+        """Ask once; the numbers are rounded to the precision before."""
+        precision = precision or self.precisions[0]
+        leaves, keywords = self.express(inputs, precision)
+        if inputs.strided and not self.library.strided:
+            raise NotAskedError("arrays of this library have no strides")
+        given = dict(zip("qkv", leaves, strict=True))
+        given |= {n: x for n, x in keywords.items() if self.library.owns(x)}
+        before = {name: self.library.read(x).copy() for name, x in given.items()}
+        found = within(
+            self.limit, lambda: self.form.run(leaves, inputs, keywords, precision)
+        )
+        changed = tuple(
+            name
+            for name, x in given.items()
+            if not np.array_equal(self.library.read(x), before[name], equal_nan=True)
+        )
+        return self.read(found, inputs, changed)
+
+    def ask_gradients(self, inputs: Inputs, g: Numbers) -> tuple[Numbers, ...]:
+        """Return the gradients of sum(out · g) for q, k and v."""
+        if self.convention.library == "numpy" or not self.convention.gradients:
+            raise NotAskedError("it has no gradients")
+        precision = self.precisions[0]
+        leaves, keywords = self.express(inputs, precision)
+        zeros = replace(inputs, q=g)  # only for the axes of out
+
+        def out(*arrays: Any) -> Any:
+            found = self.form.run(arrays, inputs, keywords, precision)
+            return self.unpack(found, inputs)["out"]
+
+        def work() -> Any:
+            shape = self.library.read(out(*leaves)).shape
+            beside = self.make(self.lay_out(zeros.q, shape), precision)
+            return self.library.differentiate(out, leaves, beside)
+
+        found = [self.library.read(x) for x in within(self.limit, work)]
+        shapes = [x.shape for x in (inputs.q, inputs.k, inputs.v)]
+        pairs = zip(found, shapes, strict=True)
+        return tuple(self.form.read_gradient(x, shape) for x, shape in pairs)
+
+    def lay_out(self, g: Numbers, shape: tuple[int, ...]) -> Numbers:
+        """Return numbers beside out, in its own layout."""
+        layout = self.convention.out_layout or self.convention.layout
+        if not self.convention.projections:
+            return arrange(g, layout)
+        flat = arrange(g, layout.replace("e", "(hd)"))
+        return np.pad(
+            flat, [(0, n - m) for n, m in zip(shape, flat.shape, strict=True)]
+        )
+
+    def make(self, x: Any, precision: str | None) -> Any:
+        """Return numbers as an array of the function's library."""
+        return self.library.make(x, precision, self.convention.device)
+
+    def express(
+        self, inputs: Inputs, precision: str
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Return the arrays and the named arguments, in the words of the function."""
+        words = self.convention
+        check_axes(inputs, words)
+        named: dict[str, Any] = dict(words.fixed)
+        if words.heads:
+            named[words.heads] = inputs.q.shape[1]
+        for name in ("scale", "softcap", "sink", "look"):
+            value = getattr(inputs, name)
+            if value is not None:
+                value = self.make(value, precision) if name == "sink" else value
+                named[ask_word(words, name)] = value
+        rest = self.say_positions(inputs, named)
+        if rest.literal is not None:
+            named[ask_word(words, "mask")] = self.make(rest.literal, None)
+        self.say_mask(rest, named, precision)
+        leaves = [self.make(x, precision) for x in self.form.leaves(inputs)]
+        return leaves, named
+
+    def say_positions(self, inputs: Inputs, named: dict[str, Any]) -> Inputs:
+        """Say causal and window by their arguments; return what a mask must say."""
+        words = self.convention
+        if inputs.window is not None:
+            more = words.window_counts == "all"
+            named[ask_word(words, "window")] = inputs.window + more
+            inputs = replace(inputs, window=None)
+        if not inputs.causal:
+            return inputs
+        n_q, n_k = inputs.shape[2:]
+        ends = {"start": 0, "end": n_k - n_q}
+        stands = ends.get(words.causal_from or "", 0 if n_q == n_k else None)
+        if words.q_start and (words.causal or words.always_causal):
+            named[words.q_start] = inputs.q_start
+            stands = inputs.q_start
+        if stands == inputs.q_start and (words.causal or words.always_causal):
+            if not words.always_causal:
+                named[words.causal or ""] = True
+            return replace(inputs, causal=False)
+        if words.mask is None or words.always_causal:
+            what = "no causal argument" if not words.causal else "no word for q_start"
+            raise NotAskedError(f"it has {what}")
+        return inputs
+
+    def say_mask(self, inputs: Inputs, named: dict[str, Any], precision: str) -> None:
+        """Say by the mask and bias arguments what is left to say."""
+        words, allowed, bias = self.convention, allow(inputs), inputs.bias
+        added = words.true_means == "added"
+        if bias is not None and words.bias:
+            axes = words.axes_of_mask
+            named[words.bias] = self.make(
+                arrange_mask(bias, axes, inputs.shape), precision
+            )
+            bias = None
+        if bias is not None and not (words.mask and (added or words.float_mask)):
+            raise NotAskedError("it has no bias argument")
+        if allowed is None and bias is None:
+            return
+        name = ask_word(words, "mask")
+        if allowed is None:
+            allowed = np.ones((1, 1, 1, 1), bool)
+        if added or bias is not None:
+            numbers = np.where(allowed, 0.0 if bias is None else bias, -np.inf)
+            full = arrange_mask(numbers, words.axes_of_mask, inputs.shape)
+            named[name] = self.make(full, precision)
+        else:
+            says = allowed if words.true_means == "attend" else ~allowed
+            full = arrange_mask(says, words.axes_of_mask, inputs.shape)
+            named[name] = self.make(full, None)
+
+    def read(self, found: Any, inputs: Inputs, changed: tuple[str, ...]) -> Answer:
+        """Return an answer in the axes of the definition."""
+        parts = self.unpack(found, inputs)
+        numbers = {name: self.library.read(x) for name, x in parts.items()}
+        dtypes = {name: str(x.dtype).split(".")[-1] for name, x in parts.items()}
+        out = self.form.read_out(numbers["out"], inputs)
+        batch, heads, n_q, n_k = inputs.shape
+        weights, lse = numbers.get("weights"), numbers.get("lse")
+        if weights is not None:
+            shape = (batch, heads, n_q, n_k)
+            weights = fit(weights, shape, "weights")
+        if "mean_weights" in numbers:
+            shape = (batch, 1, n_q, n_k)
+            weights = fit(numbers["mean_weights"], shape, "weights")
+        if lse is not None:
+            lse = fit(lse, (batch, heads, n_q), "lse")
+        return Answer(out, weights, lse, dtypes, changed)
+
+    def unpack(self, found: Any, inputs: Inputs) -> dict[str, Any]:
+        """Return the arrays of an answer by name."""
+        out = getattr(found, "out", None)
+        if out is not None:  # a record with names
+            named = {n: getattr(found, n, None) for n in ("out", "weights", "lse")}
+            found = {n: x for n, x in named.items() if x is not None}
+        elif isinstance(found, tuple | list):
+            found = self.name_parts(found, inputs)
+        else:
+            found = {"out": found}
+        for name, x in found.items():
+            if not self.library.owns(x):
+                raise TroubleError(
+                    f"{name} is a {type(x).__name__}, expected an array of "
+                    f"{self.convention.library}."
+                )
+        return dict(found)
+
+    def name_parts(self, parts: Sequence[Any], inputs: Inputs) -> dict[str, Any]:
+        """Return what the parts of a tuple are, as declared or by their shapes."""
+        declared = self.convention.returns
+        if declared is not None:
+            if len(declared) != len(parts):
+                raise TroubleError(
+                    f"it returned {len(parts)} things, the convention says {declared}."
+                )
+            pairs = zip(declared, parts, strict=True)
+            return {n: x for n, x in pairs if n != "other" and x is not None}
+        if not parts:
+            raise TroubleError("it returned nothing, expected out.")
+        found = {"out": parts[0]}
+        batch, heads, n_q, n_k = inputs.shape
+        lead = [n for n in (batch, heads) if n > 1]
+        for x in parts[1:]:
+            shape = [n for n in getattr(x, "shape", ()) if n > 1]
+            for name, axes in (("weights", [n_q, n_k]), ("lse", [n_q])):
+                if shape == lead + [n for n in axes if n > 1] and x.ndim >= len(axes):
+                    found.setdefault(name, x)
+                    break
+        return found
+
+
+def ask_word(words: Convention, name: str) -> str:
+    """Return what an argument is called, or do not ask."""
+    word: str | None = getattr(words, name)
+    if word is None:
+        raise NotAskedError(f"it has no {name} argument")
+    return word
+
+
+def check_axes(inputs: Inputs, words: Convention) -> None:
+    """Do not ask about sizes that a function declares not to take."""
+    (_, heads, n_q, width), (_, shared, n_k, _) = inputs.q.shape, inputs.k.shape
+    if heads != shared and not words.shared_heads:
+        raise NotAskedError("its heads do not share keys")
+    if n_q != n_k and (not words.other_lengths or words.order == "x"):
+        raise NotAskedError("it takes as many keys as queries")
+    if inputs.v.shape[-1] != width and not words.other_widths:
+        raise NotAskedError("its values are as wide as its keys")
+
+
+def fit(x: NDArray[Any], shape: tuple[int, ...], name: str) -> NDArray[Any]:
+    """Return x with axes of size 1 added, or say that its shape is another."""
+    if [n for n in x.shape if n > 1] != [n for n in shape if n > 1]:
+        raise TroubleError(f"{name} has shape {x.shape}, expected {shape}.")
+    return x.reshape(shape)
+
+
+def within(limit: float, work: Callable[[], Any]) -> Any:
+    """Return what work gives; one sentence if it raises, or takes too long."""
+    box: list[Any] = []
+
+    def run() -> None:
+        try:
+            with np.errstate(all="ignore"):
+                box.append((work(), None))
+        except BaseException as error:  # noqa: BLE001 (a function may even exit)
+            box.append((None, error))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if limit == math.inf:  # directly: a browser has no threads
+            run()
+        else:
+            thread = threading.Thread(target=run, daemon=True)
+            thread.start()
+            thread.join(limit)
+    if not box:
+        raise TroubleError(f"it did not answer within {limit:g} seconds.")
+    found, error = box[0]
+    if isinstance(error, NotAskedError | TroubleError):
+        raise error
+    if error is not None:
+        text = " ".join(str(error).split())
+        text = "".join(c for c in text if c.isprintable())[:200]
+        raise TroubleError(f"it raised {type(error).__name__}: {text}") from None
+    return found

@@ -1,0 +1,52 @@
+/* What the keys do; the table in index.html says the same to the reader.
+
+   Next: panel.js */
+
+/* Act on a key, unless something that is typed into has it. */
+export function press(page, event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || page.part.help.open) return;
+  if (event.target.closest("input, select, textarea")) return;
+  const act = keysAnywhere(page)[event.key] ?? (page.inMap ? keysOfMap(page, event)[event.key] : undefined);
+  if (!act) return;
+  event.preventDefault();
+  act();
+}
+
+function keysAnywhere(page) {
+  return {
+    "?": () => page.part.help.showModal(),
+    t: () => page.turnTheme(),
+  };
+}
+
+function keysOfMap(page, { shiftKey, target }) {
+  const { plane, part } = page;
+  const keys = {
+    "+": () => plane.zoomBy(1.5),
+    "=": () => plane.zoomBy(1.5),
+    "-": () => plane.zoomBy(1 / 1.5),
+    0: () => plane.fit(),
+    d: () => page.goToDiagonal(),
+    m: () => page.set({ how: page.at.how === "max" ? "mass" : "max" }),
+    c: () => page.turnCompare(),
+    "[": () => page.stepHead(-1),
+    "]": () => page.stepHead(1),
+    "{": () => page.stepLayer(-1),
+    "}": () => page.stepLayer(1),
+    "/": () => part.sought.select(),
+    g: () => {
+      part.sought.value = "#";
+      part.sought.focus();
+    },
+    Escape: () => page.panel.unpin() || page.goHome(),
+  };
+  if (target !== part.plane && target !== page.root) return keys; // a button has its own Enter
+  return {
+    ...keys,
+    ArrowLeft: () => plane.moveCursor(0, -1, shiftKey),
+    ArrowRight: () => plane.moveCursor(0, 1, shiftKey),
+    ArrowUp: () => plane.moveCursor(-1, 0, shiftKey),
+    ArrowDown: () => plane.moveCursor(1, 0, shiftKey),
+    Enter: () => plane.cursor && page.panel.pin(plane.cursor, shiftKey),
+  };
+}

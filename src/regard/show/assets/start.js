@@ -1,0 +1,11 @@
+/* index.html as the server sends it.
+
+   Next: map.js */
+
+import { HashAddress } from "./address.js";
+import { Page } from "./map.js";
+import { HttpSource } from "./source.js";
+
+const token = new URLSearchParams(window.location.search).get("token") ?? "";
+const server = new HttpSource(document.baseURI, token);
+new Page(document.body, server, new HashAddress()).start();

@@ -1,0 +1,297 @@
+"""One HTML file that needs no server and no network.
+
+    page = make_page(seen)                  every head; 15 MB unless limit= says more
+    page = make_page(seen, heads={18: [7, 8]})
+    print(page)                             270 heads, 14.1 MB, weights within 8.3 %
+    page.write("map.html")
+
+    assets ─────────────────────────────▶ one script, one style, allowed by their hashes
+    recording ─▶ factors, mask, thumbnails ─▶ base64 in the file ─▶ held.js reads them
+
+A page holds q and k, not weights: 512 tokens and 270 heads are 35 million weights. They
+are rounded as finely as the limit allows (factors.py), and the page says how finely.
+What is longer than 1,024 tokens also brings its coarse levels, made here.
+
+Next: factors.py
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from regard.arrays import to_numpy
+from regard.errors import OptionError
+from regard.record import Record, Recording
+from regard.seen import Seen
+from regard.show.bundle import join_modules, read_asset, read_body
+from regard.show.factors import Factors, measure_error, round_record
+from regard.show.levels import build_levels
+from regard.show.source import Source, describe
+from regard.stats.call import to_torch
+
+LIMIT = 15_000_000  # bytes
+SIDE = 1024  # pixels of a level that is stored, at most
+FINEST, COARSEST = 5e-5, 0.1  # errors of the logits
+EXACT = 5e-4  # the share a weight is off by when it is called exact
+NOTE = "this file holds the text that the model read"
+STRIP = 256  # rows whose masks are looked at together
+
+Heads = Mapping[int, Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page, ready to be written."""
+
+    html: bytes
+    heads: int
+    typical: float  # half of the weights above 0.001 are off by less than this share
+    worst: float  # of those that were measured
+
+    @property
+    def size(self) -> int:
+        """How many bytes the file will have."""
+        return len(self.html)
+
+    def write(self, path: str | Path) -> None:
+        """Write the file."""
+        Path(path).write_bytes(self.html)
+
+    def __str__(self) -> str:
+        off = f"half within {self.typical:.2%}, all that were measured {self.worst:.2%}"
+        sure = "exact" if self.worst <= EXACT else f"rounded: {off}"
+        return f"{self.heads} heads, {self.size / 1e6:.1f} MB, weights {sure}"
+
+
+def make_page(
+    seen: Seen,
+    *,
+    heads: Heads | None = None,
+    limit: int = LIMIT,
+    progress: Callable[[int, int], object] | None = None,
+) -> Page:
+    """Return a page of some or all heads, as exact as the limit allows.
+
+    heads: numbers by layer, {18: [7, 8]}; all of all layers unless given
+    limit: bytes of the file
+    progress: called with the records done and all; a page may need several rounds
+    """
+    chosen = choose(seen.recording, heads)
+    if not chosen:
+        raise OptionError("the recording has no records: there is nothing to show.")
+    fixed = prepare(seen.recording, chosen)
+    error = FINEST
+    while True:
+        page, numbers = build(fixed, chosen, error, progress)
+        if page.size <= limit:
+            return page
+        saved = max(1.0, numbers / 6)  # bytes of base64 if every number loses a bit
+        error *= 2 ** (0.1 + (page.size - limit) / saved)
+        if error > COARSEST:
+            raise OptionError(
+                f"{page.heads} heads need {page.size / 1e6:.1f} MB or more, limit is "
+                f"{limit / 1e6:.1f} MB. Give fewer heads, as heads={{18: [7, 8]}}, or "
+                "a larger limit=; seen.show() needs no file."
+            )
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Some heads of a record."""
+
+    sequence: int
+    layer: int
+    heads: list[int]
+    record: Record
+
+
+def choose(recording: Recording, heads: Heads | None) -> list[Chosen]:
+    """Return the records with the heads that are wanted, and nobody else's."""
+    source = Source(recording)
+    wanted = heads or dict.fromkeys(range(len(source.names)))
+    found = []
+    for layer, numbers in wanted.items():
+        there = [key for key in source.records if key[1] == layer]
+        for key in there or [(0, layer)]:
+            record = source.find(*key)
+            kept = list(range(record.heads)) if numbers is None else list(numbers)
+            for head in kept:
+                source.find(*key, head)
+            found.append(Chosen(*key, kept, pick_heads(record, kept)))
+    return sorted(found, key=lambda x: (x.sequence, x.layer))
+
+
+def pick_heads(record: Record, heads: list[int]) -> Record:
+    """Return a record with some heads, each with keys of its own."""
+    if heads == list(range(record.heads)):
+        return record
+    q, k, lse = (to_torch(x) for x in (record.q, record.k, record.lse))
+    shared = [h * k.shape[0] // q.shape[0] for h in heads]
+    masked = to_torch(record.allowed())
+
+    def pick(x: Any) -> Any:
+        return x if x is None or x.shape[0] == 1 else x[heads]
+
+    return replace(
+        record,
+        q=q[heads],
+        k=k[shared],
+        lse=lse[heads],
+        v=None,
+        sink=pick(to_torch(record.sink)),
+        bias=pick(to_torch(record.bias)),
+        mask=record.mask if masked is None or masked.shape[0] == 1 else pick(masked),
+    )
+
+
+def prepare(recording: Recording, chosen: Sequence[Chosen]) -> dict[str, Any]:
+    """Return all of a page that does not depend on how finely it is rounded."""
+    source = Source(recording)
+    for key in {(x.sequence, x.layer) for x in chosen}:
+        source.tabulate(*key)
+    wanted = {(x.sequence, x.layer, h) for x in chosen for h in x.heads}
+    rows = (row for rows in source.rows.values() for row in rows)
+    named = ("sequence", "layer", "head")
+    kept = [row for row in rows if tuple(row[name] for name in named) in wanted]
+    masks: dict[bytes, int] = {}
+    records = []
+    for x in chosen:
+        mask = zlib.compress(pack_mask(x.record))
+        about = describe(x.sequence, x.layer, x.record) | {"heads": x.heads}
+        about |= source.name_tokens(x.sequence, x.record)
+        records.append(about | {"mask": masks.setdefault(mask, len(masks))})
+    meta = source.about | {"records": records, "table": kept, "tableAll": len(records)}
+    return {"meta": meta, "blobs": {f"mask-{i}": mask for mask, i in masks.items()}}
+
+
+def build(
+    fixed: dict[str, Any],
+    chosen: Sequence[Chosen],
+    error: float,
+    progress: Callable[[int, int], object] | None,
+) -> tuple[Page, int]:
+    """Return a page that is rounded by an error, and how many numbers it has."""
+    blobs, offs, numbers = dict(fixed["blobs"]), [], 0
+    records = []
+    for n, x in enumerate(chosen):
+        factors = round_record(x.record, error)
+        offs.append(measure_error(x.record, factors.record))
+        numbers += factors.a.size + factors.b.size
+        blobs[f"factors-{n}"] = factors.pack()
+        level, blobs[f"small-{n}"] = draw_small(factors)
+        stored = find_stored(x.record)
+        if stored:
+            blobs[f"levels-{n}"] = pack_levels(factors, stored)
+        about: dict[str, Any] = {
+            "keyHeads": len(factors.b),
+            "width": factors.a.shape[1],
+        }
+        about |= {"small": level, "stored": stored, "cap": factors.record.softcap}
+        records.append(fixed["meta"]["records"][n] | about)
+        if progress is not None:
+            progress(n + 1, len(chosen))
+    typical, worst = float(np.median([a for a, _ in offs])), max(b for _, b in offs)
+    off = None if worst <= EXACT else {"typical": typical, "worst": worst}
+    found = {"records": records, "rounded": off, "note": NOTE}
+    html = write_html(fixed["meta"] | found, blobs)
+    return Page(html, sum(len(x.heads) for x in chosen), typical, worst), numbers
+
+
+def find_stored(record: Record) -> int:
+    """Return the finest level that a page brings; 0 if it needs none."""
+    n = max(record.q.shape[1], record.k.shape[1])
+    return max(0, math.ceil(math.log2(max(1, n) / SIDE)))
+
+
+def pack_levels(factors: Factors, level: int) -> bytes:
+    """Return max and mass of a level as codes: (heads, 2, rows, columns)."""
+    made = []
+    for head in range(factors.record.heads):
+        found = build_levels(factors.record, head, workers=1, finest=level)
+        made += [found[level, "max"], found[level, "mass"]]
+    codes = np.stack(made).astype("<u2")
+    halves = (codes >> 8).astype(np.uint8), (codes & 255).astype(np.uint8)
+    return zlib.compress(b"".join(half.tobytes() for half in halves))
+
+
+def draw_small(factors: Factors) -> tuple[int, bytes]:
+    """Return the level of the thumbnails, and the first byte of their codes."""
+    sheet = Source(Recording(model="", records=(factors.record,), sequences=(0,)))
+    small = sheet.sketch(0, 0)
+    high = np.maximum(small.codes >> 8, small.codes > 0).astype(np.uint8)
+    return small.level, zlib.compress(high.tobytes())
+
+
+def pack_mask(record: Record) -> bytes:
+    """Return which keys each row may see: the number of runs, then first and end.
+
+    (heads or 1, counts of all rows, runs of all rows), as 32-bit numbers
+    """
+    n_q, n_k = record.q.shape[1], record.k.shape[1]
+    heads: list[list[Any]] = []
+    for first in range(0, n_q, STRIP):
+        rows = slice(first, min(n_q, first + STRIP))
+        seen = record.allowed(rows)
+        if seen is None:
+            seen = np.ones((1, rows.stop - rows.start, n_k), bool)
+        for h, cells in enumerate(to_numpy(seen)):
+            heads += [[]] * (h == len(heads))
+            edges = np.diff(cells.astype(np.int8), axis=1, prepend=0, append=0)
+            ends = np.argwhere(edges)[:, 1].reshape(-1, 2)  # first, end; row by row
+            heads[h] = [*heads[h], ((edges > 0).sum(axis=1), ends)]
+    parts = [np.array([len(heads)])]
+    for strips in heads:
+        parts += [count for count, _ in strips] + [ends.ravel() for _, ends in strips]
+    return np.concatenate(parts).astype("<i4").tobytes()
+
+
+def write_html(meta: dict[str, Any], blobs: Mapping[str, bytes]) -> bytes:
+    """Return the file."""
+    script, style = join_modules("open.js"), read_asset("map.css")
+    policy = (
+        f"default-src 'none'; script-src {allow(script)}; style-src {allow(style)}; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+    data = json.dumps(meta, allow_nan=False, separators=(",", ":"))
+    data = data.replace("<", "\\u003c")  # no token ends the element
+    held = (
+        f'<script type="text/plain" id="{name}">{base64.b64encode(x).decode()}</script>'
+        for name, x in blobs.items()
+    )
+    parts = [
+        "<!doctype html>",
+        '<html lang="en">',
+        "<head>",
+        '<meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        "<title>regard</title>",
+        '<link rel="icon" href="data:,">',
+        f"<style>{style}</style>",
+        "</head>",
+        '<body class="regard" data-view="wait">',
+        read_body(),
+        f'<script type="application/json" id="meta">{data}</script>',
+        *held,
+        f'<script type="module">{script}</script>',
+        "</body>",
+        "</html>",
+    ]
+    return "\n".join(parts).encode()
+
+
+def allow(text: str) -> str:
+    """Return what a policy says to let a script or a style of the page run."""
+    return (
+        f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+    )

@@ -1,0 +1,105 @@
+"""One real browser for all tests of the page, and the hosts that the page has.
+
+Without Chromium the tests are skipped; with REGARD_BROWSER=required they fail.
+"""
+
+import os
+import shutil
+from contextlib import ExitStack, contextmanager
+
+import pytest
+from playwright.sync_api import sync_playwright
+from recordings import RECORDINGS
+from window import Window
+
+from regard.show.page import make_page
+from regard.show.server import start
+
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+)
+
+
+@contextmanager
+def serve(seen, folder):
+    with start(seen) as running:
+        yield running.url
+
+
+@contextmanager
+def write(seen, folder):
+    path = folder / "map.html"
+    make_page(seen).write(path)
+    yield path.as_uri()
+
+
+# each a context of (what is seen, a folder) that gives a URL
+HOSTS = {
+    "server": serve,
+    "page": write,
+}
+
+
+@pytest.fixture(scope="session")
+def browser():
+    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    if path is None:
+        words = "the map is tested in Chromium: apt-get install chromium"
+        if os.environ.get("REGARD_BROWSER") == "required":
+            pytest.fail(words)
+        pytest.skip(words)
+    with sync_playwright() as tool:
+        browser = tool.chromium.launch(executable_path=path, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(params=HOSTS)
+def host(request):
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def find_url(tmp_path_factory):
+    """Return where a host shows a recording; it goes on to the end of the session."""
+    found = {}
+    with ExitStack() as stack:
+
+        def find(host, name):
+            if (host, name) not in found:
+                seen, _ = RECORDINGS[name]()
+                folder = tmp_path_factory.mktemp(f"{host}-{name}")
+                url = stack.enter_context(HOSTS[host](seen, folder))
+                found[host, name] = url
+            return found[host, name]
+
+        yield find
+
+
+@pytest.fixture
+def open_window(browser, host, find_url):
+    """Return a function that opens a recording; in the end nothing may have gone wrong."""
+    windows = []
+    with ExitStack() as stack:
+
+        def open_it(name, address="", *, width=1280, height=660, scheme="light"):
+            context = browser.new_context(
+                viewport={"width": width, "height": height},
+                color_scheme=scheme,
+                reduced_motion="reduce",
+            )
+            stack.callback(context.close)
+            window = Window(context.new_page(), find_url(host, name))
+            windows.append(window)
+            window.go(address)
+            return window
+
+        yield open_it
+        assert [x.troubles for x in windows] == [[] for _ in windows]
