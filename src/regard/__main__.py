@@ -1,4 +1,4 @@
-"""The command line: regard generate, show, check, train.
+"""The command line: regard generate, show, check, train, learn.
 
 A command loads what it needs when it runs, so that help comes at once. What a user did
 wrong is said in one sentence, without a traceback; `regard --debug …` shows it.
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from regard.errors import RegardError
+from regard.learn.__main__ import learn
 
 if TYPE_CHECKING:
     from regard.nn.tasks import Task
@@ -48,6 +49,9 @@ class OneSentence(click.Group):
 @click.version_option(package_name="regard")
 def main(*, debug: bool) -> None:
     """Attention you can read, see and scale."""
+
+
+main.add_command(learn)
 
 
 @main.command()

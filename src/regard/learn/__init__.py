@@ -1,0 +1,30 @@
+"""Learn attention by writing it: exercises that are graded in words.
+
+    regard learn                               in a terminal
+    from regard.learn import check; check(fn)  in a notebook
+
+Next: course.py
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from regard.learn.exercise import list_exercises, read_exercise
+    from regard.learn.notebook import check
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Load what is used, so that the command line answers at once."""
+        if name not in LATER:
+            raise AttributeError(f"module 'regard.learn' has no attribute '{name}'")
+        return getattr(import_module(LATER[name]), name)
+
+
+LATER = {
+    "check": "regard.learn.notebook",
+    "list_exercises": "regard.learn.exercise",
+    "read_exercise": "regard.learn.exercise",
+}
+
+__all__ = ["check", "list_exercises", "read_exercise"]

@@ -1,0 +1,206 @@
+/* The page of the course: which exercise is open, and what its buttons do.
+
+     #softmax    the exercise is in the address
+     notes       what the learner wrote and solved, kept in this browser
+     python      the worker that runs and checks it
+
+   Next: notes.js */
+
+import { drawAnswers } from "./answers.js";
+import { listExercises, make, quote } from "./course.js";
+import { attachEditor } from "./editor.js";
+import { Notes } from "./notes.js";
+import { Python } from "./python.js";
+
+const part = Object.fromEntries([...document.querySelectorAll("[data-at]")].map((x) => [x.dataset.at, x]));
+const notes = new Notes();
+const exercises = await readExercises();
+const python = new Python(showState);
+const editor = attachEditor(part.code, part.lines, { onChange: keep, onCheck: check, onRun: run });
+let open = null; // the exercise that is shown
+let shown = null; // the last grade, to be drawn again in other colours
+
+async function readExercises() {
+  const answer = await fetch("exercises.json");
+  if (!answer.ok) throw new Error(`exercises.json: ${answer.status}`);
+  return answer.json();
+}
+
+/* ---- going */
+
+function go() {
+  const name = decodeURIComponent(location.hash.slice(1)) || notes.at;
+  open = exercises.find((x) => x.name === name) ?? exercises[0];
+  notes.at = open.name;
+  for (const text of part.lessons.querySelectorAll("[data-lesson]")) {
+    text.hidden = text.dataset.lesson !== open.name;
+  }
+  const number = exercises.indexOf(open) + 1;
+  part.title.textContent = `${number}. ${open.title}`;
+  document.title = `${open.title} – learn attention by writing it`;
+  part.facts.replaceChildren(...tellFacts(open));
+  part.note.hidden = part.command.hidden = !open.extra;
+  part.command.textContent = `pip install "regard[torch]"\nregard learn open ${open.name}`;
+  part.work.hidden = open.extra !== "";
+  editor.set(notes.of(open).code ?? open.stub);
+  say("", "");
+  showHints();
+  showReset();
+  showList();
+}
+
+function tellFacts({ minutes, needs }) {
+  const before = exercises.filter((x) => needs.includes(x.name));
+  return [`about ${minutes} minutes`, ...before.flatMap((x, at) => [at ? ", " : " · after ", link(x, x.title)])];
+}
+
+function link({ name }, text) {
+  const made = make("a", text);
+  made.href = `#${encodeURIComponent(name)}`;
+  return made;
+}
+
+function showList() {
+  const solved = exercises.filter((x) => notes.of(x).solved).length;
+  part.bar.max = exercises.length;
+  part.bar.value = solved;
+  part.done.textContent = `${solved} of ${exercises.length} solved`;
+  listExercises(part.list, exercises, { notes, open });
+}
+
+/* ---- the buttons */
+
+function keep(code) {
+  notes.change(open, { code: code === open.stub ? undefined : code });
+  showReset();
+}
+
+async function check() {
+  const found = await ask("check");
+  if (!found) return;
+  if (found.passed) notes.change(open, { solved: true });
+  say(found.passed ? "right" : "wrong", found.sentence);
+  shown = found;
+  showMore();
+  showList();
+}
+
+async function run() {
+  const found = await ask("run");
+  if (!found) return;
+  say("ran", found.sentence);
+  shown = found;
+  showMore();
+}
+
+/* Return what Python found, or null if it did not come to that. */
+async function ask(kind) {
+  if (python.busy || open.extra) return null;
+  const exercise = open;
+  say("wait", python.ready ? "Python is at it …" : "Python is still loading; then this is run.");
+  showBusy(true);
+  const found = await python.ask(kind, open.place, part.code.value);
+  showBusy(false);
+  if (open !== exercise) return null; // the learner went on
+  if (!found.trouble) return found;
+  say("wrong", found.trouble);
+  return null;
+}
+
+function showBusy(busy) {
+  part.check.disabled = part.run.disabled = busy;
+  part.stop.disabled = !busy;
+}
+
+function hint() {
+  notes.change(open, { hints: Math.min((notes.of(open).hints ?? 0) + 1, open.hints.length) });
+  showHints();
+}
+
+function showHints() {
+  const count = notes.of(open).hints ?? 0;
+  part.hint.textContent = `Hint (${count} of ${open.hints.length} seen)`;
+  part.hint.disabled = count === open.hints.length;
+  part.hints.replaceChildren();
+  if (!count) return;
+  part.hints.append(make("h3", "Hints"), make("ol", ...open.hints.slice(0, count).map((x) => make("li", x))));
+}
+
+/* Put the stub back; once more, what was written before. */
+function reset() {
+  const undo = canUndo();
+  const written = part.code.value;
+  editor.set(undo ? notes.of(open).before : open.stub);
+  notes.change(open, { before: undo ? undefined : written });
+  keep(part.code.value);
+  say("", "");
+}
+
+function canUndo() {
+  return notes.of(open).before !== undefined && part.code.value === open.stub;
+}
+
+function showReset() {
+  part.reset.textContent = canUndo() ? "Undo reset" : "Reset";
+}
+
+/* ---- showing */
+
+function say(kind, sentence) {
+  part.verdict.dataset.kind = kind;
+  part.verdict.textContent = sentence;
+  part.more.replaceChildren();
+  shown = null;
+}
+
+function showMore() {
+  if (!shown) return;
+  part.more.replaceChildren();
+  const { passed, call, printed } = shown;
+  if (passed) part.more.append(...tellNext());
+  if (shown.yours) part.more.append(drawAnswers(shown, { atol: open.atol, dark: isDark() }));
+  if (call) part.more.append(make("h3", "The smallest call that shows it"), quote(call));
+  if (printed) part.more.append(make("h3", "It printed"), quote(printed));
+}
+
+function tellNext() {
+  const solution = make("details", make("summary", "How we would write it"), quote(open.solution));
+  const next = exercises[exercises.indexOf(open) + 1];
+  if (!next) return [solution];
+  return [make("p", link(next, `Next: ${next.title}`)), solution];
+}
+
+function showState(state, sentence) {
+  part.state.dataset.state = state;
+  part.state.textContent = sentence;
+}
+
+function isDark() {
+  return document.documentElement.dataset.theme === "dark";
+}
+
+function setTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+  part.theme.textContent = theme === "dark" ? "light" : "dark";
+  showMore();
+}
+
+part.check.addEventListener("click", check);
+part.run.addEventListener("click", run);
+part.stop.addEventListener("click", () => python.stop("Stopped. Your text is as it was."));
+part.hint.addEventListener("click", hint);
+part.reset.addEventListener("click", reset);
+part.theme.addEventListener("click", () => {
+  notes.theme = isDark() ? "light" : "dark";
+  setTheme(notes.theme);
+});
+addEventListener("hashchange", () => {
+  if (python.busy) python.stop("");
+  go();
+  part.title.focus(); // a reader hears where it went
+});
+const dark = matchMedia("(prefers-color-scheme: dark)");
+dark.addEventListener("change", () => setTheme(notes.theme ?? (dark.matches ? "dark" : "light")));
+
+setTheme(notes.theme ?? (dark.matches ? "dark" : "light"));
+go();

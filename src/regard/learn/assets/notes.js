@@ -1,0 +1,56 @@
+/* What a learner wrote and solved, kept in this browser under the address of the site.
+
+     notes.of(exercise)    { code, before, hints, solved }, each if there is one
+
+   Next: course.js */
+
+const PLACE = `regard-learn ${new URL("./", location.href).pathname}`;
+
+export class Notes {
+  constructor() {
+    this.kept = read();
+  }
+
+  of({ name }) {
+    return this.kept.exercises?.[name] ?? {};
+  }
+
+  change(exercise, changes) {
+    this.kept = { ...this.kept, ...read() }; // another tab may have written
+    const exercises = { ...this.kept.exercises, [exercise.name]: { ...this.of(exercise), ...changes } };
+    this.write({ exercises });
+  }
+
+  get at() {
+    return this.kept.at;
+  }
+
+  set at(name) {
+    this.write({ at: name });
+  }
+
+  get theme() {
+    return this.kept.theme;
+  }
+
+  set theme(name) {
+    this.write({ theme: name });
+  }
+
+  write(changes) {
+    this.kept = { ...this.kept, ...read(), ...changes };
+    try {
+      localStorage.setItem(PLACE, JSON.stringify(this.kept));
+    } catch {
+      // a browser may keep nothing: it is then kept until the page is closed
+    }
+  }
+}
+
+function read() {
+  try {
+    return JSON.parse(localStorage.getItem(PLACE)) ?? {};
+  } catch {
+    return {};
+  }
+}

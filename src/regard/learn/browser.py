@@ -1,0 +1,159 @@
+"""The course as a static web site: lessons, an editor, and Python in the browser.
+
+    build_site("site", pyodide="pyodide")     then: python -m http.server -d site
+
+    site/index.html      the lessons, written out;  *.js, lesson.css: the page
+    site/exercises.json  stubs, hints, what is needed
+    site/regard.zip      the few modules that grade, and array-api-compat
+    site/pyodide/        Python and NumPy for browsers: docs/learn-site.md
+
+It asks no other host for anything: index.html forbids it, and its worker inherits that.
+
+Next: assets/lesson.js
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from html import escape
+from importlib.metadata import distribution
+from io import BytesIO
+from pathlib import Path
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
+
+from markdown_it import MarkdownIt
+
+from regard.errors import FileError
+from regard.learn.exercise import Exercise, list_exercises
+
+SOURCE = Path(__file__).parent.parent
+ASSETS = Path(__file__).parent / "assets"
+INK = SOURCE / "show" / "assets" / "ink.js"  # the colours of all our pages
+LESSONS = "<!-- lessons -->"
+
+# judge/__init__.py is not among them: it loads reports, which browsers do not need
+NEEDED = (
+    *("__init__.py", "errors.py", "arrays.py", "masks/[!_]*.py", "masks/__init__.py"),
+    *("definition/*.py", "plain/*.py", "judge/[!_]*.py"),
+    *(f"learn/{x}.py" for x in ("__init__", "course", "exercise", "grade")),
+    *(f"learn/{x}.py" for x in ("attempt", "sandbox")),
+)
+LOCK = "pyodide-lock.json"
+VERSION = "314.0.3"  # of Pyodide, which the tests run
+HASHES = Path(__file__).parent / "pyodide.sha256"  # by sha256sum, of its npm package
+MISSING = (
+    "Python for browsers is missing: put Pyodide and its NumPy wheel into {folder}, "
+    "as docs/learn-site.md says."
+)
+
+
+def build_site(
+    folder: str | Path,
+    *,
+    pyodide: str | Path | None = None,
+    course: str | Path | None = None,
+) -> str:
+    """Write the site into a folder; return a sentence that says what it has.
+
+    pyodide: a folder with Pyodide and its NumPy wheel, which are checked and copied;
+        unless given, what is in the site's folder pyodide/ is left as it is
+    course: a folder of your own exercises
+    """
+    site = Path(folder)
+    if site.exists() and not site.is_dir():
+        raise FileError(f"{site} is a file, expected a folder for the site.")
+    exercises = list_exercises(course)
+    files = () if pyodide is None else list_runtime(Path(pyodide))
+    site.mkdir(parents=True, exist_ok=True)
+    for asset in (*ASSETS.iterdir(), INK):
+        shutil.copyfile(asset, site / asset.name)
+    page = (ASSETS / "index.html").read_text("utf-8")
+    lessons = "\n".join(map(write_lesson, exercises))
+    (site / "index.html").write_text(page.replace(LESSONS, lessons), "utf-8")
+    told = json.dumps([describe(exercise) for exercise in exercises], indent=1)
+    (site / "exercises.json").write_text(told, "utf-8")
+    (site / "regard.zip").write_bytes(pack(exercises))
+    runtime = site / "pyodide"
+    runtime.mkdir(exist_ok=True)
+    for file in files:
+        if not (runtime / file.name).exists() or not file.samefile(runtime / file.name):
+            shutil.copyfile(file, runtime / file.name)
+    wrote = f"{site / 'index.html'} has {len(exercises)} exercises. "
+    if not (runtime / LOCK).exists():
+        return wrote + MISSING.format(folder=runtime)
+    return wrote + f"To see it: python -m http.server -d {site}"
+
+
+def write_lesson(exercise: Exercise) -> str:
+    """Return the text of an exercise as HTML; HTML in it is shown as text."""
+    reader = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
+    html = reader.render(exercise.text)
+    html = html.replace("<pre>", '<pre tabindex="0">')  # wide ones scroll with keys
+    return f'<article data-lesson="{escape(exercise.name)}" hidden>\n{html}</article>'
+
+
+def describe(exercise: Exercise) -> dict[str, object]:
+    """Return what the page needs to know of an exercise."""
+    kept = ("name", "title", "function", "minutes", "needs", "extra", "stub", "hints")
+    told = {name: getattr(exercise, name) for name in (*kept, "atol", "solution")}
+    return told | {"place": f"course/{exercise.path.name}"}
+
+
+def pack(exercises: Sequence[Exercise]) -> bytes:
+    """Return what grades, and the exercises, as a zip that is always the same."""
+    with BytesIO() as out:
+        with ZipFile(out, "w", ZIP_DEFLATED) as file:
+            for name, path in list_source(exercises):
+                entry = ZipInfo(name)  # the year is 1980
+                entry.compress_type = ZIP_DEFLATED
+                file.writestr(entry, path.read_bytes())
+        return out.getvalue()
+
+
+def list_source(exercises: Sequence[Exercise]) -> Iterator[tuple[str, Path]]:
+    """Yield what browsers run, as the name in the zip and the file."""
+    for pattern in NEEDED:
+        for path in sorted(SOURCE.glob(pattern)):
+            yield f"regard/{path.relative_to(SOURCE).as_posix()}", path
+    compat = distribution("array-api-compat")
+    for file in compat.files or ():
+        if file.suffix == ".py" or file.name in ("LICENSE", "METADATA"):  # whose it is
+            yield file.as_posix(), Path(str(compat.locate_file(file)))
+    for exercise in exercises:
+        yield f"course/{exercise.path.name}", exercise.path
+
+
+def list_runtime(folder: Path) -> tuple[Path, ...]:
+    """Return the files of Pyodide and NumPy in a folder, none of them changed."""
+    lock = folder / LOCK
+    try:
+        numpy = json.loads(lock.read_text("utf-8"))["packages"]["numpy"]
+        wheel, expected = str(numpy["file_name"]), str(numpy["sha256"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise FileError(
+            f"{lock} is not there, or does not tell of NumPy; expected a folder with "
+            "Pyodide and its NumPy wheel, as docs/learn-site.md says."
+        ) from None
+    lines = map(str.split, HASHES.read_text("utf-8").splitlines())
+    known = {name: digest for digest, name in lines}
+    known[Path(wheel).name] = expected
+    lacking = [name for name in known if not (folder / name).is_file()]
+    if lacking:
+        raise FileError(f"{folder} lacks {', '.join(lacking)} of Pyodide {VERSION}.")
+    for name, expected in known.items():
+        check_hash(folder / name, expected)
+    return lock, *(folder / name for name in known)
+
+
+def check_hash(path: Path, expected: str) -> None:
+    """Refuse a file that is not the one expected."""
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != expected:
+        raise FileError(
+            f"{path} has the sha256 {found}, expected {expected}: "
+            f"take it from Pyodide {VERSION} again."
+        )

@@ -1,0 +1,198 @@
+"""One exercise is one Python file: text, specification, stub, hints, mistakes.
+
+    exercise = read_exercise("softmax")         or the path of a file of your own
+    exercise.text, exercise.stub, exercise.hints
+    exercise.spec(scores)                       what is right, as plain loops
+    exercise.draw(rng)                          calls to try it on, the smallest first
+
+The file has a docstring (a title, the text, a last line "Next: …") and these names:
+
+    NAME       the function to write           spec        what is right, slowly
+    MINUTES    how long it takes               reference   how we would write it
+    NEEDS      exercises before it             draw        yields tuples of arguments
+    EXTRA      "", "torch" or "model"          mistake_…   at least three, each with the
+    STUB       what the learner begins with                sentence that names it
+    HINTS      three, each tells more          check       if values cannot show it all
+
+Next: grade.py
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from regard.errors import FileError, OptionError
+from regard.learn.course import ORDER
+
+FOLDER = Path(__file__).parent / "exercises"
+EXTRAS = ("", "torch", "model")
+PARTS: dict[str, Any] = {
+    "NAME": str,
+    "MINUTES": int,
+    "NEEDS": tuple,
+    "EXTRA": str,
+    "STUB": str,
+    "HINTS": tuple,
+    "spec": Callable,
+    "reference": Callable,
+    "draw": Callable,
+}
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A wrong solution that people write, and the sentence that names it."""
+
+    name: str
+    function: Function
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """All parts of one exercise."""
+
+    name: str  # of the file
+    title: str
+    text: str  # Markdown
+    function: str  # that the learner writes
+    minutes: int
+    needs: tuple[str, ...]
+    extra: str
+    stub: str
+    hints: tuple[str, ...]
+    atol: float
+    spec: Function = field(repr=False)
+    reference: Function = field(repr=False)
+    draw: Callable[[Any], Iterable[Sequence[Any]]] = field(repr=False)
+    check: Callable[[Function, Any], str | None] | None = field(repr=False)
+    mistakes: tuple[Mistake, ...] = field(repr=False)
+    path: Path = field(repr=False)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The names of the arguments, as the specification calls them."""
+        return tuple(inspect.signature(self.spec).parameters)
+
+    @property
+    def patience(self) -> float:
+        """How many times longer it may take: a model has to be loaded."""
+        return 6.0 if self.extra == "model" else 1.0
+
+    @property
+    def solution(self) -> str:
+        """The source of the reference, under the name that the learner writes."""
+        source = inspect.getsource(self.reference)
+        return re.sub(r"\breference\(", f"{self.function}(", source)
+
+
+def read_exercise(place: str | Path) -> Exercise:
+    """Return the exercise of this name in the course, or in this file.
+
+    >>> read_exercise("softmax").function
+    'softmax'
+    """
+    path = Path(place)
+    if path.suffix != ".py":
+        path = FOLDER / f"{place}.py"
+        if str(place) not in ORDER:
+            known = ", ".join(ORDER)
+            raise OptionError(f'there is no exercise "{place}"; there are {known}.')
+    module = run_file(path)
+    check_parts(module, path)
+    title, text = read_text(module, path)
+    return Exercise(
+        name=path.stem,
+        title=title,
+        text=text,
+        function=module.NAME,
+        minutes=module.MINUTES,
+        needs=module.NEEDS,
+        extra=module.EXTRA,
+        stub=module.STUB,
+        hints=module.HINTS,
+        atol=getattr(module, "ATOL", 1e-6),
+        spec=module.spec,
+        reference=module.reference,
+        draw=module.draw,
+        check=getattr(module, "check", None),
+        mistakes=read_mistakes(module, path),
+        path=path,
+    )
+
+
+def list_exercises(folder: str | Path | None = None) -> list[Exercise]:
+    """Return the exercises of the course, or those of a folder by their file names."""
+    if folder is None:
+        return [read_exercise(name) for name in ORDER]
+    files = sorted(Path(folder).glob("[!_]*.py"))
+    if not files:
+        raise FileError(
+            f"{folder} has no exercises, expected files such as softmax.py."
+        )
+    return [read_exercise(path) for path in files]
+
+
+def run_file(path: Path) -> ModuleType:
+    """Run a file; what is wrong with it becomes one sentence."""
+    module = ModuleType(f"regard_exercise_{path.stem}")
+    module.__file__ = str(path)
+    try:
+        source = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"cannot read {path}: {error}.") from None
+    try:
+        exec(compile(source, str(path), "exec"), module.__dict__)  # noqa: S102
+    except ModuleNotFoundError:
+        raise  # it says which library to install
+    except Exception as error:  # noqa: BLE001 (the file of a teacher)
+        raise FileError(f"{path} raised {type(error).__name__}: {error}.") from None
+    return module
+
+
+def check_parts(module: ModuleType, path: Path) -> None:
+    """Refuse a file that lacks a part, or has one of another kind."""
+    for name, kind in PARTS.items():
+        found = getattr(module, name, None)
+        if not isinstance(found, kind):
+            given = "nothing" if found is None else f"a {type(found).__name__}"
+            wanted = "a function" if kind is Callable else f"a {kind.__name__}"
+            raise FileError(f"{path}: {name} is {given}, expected {wanted}.")
+    if len(module.HINTS) != 3:
+        raise FileError(f"{path}: HINTS has {len(module.HINTS)} hints, expected 3.")
+    if module.EXTRA not in EXTRAS:
+        raise FileError(f'{path}: EXTRA is "{module.EXTRA}", expected one of {EXTRAS}.')
+    if f"def {module.NAME}(" not in module.STUB:
+        raise FileError(f"{path}: STUB does not define {module.NAME}, as NAME says.")
+
+
+def read_text(module: ModuleType, path: Path) -> tuple[str, str]:
+    """Return the title and the text, without the line that says what is next."""
+    lines = inspect.cleandoc(module.__doc__ or "").splitlines()
+    if len(lines) < 3 or lines[1]:
+        raise FileError(f"{path}: its docstring is no title, empty line and text.")
+    if lines[-1].startswith("Next: "):
+        lines = lines[:-1]
+    return lines[0].removesuffix("."), "\n".join(lines[2:]).strip()
+
+
+def read_mistakes(module: ModuleType, path: Path) -> tuple[Mistake, ...]:
+    """Return the mistakes in the order of the file."""
+    found = {n: x for n, x in vars(module).items() if n.startswith("mistake_")}
+    if len(found) < 3:
+        raise FileError(f"{path} has {len(found)} mistake_ functions, expected 3.")
+    for name, function in found.items():
+        if not function.__doc__:
+            raise FileError(f"{path}: {name} has no docstring, the sentence about it.")
+    return tuple(
+        Mistake(name.removeprefix("mistake_"), fn, " ".join(fn.__doc__.split()))
+        for name, fn in found.items()
+    )

@@ -1,0 +1,118 @@
+"""Attention of one sequence
+
+Now the weights are used. Each key j comes with a value v[j], and the output of query
+i is the average of all values, weighted by how well their keys answered:
+
+    weights = softmax(q kᵀ / √d)          (N, M), a softmax for each row
+    out     = weights v                   (N, e)
+
+q is (N, d), k is (M, d), v is (M, e). Keys and values come in pairs, so both have M
+rows, but a value may be of another width e: it is what is handed over, not what is
+compared.
+
+For example, one query that scores two keys alike has the weights [0.5, 0.5], and the
+values [[2, 0, 0], [0, 4, 0]] then give the output [[1, 2, 0]].
+
+Write `attend(q, k, v)`. You may copy your softmax into the file. Scores can be large
+here too.
+
+Next: causal_mask.py
+"""
+
+import numpy as np
+
+NAME = "attend"
+MINUTES = 10
+NEEDS = ("softmax", "scaling")
+EXTRA = ""
+STUB = '''import numpy as np
+
+
+def attend(q, k, v):
+    """Return the output (N, e) of q (N, d), k (M, d) and v (M, e)."""
+    raise NotImplementedError("write me")
+'''
+HINTS = (
+    "Four lines: scaled scores, exp of them without the largest of each row, weights, "
+    "output.",
+    "Row i of weights @ v is the sum of weights[i, j] * v[j] over all keys j.",
+    "scores = q @ k.T / np.sqrt(q.shape[-1]); weights = softmax(scores), row by row; "
+    "return weights @ v.",
+)
+
+
+def spec(q, k, v):
+    out = np.zeros((len(q), v.shape[1]))
+    for i in range(len(q)):
+        scores = [q[i] @ k[j] / q.shape[1] ** 0.5 for j in range(len(k))]
+        parts = [np.exp(score - max(scores)) for score in scores]
+        for j in range(len(k)):
+            out[i] += parts[j] / sum(parts) * v[j]
+    return out
+
+
+def softmax(scores, axis=-1):
+    parts = np.exp(scores - scores.max(axis=axis, keepdims=True))
+    return parts / parts.sum(axis=axis, keepdims=True)
+
+
+def reference(q, k, v):
+    scores = q @ k.T / np.sqrt(q.shape[-1])
+    parts = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return parts / parts.sum(axis=-1, keepdims=True) @ v
+
+
+def draw(rng):
+    sizes = ((1, 1, 2, 1), (1, 2, 2, 3), (2, 3, 2, 1), (3, 3, 4, 2), (4, 2, 3, 5))
+    for n, m, d, e in sizes:
+        q, k, v = (rng.normal(size=x).round(1) for x in ((n, d), (m, d), (m, e)))
+        yield q + 1, k * 2, v
+    q, k = 100 + rng.normal(size=(2, 5, 4)).round(1)
+    yield q, k, rng.normal(size=(5, 3)).round(1)
+    yield -q, k, rng.normal(size=(5, 3)).round(1)
+
+
+def mistake_no_scale(q, k, v):
+    """The scores are not scaled: divide them by the root of the width of q and k."""
+    return softmax(q @ k.T) @ v
+
+
+def mistake_scale_of_values(q, k, v):
+    """That scales by the width of the values: the score is made of q and k, so
+    divide by the root of q.shape[-1]."""
+    return softmax(q @ k.T / np.sqrt(v.shape[-1])) @ v
+
+
+def mistake_overflow(q, k, v):
+    """exp of a large score is infinite, or all of a row are 0, and the output is
+    NaN: take the largest score of each row away before exp."""
+    parts = np.exp(q @ k.T / np.sqrt(q.shape[-1]))
+    return parts / parts.sum(axis=-1, keepdims=True) @ v
+
+
+def mistake_over_queries(q, k, v):
+    """Your softmax runs over the queries, so the weights of a query do not sum to 1:
+    it must run over the keys, axis=-1."""
+    return softmax(q @ k.T / np.sqrt(q.shape[-1]), axis=0) @ v
+
+
+def mistake_scores_only(q, k, v):
+    """The scores are used as weights: turn each row into weights with softmax first."""
+    return q @ k.T / np.sqrt(q.shape[-1]) @ v
+
+
+def mistake_keys_averaged(q, k, v):
+    """That averages the keys: weights are made from the keys, and multiplied with
+    the values v."""
+    return softmax(q @ k.T / np.sqrt(q.shape[-1])) @ k
+
+
+def mistake_weights(q, k, v):
+    """Those are the weights: multiply them with the values, weights @ v."""
+    return softmax(q @ k.T / np.sqrt(q.shape[-1]))
+
+
+def mistake_best_only(q, k, v):
+    """That hands over only the value of the best key: attention is the average of
+    all values with the weights of softmax."""
+    return v[np.argmax(q @ k.T, axis=-1)]

@@ -1,0 +1,116 @@
+"""Batches: the same for many sequences at once
+
+A batch is a stack of sequences of the same length, one more axis in front: q is (B,
+N, d). With heads there are two, (B, H, N, d). Nothing else changes. Each sequence
+attends to itself alone, as if it were the only one:
+
+    out[b] = attend(q[b], k[b], v[b])
+
+Code that counts its axes from the end does not care how many there are in front: the
+width is axis −1, the tokens are axis −2. The operator @ multiplies the last two axes
+and repeats that over all others. Only `.T` is different: it turns *all* axes around,
+so that (B, M, d) becomes (d, M, B). What is needed is k.swapaxes(-1, -2), or
+np.matrix_transpose(k).
+
+For example q, k of shape (2, 3, 5, 4) and v of shape (2, 3, 5, 7) give (2, 3, 5, 7).
+
+Write `attend_batch(q, k, v)` for q (…, N, d), k (…, M, d) and v (…, M, e), with any
+number of axes in front, and also with none.
+
+Next: heads_split.py
+"""
+
+import numpy as np
+
+NAME = "attend_batch"
+MINUTES = 8
+NEEDS = ("attend",)
+EXTRA = ""
+STUB = '''import numpy as np
+
+
+def attend_batch(q, k, v):
+    """Return out (..., N, e) of q (..., N, d), k (..., M, d), v (..., M, e)."""
+    raise NotImplementedError("write me")
+'''
+HINTS = (
+    "Take your attend of one sequence and look at each axis in it: which of them is "
+    "counted from the front?",
+    "k.T turns all axes around. You need only the last two: k.swapaxes(-1, -2).",
+    "scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]), then softmax over axis=-1 "
+    "with keepdims=True, then weights @ v.",
+)
+
+
+def spec(q, k, v):
+    out = np.zeros((*q.shape[:-1], v.shape[-1]))
+    for at in np.ndindex(q.shape[:-2]):
+        for i in range(q.shape[-2]):
+            keys, values = k[at], v[at]
+            scores = [q[at][i] @ key / q.shape[-1] ** 0.5 for key in keys]
+            parts = [np.exp(score - max(scores)) for score in scores]
+            for part, value in zip(parts, values, strict=True):
+                out[at][i] += part / sum(parts) * value
+    return out
+
+
+def softmax(scores, axis=-1):
+    parts = np.exp(scores - scores.max(axis=axis, keepdims=True))
+    return parts / parts.sum(axis=axis, keepdims=True)
+
+
+def reference(q, k, v):
+    scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+    parts = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return parts / parts.sum(axis=-1, keepdims=True) @ v
+
+
+def draw(rng):
+    sizes = (
+        ((), 2, 3, 2, 1),
+        ((2,), 1, 2, 3, 2),
+        ((2,), 2, 3, 4, 3),
+        ((3,), 3, 2, 2, 4),
+        ((2, 3), 4, 5, 3, 2),
+        ((1, 2, 2), 2, 3, 4, 1),
+    )
+    for lead, n, m, d, e in sizes:
+        shapes = ((*lead, n, d), (*lead, m, d), (*lead, m, e))
+        yield tuple(2 * rng.normal(size=shape).round(1) for shape in shapes)
+
+
+def mistake_all_axes_turned(q, k, v):
+    """k.T turns all axes around, the batch as well: exchange only the last two, with
+    k.swapaxes(-1, -2)."""
+    return softmax(q @ k.T / np.sqrt(q.shape[-1])) @ v
+
+
+def mistake_from_the_front(q, k, v):
+    """An axis is counted from the front, which is right for one number of axes only:
+    count from the end, with axis=-1 and swapaxes(-1, -2)."""
+    return softmax(q @ k.swapaxes(1, 2) / np.sqrt(q.shape[-1]), axis=2) @ v
+
+
+def mistake_one_long_sequence(q, k, v):
+    """The sequences of a batch see each other, as if they were one long sequence:
+    keep the axes in front, and @ does each by itself."""
+    keys, values = (x.reshape(-1, x.shape[-1]) for x in (k, v))
+    return softmax(q @ keys.T / np.sqrt(q.shape[-1])) @ values
+
+
+def mistake_scale_by_length(q, k, v):
+    """That scales by the root of q.shape[1], which is the length if there is a
+    batch: the width is q.shape[-1]."""
+    return softmax(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[1])) @ v
+
+
+def mistake_over_queries(q, k, v):
+    """Your softmax runs over the queries, axis=-2: it must run over the keys,
+    axis=-1."""
+    return softmax(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]), axis=-2) @ v
+
+
+def mistake_over_the_batch(q, k, v):
+    """Your softmax runs over the first axis, which mixes the sequences of a batch:
+    it must run over the keys, axis=-1."""
+    return softmax(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]), axis=0) @ v

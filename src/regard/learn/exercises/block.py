@@ -1,0 +1,138 @@
+"""One block of a transformer, norm first
+
+A block is attention and feed-forward, each around a residual: what a part finds is
+added to what the token was. So a token is a running sum, and every block writes into
+it.
+
+    x = x + attend(norm(x))
+    x = x + feed(norm(x))
+
+This is the pre-norm order, of GPT-2 and most models since: the norm stands in front of
+each part, and the sum itself is never normed. So a number that the first layer writes
+can reach the last one untouched, which keeps deep models trainable. (The first
+transformer normed the sum, `norm(x + attend(x))`.)
+
+If `attend` gives 0 and `feed` gives 0, the block returns `x` as it was.
+
+The second line reads what the first has written: feed-forward works on what attention
+just brought.
+
+Write `block(x, qkv, out, up, down)`: two lines. The stub has `norm`, `attend` (one
+causal head) and `feed`; you wrote all three before.
+
+Next: decoder_logits.py
+"""
+
+import numpy as np
+
+NAME = "block"
+MINUTES = 8
+NEEDS = ("multi_head", "layer_norm", "feed_forward")
+EXTRA = ""
+STUB = '''import numpy as np
+
+
+def norm(x):
+    x = x - x.mean(axis=-1, keepdims=True)
+    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + 1e-5)
+
+
+def attend(x, qkv, out):
+    q, k, v = np.split(x @ qkv.T, 3, axis=1)
+    scores = np.where(np.tri(len(x)) > 0, q @ k.T / np.sqrt(q.shape[1]), -np.inf)
+    parts = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return parts / parts.sum(axis=1, keepdims=True) @ v @ out.T
+
+
+def feed(x, up, down):
+    return np.maximum(x @ up.T, 0) @ down.T
+
+
+def block(x, qkv, out, up, down):
+    """Return x (N, D) after attention and feed-forward, norm first."""
+    raise NotImplementedError("write me")
+'''
+HINTS = (
+    "Each part is three things: norm what goes in, run the part, add x.",
+    "The first line is x = x + attend(norm(x), qkv, out).",
+    "The second is the same with feed(norm(x), up, down), of the new x.",
+)
+
+
+def norm(x):  # as in the stub
+    x = x - x.mean(axis=-1, keepdims=True)
+    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + 1e-5)
+
+
+def attend(x, qkv, out):
+    q, k, v = np.split(x @ qkv.T, 3, axis=1)
+    scores = np.where(np.tri(len(x)) > 0, q @ k.T / np.sqrt(q.shape[1]), -np.inf)
+    parts = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return parts / parts.sum(axis=1, keepdims=True) @ v @ out.T
+
+
+def feed(x, up, down):
+    return np.maximum(x @ up.T, 0) @ down.T
+
+
+def spec(x, qkv, out, up, down):
+    N, D = x.shape
+    found = attend(norm(x), qkv, out)
+    after = np.zeros((N, D))
+    for n in range(N):
+        for i in range(D):
+            after[n, i] = x[n, i] + found[n, i]
+    thought = feed(norm(after), up, down)
+    result = np.zeros((N, D))
+    for n in range(N):
+        for i in range(D):
+            result[n, i] = after[n, i] + thought[n, i]
+    return result
+
+
+def reference(x, qkv, out, up, down):
+    x = x + attend(norm(x), qkv, out)
+    return x + feed(norm(x), up, down)
+
+
+def draw(rng):
+    for N, D, F in ((1, 2, 3), (1, 4, 4), (2, 4, 8), (3, 5, 4), (5, 6, 12)):
+        shapes = ((N, D), (3 * D, D), (D, D), (F, D), (D, F))
+        yield tuple(rng.normal(size=shape) for shape in shapes)
+
+
+def mistake_norm_last(x, qkv, out, up, down):
+    """This is the post-norm order, norm(x + attend(x)): norm what goes into a part, and
+    leave the sum as it is."""
+    x = norm(x + attend(x, qkv, out))
+    return norm(x + feed(x, up, down))
+
+
+def mistake_no_norm(x, qkv, out, up, down):
+    """There is no norm: attend and feed read norm(x), not x."""
+    x = x + attend(x, qkv, out)
+    return x + feed(x, up, down)
+
+
+def mistake_no_residual(x, qkv, out, up, down):
+    """What a part gives replaces x: add it to x."""
+    return feed(norm(attend(norm(x), qkv, out)), up, down)
+
+
+def mistake_residual_normed(x, qkv, out, up, down):
+    """The norm is added instead of x itself: keep x for the sum, and give norm(x) only
+    to the part."""
+    x = norm(x) + attend(norm(x), qkv, out)
+    return norm(x) + feed(norm(x), up, down)
+
+
+def mistake_side_by_side(x, qkv, out, up, down):
+    """Attention and feed-forward both read the old x: feed-forward reads what attention
+    has already been added to."""
+    return x + attend(norm(x), qkv, out) + feed(norm(x), up, down)
+
+
+def mistake_one_norm(x, qkv, out, up, down):
+    """Only attention has its norm: feed reads norm(x) too."""
+    x = x + attend(norm(x), qkv, out)
+    return x + feed(x, up, down)

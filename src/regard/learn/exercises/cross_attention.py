@@ -1,0 +1,108 @@
+"""Attention from one sequence to another
+
+A translator writes French while it reads English; a caption looks at a picture. The
+queries come from the one who asks, `x`, the keys and the values from what is looked
+at, `context`:
+
+    q = x wqᵀ                     (N, d)     one query for each token of x
+    k = context wkᵀ               (M, d)     one key for each token of the context
+    v = context wvᵀ               (M, dv)
+    out = softmax(q kᵀ / √d) v    (N, dv)
+
+The weights are `(N, M)`: each of the `N` rows sums to 1 over the `M` tokens of the
+context. A row of the output belongs to a token of `x`, and is an average of values of
+the context. If the context has one token only, every weight is 1 and every row of the
+output is its value.
+
+A widely read piece of code exchanges the matrices of query and key here. All shapes
+stay right, and its test looked at nothing else.
+
+Write `cross_attention(x, context, wq, wk, wv)`: the output, `(N, dv)`.
+
+Next: sinusoidal.py
+"""
+
+import math
+
+import numpy as np
+
+from regard.definition.attention import attention
+
+NAME = "cross_attention"
+MINUTES = 10
+NEEDS = ("multi_head",)
+EXTRA = ""
+STUB = '''import numpy as np
+
+from regard import attention
+
+
+def cross_attention(x, context, wq, wk, wv):
+    """Let x (N, D) look at context (M, D); return (N, dv)."""
+    raise NotImplementedError("write me")
+'''
+HINTS = (
+    "Who asks? That gives q. Who is looked at? That gives k and v.",
+    "q = x @ wq.T has N rows; k = context @ wk.T and v = context @ wv.T have M rows.",
+    "attention(x @ wq.T, context @ wk.T, context @ wv.T).out",
+)
+
+
+def spec(x, context, wq, wk, wv):
+    out = np.zeros((len(x), len(wv)))
+    for i in range(len(x)):
+        scores = []
+        for j in range(len(context)):
+            scores.append((wq @ x[i]) @ (wk @ context[j]) / math.sqrt(len(wq)))
+        parts = [math.exp(score - max(scores)) for score in scores]
+        for j in range(len(context)):
+            out[i] += parts[j] / sum(parts) * (wv @ context[j])
+    return out
+
+
+def reference(x, context, wq, wk, wv):
+    return attention(x @ wq.T, context @ wk.T, context @ wv.T).out
+
+
+def draw(rng):
+    same = [(2, 2, 2, 2, 2), (3, 3, 2, 3, 2), (2, 2, 3, 2, 4), (4, 4, 3, 2, 2)]
+    other = [(3, 1, 2, 2, 2), (4, 2, 3, 3, 2), (1, 5, 3, 2, 3)]
+    more = (*rng.integers(1, 6, size=2), 4, 3, 2)
+    for N, M, D, d, dv in (*same, *other, more):
+        x, context = rng.normal(size=(N, D)), rng.normal(size=(M, D))
+        wq, wk = 2 * rng.normal(size=(2, d, D))
+        yield x, context, wq, wk, rng.normal(size=(dv, D))
+
+
+def look(q, k, v):
+    scores = q @ k.T / np.sqrt(q.shape[1])
+    parts = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return parts / parts.sum(axis=1, keepdims=True) @ v
+
+
+def mistake_matrices_exchanged(x, context, wq, wk, wv):
+    """The matrices of query and key are exchanged: wq belongs to x, wk to context."""
+    return look(x @ wk.T, context @ wq.T, context @ wv.T)
+
+
+def mistake_context_asks(x, context, wq, wk, wv):
+    """Here the context asks and x is looked at: queries come from x, keys and values
+    from the context."""
+    return look(context @ wq.T, x @ wk.T, x @ wv.T)
+
+
+def mistake_only_itself(x, context, wq, wk, wv):
+    """This looks at x and never at the context: make k and v from the context."""
+    return look(x @ wq.T, x @ wk.T, x @ wv.T)
+
+
+def mistake_own_keys(x, context, wq, wk, wv):
+    """The values come from the context, but the keys from x: both describe the
+    context."""
+    return look(x @ wq.T, x @ wk.T, context @ wv.T)
+
+
+def mistake_own_values(x, context, wq, wk, wv):
+    """The values come from x, but the keys from the context: both describe the
+    context."""
+    return look(x @ wq.T, context @ wk.T, x @ wv.T)

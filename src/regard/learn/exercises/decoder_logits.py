@@ -1,0 +1,131 @@
+"""From tokens to logits
+
+A language model is short once its block exists. Look up a vector for each token, add
+the vector of its position, run the blocks, norm, and compare the result with every
+vector of the vocabulary:
+
+    x      = embed[tokens] + positions[0 … N-1]      (N, D)
+    x      = block(x) for each block, causal
+    logits = norm(x) embedᵀ                          (N, V)
+
+The last line uses the table of the first again: the embeddings are tied. Row `n` of
+the logits scores every token of the vocabulary as the one that comes after token `n`.
+So token `n` must not see the tokens after it, or it would read the answer: that is
+what the causal mask is for. With a vocabulary of 49,152 a row has 49,152 logits.
+
+Write `decoder_logits(tokens, embed, positions, layers)`. `tokens` are whole numbers
+`(N,)`, `embed` is `(V, D)`, `positions` is `(P, D)` with `P` at least `N`, `layers` is
+`(L, 4*D, D)`. The stub has `norm`, and `block(x, layer, mask)` for one layer; `mask`
+is a table `(N, N)`, True where a token may look.
+
+Next: sampling.py
+"""
+
+import numpy as np
+
+NAME = "decoder_logits"
+MINUTES = 15
+NEEDS = ("block",)
+EXTRA = ""
+STUB = '''import numpy as np
+
+
+def norm(x):
+    x = x - x.mean(axis=-1, keepdims=True)
+    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + 1e-5)
+
+
+def block(x, layer, mask):
+    y, (wq, wk, wv, wo) = norm(x), np.split(layer, 4)
+    scores = (y @ wq.T) @ (y @ wk.T).T / np.sqrt(x.shape[1])
+    scores = np.where(mask, scores, -np.inf)
+    parts = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return x + parts / parts.sum(axis=1, keepdims=True) @ (y @ wv.T) @ wo.T
+
+
+def decoder_logits(tokens, embed, positions, layers):
+    """Return the logits (N, V) of the token after each of tokens (N,)."""
+    raise NotImplementedError("write me")
+'''
+HINTS = (
+    "Five lines: look up, add positions, a loop over layers, norm, multiply.",
+    "embed[tokens] looks up all rows at once; positions[: len(tokens)] are the first "
+    "N.",
+    "mask = np.tri(len(tokens)) > 0; for layer in layers: x = block(x, layer, mask); "
+    "then norm(x) @ embed.T.",
+)
+
+
+def norm(x):  # as in the stub
+    x = x - x.mean(axis=-1, keepdims=True)
+    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + 1e-5)
+
+
+def block(x, layer, mask):
+    y, (wq, wk, wv, wo) = norm(x), np.split(layer, 4)
+    scores = (y @ wq.T) @ (y @ wk.T).T / np.sqrt(x.shape[1])
+    scores = np.where(mask, scores, -np.inf)
+    parts = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return x + parts / parts.sum(axis=1, keepdims=True) @ (y @ wv.T) @ wo.T
+
+
+def spec(tokens, embed, positions, layers):
+    logits = np.zeros((len(tokens), len(embed)))
+    for n in range(len(tokens)):  # each token from the tokens up to it, and no others
+        x = np.zeros((n + 1, embed.shape[1]))
+        for m in range(n + 1):
+            x[m] = embed[tokens[m]] + positions[m]
+        for layer in layers:
+            x = block(x, layer, np.tri(n + 1) > 0)
+        for token in range(len(embed)):
+            logits[n, token] = norm(x[n]) @ embed[token]
+    return logits
+
+
+def reference(tokens, embed, positions, layers):
+    x = embed[tokens] + positions[: len(tokens)]
+    for layer in layers:
+        x = block(x, layer, np.tri(len(tokens)) > 0)
+    return norm(x) @ embed.T
+
+
+def draw(rng):
+    for N, V, D, L in ((1, 3, 4, 1), (2, 3, 4, 1), (3, 5, 4, 2), (5, 4, 6, 2)):
+        tokens = rng.permutation(max(N, V))[:N] % V
+        weights = ((V, D), (V + 3, D), (L, 4 * D, D))
+        yield tokens, *(rng.normal(size=shape) for shape in weights)
+    tokens = np.array([2, 2, 2])  # only positions tell them apart
+    yield tokens, *(rng.normal(size=s) for s in ((4, 4), (6, 4), (1, 16, 4)))
+
+
+def mistake_no_mask(tokens, embed, positions, layers):
+    """A token sees the tokens after it, and so the answer: give block the causal mask,
+    np.tri(N) > 0."""
+    x = embed[tokens] + positions[: len(tokens)]
+    for layer in layers:
+        x = block(x, layer, np.ones((len(x), len(x)), bool))
+    return norm(x) @ embed.T
+
+
+def mistake_no_positions(tokens, embed, positions, layers):
+    """The positions are missing: add row n of positions to token n."""
+    return reference(tokens, embed, np.zeros_like(positions), layers)
+
+
+def mistake_positions_of_tokens(tokens, embed, positions, layers):
+    """The positions are looked up by token: they are counted, 0, 1, 2, …, so take the
+    first N rows."""
+    return reference(tokens, embed, positions[tokens], layers)
+
+
+def mistake_no_last_norm(tokens, embed, positions, layers):
+    """The norm before the logits is missing: multiply norm(x) with embed.T."""
+    x = embed[tokens] + positions[: len(tokens)]
+    for layer in layers:
+        x = block(x, layer, np.tri(len(x)) > 0)
+    return x @ embed.T
+
+
+def mistake_first_layer_only(tokens, embed, positions, layers):
+    """Only one layer is run: each layer works on what the one before it gave."""
+    return reference(tokens, embed, positions, layers[:1])

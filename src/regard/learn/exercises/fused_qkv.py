@@ -1,0 +1,89 @@
+"""One matrix for q, k and v of all heads
+
+Three matrices and a few heads mean many small products. Many models store one tall
+matrix instead: its rows make first the queries of all heads, then the keys of all
+heads, then the values. One product gives everything.
+
+    y = x wᵀ                       w is (3*H*d, D), y is (N, 3*H*d)
+    columns     0 … H*d-1          queries of head 0, of head 1, …
+    columns   H*d … 2*H*d-1        keys
+    columns 2*H*d … 3*H*d-1        values
+
+With 2 heads of width 1 a token's row of `y` is `[q0, q1, k0, k1, v0, v1]`, so
+`q = [[q0], [q1]]` once the token axis is put in the middle.
+
+Some models store their rows head by head instead: `[q0, k0, v0, q1, k1, v1]`. The
+shapes are the same and the numbers are wrong, so look at values when you load a file.
+
+Write `split_qkv(x, w, heads)`: the tuple `q, k, v`, each `(H, N, d)`.
+
+Next: cross_attention.py
+"""
+
+import numpy as np
+
+NAME = "split_qkv"
+MINUTES = 10
+NEEDS = ("heads_split", "multi_head")
+EXTRA = ""
+STUB = '''import numpy as np
+
+
+def split_qkv(x, w, heads):
+    """Return q, k and v of x (N, D), each (H, N, d); w is (3*H*d, D)."""
+    raise NotImplementedError("write me")
+'''
+HINTS = (
+    "Multiply once, then cut the columns into three equal parts, then each into heads.",
+    "np.split(x @ w.T, 3, axis=1) gives the three parts in the order q, k, v.",
+    "(x @ w.T).reshape(N, 3, heads, d) has all axes; move N behind the heads.",
+)
+
+
+def spec(x, w, heads):
+    d = len(w) // 3 // heads
+    q, k, v = np.zeros((3, heads, len(x), d))
+    for part, out in enumerate((q, k, v)):
+        for h in range(heads):
+            for i in range(d):
+                row = part * heads * d + h * d + i
+                for n in range(len(x)):
+                    out[h, n, i] = x[n] @ w[row]
+    return q, k, v
+
+
+def reference(x, w, heads):
+    y = (x @ w.T).reshape(len(x), 3, heads, -1)  # (N, 3, H, d)
+    return tuple(y.transpose(1, 2, 0, 3))
+
+
+def draw(rng):
+    shapes = [(1, 2, 1, 1), (1, 2, 2, 2), (2, 3, 2, 2), (3, 4, 1, 3), (4, 3, 3, 2)]
+    more = rng.integers(2, 6, size=4).tolist()
+    for N, D, heads, d in (*shapes, more):
+        yield rng.normal(size=(N, D)), rng.normal(size=(3 * heads * d, D)), heads
+
+
+def mistake_head_by_head(x, w, heads):
+    """The rows of w are read head by head, as q, k, v of head 0, then of head 1. Here
+    all queries come first, then all keys: cut into three before you cut into heads."""
+    y = (x @ w.T).reshape(len(x), heads, 3, -1)
+    return tuple(y.transpose(2, 1, 0, 3))
+
+
+def mistake_values_second(x, w, heads):
+    """Keys and values are exchanged: the rows of w make q, then k, then v."""
+    q, k, v = reference(x, w, heads)
+    return q, v, k
+
+
+def mistake_width_interleaved(x, w, heads):
+    """A head takes every H-th column, but its d columns lie next to each other."""
+    y = (x @ w.T).reshape(len(x), 3, -1, heads)
+    return tuple(y.transpose(1, 3, 0, 2))
+
+
+def mistake_one_reshape(x, w, heads):
+    """One reshape to (3, H, N, d) mixes up the tokens, though the shape is right.
+    Reshape to (N, 3, H, d) and then move the axis of tokens."""
+    return tuple((x @ w.T).reshape(3, heads, len(x), -1))

@@ -1,0 +1,88 @@
+"""Split the width of every token into heads
+
+A token of width 6 can hold two heads of width 3, or three of width 2; GPT-3, 12,288
+wide with 96 heads, has heads of 128. The heads lie side by side in its vector: head
+`h` of width `d` is what stands in the places `h*d` to `h*d + d - 1`. Splitting puts
+the heads first, so that each head is a small sequence of its own:
+
+    out[h, n, i] = x[n, h*d + i]          (N, H*d)  ->  (H, N, d)
+
+Two tokens of width 4, two heads:
+
+    x = [[1, 2, 3, 4],        head 0 = [[1, 2],      head 1 = [[3, 4],
+         [5, 6, 7, 8]]                  [5, 6]]                [7, 8]]
+
+A reshape never moves a number, it only puts other brackets around the same row of
+numbers. So it can cut a token's vector into heads, but it cannot bring two tokens of
+one head together: that takes an exchange of axes. Asking for the shape `(H, N, d)` at
+once gives the right shape and the wrong numbers, and no error.
+
+Write `split_heads(x, heads)`: the heads of `x`, as `(heads, N, d)`.
+
+Next: multi_head.py
+"""
+
+import numpy as np
+
+NAME = "split_heads"
+MINUTES = 10
+NEEDS = ("scores",)
+EXTRA = ""
+STUB = '''import numpy as np
+
+
+def split_heads(x, heads):
+    """Return the heads of x (N, H*d) as an array (H, N, d)."""
+    raise NotImplementedError("write me")
+'''
+HINTS = (
+    "Do it in two steps: first cut the last axis, then put the axis of heads in front.",
+    "x.reshape(N, heads, d) cuts the last axis of every token and mixes no tokens.",
+    "After x.reshape(N, heads, -1), exchange the first two axes: swapaxes(0, 1).",
+)
+
+
+def spec(x, heads):
+    N, width = x.shape
+    d = width // heads
+    out = np.zeros((heads, N, d))
+    for h in range(heads):
+        for n in range(N):
+            for i in range(d):
+                out[h, n, i] = x[n, h * d + i]
+    return out
+
+
+def reference(x, heads):
+    return x.reshape(len(x), heads, -1).swapaxes(0, 1)
+
+
+def draw(rng):
+    for N, heads, d in ((1, 2, 1), (3, 1, 2), (3, 2, 1), (2, 2, 2), (5, 3, 2)):
+        yield rng.normal(size=(N, heads * d)), heads
+    N, heads, d = rng.integers(2, 7, size=3)
+    yield rng.normal(size=(N, heads * d)), int(heads)
+
+
+def mistake_one_reshape(x, heads):
+    """The shape is right, but each head holds whole tokens instead of a part of all. A
+    reshape to (H, N, d) moves nothing: reshape to (N, H, d), then exchange two axes."""
+    return x.reshape(heads, len(x), -1)
+
+
+def mistake_heads_interleaved(x, heads):
+    """Each head takes every H-th number of a token, but a head lies in one piece. Head
+    h is the places h*d to h*d + d - 1: reshape to (N, H, d), not to (N, d, H)."""
+    return x.reshape(len(x), -1, heads).transpose(2, 0, 1)
+
+
+def mistake_tokens_first(x, heads):
+    """The tokens are still in front: this is (N, H, d), expected (H, N, d). Exchange
+    the first two axes."""
+    return x.reshape(len(x), heads, -1)
+
+
+def mistake_tokens_last(x, heads):
+    """The tokens are the last axis: this is (H, d, N), expected (H, N, d). Exchange the
+    first two axes of (N, H, d), and leave the last where it is."""
+    return x.reshape(len(x), heads, -1).transpose(1, 2, 0)

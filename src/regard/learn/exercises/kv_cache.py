@@ -1,0 +1,126 @@
+"""The cache of keys and values
+
+A model writes one token at a time. The keys and values of the tokens before do not
+change, because no token sees what comes after it. So they are kept, and each step
+computes only its own query, key and value:
+
+    keys   = keys of the tokens before, and then this one       (T+1, d)
+    values = values of the tokens before, and then this one     (T+1, dv)
+    out    = softmax(q keysᵀ / √d) values                       (dv,)
+
+No mask is needed: everything in the cache is the past or the token itself. A causal
+mask that counts its one query as position 0 would let it see the first key only, which
+has been reported of several libraries.
+
+At the first step the cache is empty, `T = 0`, and the token sees only itself: `out` is
+`v`. Step after step, the rows `out` are those of causal attention over all tokens at
+once.
+
+Write `decode_step(q, k, v, keys, values)`: the tuple `out, keys, values`. `q`, `k` and
+`v` are the vectors of the new token; `keys` and `values` of the result have one row
+more. Leave the arguments as they are.
+
+Next: online_softmax.py
+"""
+
+import numpy as np
+
+from regard.definition.attention import attention
+
+NAME = "decode_step"
+MINUTES = 12
+NEEDS = ("decoder_logits",)
+EXTRA = ""
+STUB = '''import numpy as np
+
+from regard import attention
+
+
+def decode_step(q, k, v, keys, values):
+    """Return out (dv,), and keys (T+1, d) and values (T+1, dv) with the new token."""
+    raise NotImplementedError("write me")
+'''
+HINTS = (
+    "First put k and v at the end of the cache, then let q look at all of it.",
+    "np.concatenate([keys, k[None]]) adds one row at the end, even to no rows.",
+    "attention takes matrices: attention(q[None], keys, values).out[0] is the row.",
+)
+
+
+def spec(q, k, v, keys, values):
+    keys = np.array([*keys, k])
+    values = np.array([*values, v])
+    scores = [q @ keys[j] / len(q) ** 0.5 for j in range(len(keys))]
+    parts = [np.exp(score - max(scores)) for score in scores]
+    out = sum(parts[j] / sum(parts) * values[j] for j in range(len(keys)))
+    return out, keys, values
+
+
+def reference(q, k, v, keys, values):
+    keys = np.concatenate([keys, k[None]])
+    values = np.concatenate([values, v[None]])
+    return attention(q[None], keys, values).out[0], keys, values
+
+
+def check(fn, rng):
+    """Run a whole sequence, and compare with all tokens at once."""
+    q, k, v = rng.normal(size=(3, 7, 4))
+    scores = np.where(np.tri(7) > 0, q @ k.T / 2, -np.inf)
+    parts = np.exp(scores - scores.max(axis=1, keepdims=True))
+    whole = parts / parts.sum(axis=1, keepdims=True) @ v
+    keys, values = k[:0], v[:0]
+    for i in range(7):
+        out, keys, values = fn(q[i], k[i], v[i], keys, values)
+        if not np.allclose(out, whole[i]):
+            return (
+                f"Single steps are right, but token {i} of a sequence differs from "
+                "causal attention at once: keep nothing between the calls."
+            )
+    return None
+
+
+def draw(rng):
+    shapes = [(0, 2, 2), (2, 2, 2), (2, 2, 3), (3, 4, 2), (rng.integers(4, 9), 3, 5)]
+    for T, d, dv in shapes:
+        q, k = 2 * rng.normal(size=(2, d))
+        keys, values = rng.normal(size=(T, d)), rng.normal(size=(T, dv))
+        yield q, k, rng.normal(size=dv), keys, values
+
+
+def look(q, keys, values):
+    scores = keys @ q / np.sqrt(len(q))
+    parts = np.exp(scores - scores.max(initial=-1e9))
+    return parts @ values / max(parts.sum(), 1e-300)
+
+
+def grow(k, v, keys, values):
+    return np.concatenate([keys, k[None]]), np.concatenate([values, v[None]])
+
+
+def mistake_not_itself(q, k, v, keys, values):
+    """The new token does not see itself: add k and v to the cache before q looks."""
+    return look(q, keys, values), *grow(k, v, keys, values)
+
+
+def mistake_put_in_front(q, k, v, keys, values):
+    """The new token stands at the front of the cache: put it at the end, after the
+    tokens before it."""
+    keys, values = np.concatenate([k[None], keys]), np.concatenate([v[None], values])
+    return look(q, keys, values), keys, values
+
+
+def mistake_cache_not_grown(q, k, v, keys, values):
+    """The old cache is returned: return the keys and values with the new token."""
+    return look(q, *grow(k, v, keys, values)), keys, values
+
+
+def mistake_mask_from_zero(q, k, v, keys, values):
+    """The query sees only the first key: it is not at position 0 but after all tokens
+    of the cache, so it needs no causal mask."""
+    keys, values = grow(k, v, keys, values)
+    return values[0], keys, values
+
+
+def mistake_only_itself(q, k, v, keys, values):
+    """The query looks at its own key only: let it look at all keys of the cache."""
+    return v, *grow(k, v, keys, values)

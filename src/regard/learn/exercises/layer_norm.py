@@ -1,0 +1,108 @@
+"""Layer norm
+
+Numbers grow as they pass through many layers. A norm brings every token back to one
+size before the next layer reads it. Layer norm takes each token by itself, shifts its
+`D` numbers to mean 0, and stretches them to variance 1:
+
+    mean = Σ x[n, i] / D
+    var  = Σ (x[n, i] - mean)² / D               divided by D, not by D - 1
+    y    = (x[n, i] - mean) / √(var + eps)       eps inside the root
+    out  = y · weight[i] + bias[i]               learned, one of each for every column
+
+`eps` keeps a token whose numbers are all equal from dividing 0 by 0: it becomes
+`bias`.
+
+For the token `[1, 3]` the mean is 2 and the variance is 1, so `y` is nearly `[-1, 1]`.
+
+Write `layer_norm(x, weight, bias, eps)`: for `x` of shape `(N, D)`, `weight` and
+`bias` of shape `(D,)`.
+
+Next: rms_norm.py
+"""
+
+import math
+
+import numpy as np
+
+NAME = "layer_norm"
+MINUTES = 10
+NEEDS = ("softmax",)
+EXTRA = ""
+STUB = '''import numpy as np
+
+
+def layer_norm(x, weight, bias, eps):
+    """Return every row of x (N, D) with mean 0 and variance 1, then weight and bias."""
+    raise NotImplementedError("write me")
+'''
+HINTS = (
+    "Mean and variance belong to a row: take them along the last axis.",
+    "x.mean(axis=-1, keepdims=True) keeps an axis of 1, so that x - mean fits.",
+    "(x - mean) / np.sqrt(x.var(axis=-1, keepdims=True) + eps) * weight + bias",
+)
+ATOL = 1e-9
+
+
+def spec(x, weight, bias, eps):
+    N, D = x.shape
+    out = np.zeros((N, D))
+    for n in range(N):
+        mean = sum(x[n]) / D
+        var = sum((x[n, i] - mean) ** 2 for i in range(D)) / D
+        for i in range(D):
+            y = (x[n, i] - mean) / math.sqrt(var + eps)
+            out[n, i] = y * weight[i] + bias[i]
+    return out
+
+
+def reference(x, weight, bias, eps):
+    mean = x.mean(axis=-1, keepdims=True)
+    var = x.var(axis=-1, keepdims=True)
+    return (x - mean) / np.sqrt(var + eps) * weight + bias
+
+
+def draw(rng):
+    for N, D in ((1, 2), (2, 2), (2, 3), (3, 4), (4, int(rng.integers(5, 9)))):
+        weight, bias = rng.normal(size=(2, D))
+        yield 1 + rng.normal(size=(N, D)), weight, bias, 1e-2
+    weight, bias = rng.normal(size=(2, 5))
+    yield 100 + 0.001 * rng.normal(size=(3, 5)), weight, bias, 1e-5
+    yield np.full((2, 5), 7.0), weight, bias, 1e-5
+
+
+def mistake_over_tokens(x, weight, bias, eps):
+    """Mean and variance are taken over the tokens: each row is normed by itself, with
+    axis=-1 and keepdims=True."""
+    return (x - x.mean(axis=0)) / np.sqrt(x.var(axis=0) + eps) * weight + bias
+
+
+def mistake_d_minus_one(x, weight, bias, eps):
+    """The variance is divided by D - 1: here it is divided by D, so leave out
+    ddof=1."""
+    mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True, ddof=1)
+    return (x - mean) / np.sqrt(var + eps) * weight + bias
+
+
+def mistake_eps_outside(x, weight, bias, eps):
+    """eps is added to the standard deviation: add it to the variance, inside the
+    root."""
+    mean, std = x.mean(-1, keepdims=True), x.std(-1, keepdims=True)
+    return (x - mean) / (std + eps) * weight + bias
+
+
+def mistake_no_root(x, weight, bias, eps):
+    """The numbers are divided by the variance: divide by its square root."""
+    mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+    return (x - mean) / (var + eps) * weight + bias
+
+
+def mistake_bias_first(x, weight, bias, eps):
+    """The bias is added before the weight is multiplied: it is y · weight + bias."""
+    mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+    return ((x - mean) / np.sqrt(var + eps) + bias) * weight
+
+
+def mistake_no_eps(x, weight, bias, eps):
+    """eps is not used: without it a token of equal numbers is 0 / 0."""
+    mean, std = x.mean(-1, keepdims=True), x.std(-1, keepdims=True)
+    return (x - mean) / np.where(std == 0, np.nan, std) * weight + bias

@@ -1,0 +1,114 @@
+"""Any mask, and rows that see nothing
+
+A mask is a table of truth values beside the scores. Here True means *may attend*.
+(Some libraries mean the opposite, and a mask read the wrong way round gives no error,
+only wrong numbers.)
+
+    weights[i, j] = exp(scores[i, j]) / Σ over seen keys,   0 where mask[i, j] is False
+
+## Empty rows
+
+A row of the mask may be all False: padding, or a token that is alone. All its scores
+are then −∞, the largest is −∞ too, and −∞ − (−∞) is NaN. One such row spoils every
+gradient of a training. Nor are equal weights right, which come from a large negative
+number in place of −∞: that token would read what it must not see. The weights of an
+empty row are 0.
+
+For example the scores [[0, 0, 5]] with the mask [[True, True, False]] give [[0.5,
+0.5, 0]], and with [[False, False, False]] they give [[0, 0, 0]].
+
+Write `masked_weights(scores, mask)`, both of shape (N, M).
+
+Next: batches.py
+"""
+
+import numpy as np
+
+NAME = "masked_weights"
+MINUTES = 12
+NEEDS = ("causal_mask",)
+EXTRA = ""
+STUB = '''import numpy as np
+
+
+def masked_weights(scores, mask):
+    """Return the weights (N, M) of scores (N, M) where mask (N, M) is True, else 0."""
+    raise NotImplementedError("write me")
+'''
+HINTS = (
+    "Start as for the causal mask: np.where(mask, scores, -np.inf), then softmax.",
+    "In an empty row the largest score is -inf: replace it by 0 before you take it "
+    "away, and all exp of the row are 0.",
+    "Its sum is 0 too, and 0 / 0 is NaN: divide by np.where(total == 0, 1, total).",
+)
+
+
+def spec(scores, mask):
+    weights = np.zeros(scores.shape)
+    for i in range(len(scores)):
+        seen = [j for j in range(scores.shape[1]) if mask[i, j]]
+        if seen:
+            largest = max(scores[i, j] for j in seen)
+            total = sum(np.exp(scores[i, j] - largest) for j in seen)
+            for j in seen:
+                weights[i, j] = np.exp(scores[i, j] - largest) / total
+    return weights
+
+
+def softmax(scores):
+    parts = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return parts / parts.sum(axis=-1, keepdims=True)
+
+
+def reference(scores, mask):
+    logits = np.where(mask, scores, -np.inf)
+    largest = logits.max(axis=-1, keepdims=True)
+    parts = np.exp(logits - np.where(largest == -np.inf, 0, largest))
+    total = parts.sum(axis=-1, keepdims=True)
+    return parts / np.where(total == 0, 1, total)
+
+
+def draw(rng):
+    for n, m in ((1, 2), (1, 3), (2, 3), (3, 2), (4, 5)):
+        mask = rng.random((n, m)) < 0.6
+        mask[:, 0], mask[:, -1] = True, False  # neither empty nor full
+        yield rng.normal(size=(n, m)).round(2) + 1.005, mask
+    yield np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), np.tri(3, 2, -1) > 0
+    yield rng.normal(size=(4, 4)).round(1) - 1000, np.eye(4)[[1, 3, 0, 2]] > 0
+    yield rng.normal(size=(3, 4)).round(1), np.zeros((3, 4), bool)
+
+
+def mistake_inverted(scores, mask):
+    """The mask is read the wrong way round: True means may attend here, so False is
+    what becomes -inf."""
+    return reference(scores, ~mask)
+
+
+def mistake_added(scores, mask):
+    """The mask is added to the scores as 0 and 1, which hides nothing: put -inf
+    where it is False, with np.where."""
+    return softmax(scores + mask)
+
+
+def mistake_multiplied(scores, mask):
+    """The scores are multiplied with the mask, and a score of 0 still has the weight
+    exp(0): put -inf where the mask is False, with np.where."""
+    return softmax(scores * mask)
+
+
+def mistake_empty_is_nan(scores, mask):
+    """A row that sees nothing is NaN, from −∞ − (−∞) or 0 / 0: its weights must be
+    0, so take care of the largest score and of the sum."""
+    return softmax(np.where(mask, scores, -np.inf))
+
+
+def mistake_empty_is_uniform(scores, mask):
+    """A row that sees nothing gets equal weights, because a large negative number is
+    not −∞: its weights must be 0."""
+    return softmax(np.where(mask, scores, -1e9))
+
+
+def mistake_no_division(scores, mask):
+    """The weights are hidden after the softmax and the rows no longer sum to 1: put
+    -inf into the scores before it."""
+    return softmax(scores) * mask

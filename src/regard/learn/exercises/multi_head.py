@@ -1,0 +1,117 @@
+"""Multi-head attention, with the output projection
+
+One head gives every token one set of weights. Several heads give several: each has its
+own queries, keys and values, `d` numbers wide, made from the same tokens by learned
+matrices, and does attention by itself. Their answers are put side by side again, and
+one more matrix mixes them.
+
+    q, k, v = x wqᵀ, x wkᵀ, x wvᵀ        each (N, H*d), split into (H, N, d)
+    head_h  = attention(q_h, k_h, v_h)   scores over the square root of d
+    out     = [head_0 | … | head_H-1] woᵀ
+
+Matrices are stored `(out, in)`, as in PyTorch, hence the transpose. `H*d` need not be
+the width `D` of `x`: `wo` is `(D, H*d)` and brings the result back.
+
+With `H*d = 64` and 8 heads, each head is 8 wide, so its scores are divided by 2.83 and
+not by 8.
+
+Write `multi_head(x, wq, wk, wv, wo, heads)`: the output, `(N, D)`.
+`attention(q, k, v).out` of the library does all heads `(H, N, d)` at once. Splitting
+you wrote before; joining is the way back.
+
+Next: fused_qkv.py
+"""
+
+import numpy as np
+
+from regard.definition.attention import attention
+
+NAME = "multi_head"
+MINUTES = 15
+NEEDS = ("heads_split",)
+EXTRA = ""
+STUB = '''import numpy as np
+
+from regard import attention
+
+
+def multi_head(x, wq, wk, wv, wo, heads):
+    """Return multi-head attention of x (N, D), as (N, D)."""
+    raise NotImplementedError("write me")
+'''
+HINTS = (
+    "Four steps: project, split into (H, N, d), attention of all heads, join and mix.",
+    "(x @ wq.T).reshape(N, heads, -1).swapaxes(0, 1) is q; k and v are made alike.",
+    "Join with attention(q, k, v).out.swapaxes(0, 1).reshape(N, -1), then @ wo.T.",
+)
+
+
+def look(q, k, v, scale=None):  # attention, as you wrote it
+    scores = q @ k.swapaxes(-1, -2) * (scale or q.shape[-1] ** -0.5)
+    parts = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return parts / parts.sum(axis=-1, keepdims=True) @ v
+
+
+def spec(x, wq, wk, wv, wo, heads):
+    d = len(wq) // heads
+    joined = np.zeros((len(x), heads * d))
+    for h in range(heads):
+        mine = slice(h * d, h * d + d)
+        q, k, v = (x @ w[mine].T for w in (wq, wk, wv))
+        joined[:, mine] = look(q, k, v)
+    return joined @ wo.T
+
+
+def reference(x, wq, wk, wv, wo, heads):
+    N = len(x)
+    q, k, v = ((x @ w.T).reshape(N, heads, -1).swapaxes(0, 1) for w in (wq, wk, wv))
+    joined = attention(q, k, v).out.swapaxes(0, 1).reshape(N, -1)
+    return joined @ wo.T
+
+
+def draw(rng):
+    shapes = [(1, 4, 2, 2), (2, 4, 2, 2), (3, 4, 1, 4), (3, 4, 2, 3), (5, 6, 3, 4)]
+    more = rng.integers(2, 6, size=4).tolist()
+    for N, D, heads, d in (*shapes, more):
+        wq, wk, wv = rng.normal(size=(3, heads * d, D))
+        yield (
+            rng.normal(size=(N, D)),
+            wq,
+            wk,
+            wv,
+            rng.normal(size=(D, heads * d)),
+            heads,
+        )
+
+
+def split(x, heads):  # (H, N, d), for the mistakes
+    return x.reshape(len(x), heads, -1).swapaxes(0, 1)
+
+
+def join(x):  # (N, H*d)
+    return x.swapaxes(0, 1).reshape(x.shape[1], -1)
+
+
+def mistake_no_output(x, wq, wk, wv, wo, heads):
+    """The heads stand side by side, but nothing mixes them: multiply with wo.T."""
+    q, k, v = (split(x @ w.T, heads) for w in (wq, wk, wv))
+    return join(look(q, k, v))
+
+
+def mistake_joined_by_reshape(x, wq, wk, wv, wo, heads):
+    """The heads are joined by a reshape alone, which mixes up the tokens. Exchange the
+    axes back to (N, H, d) first."""
+    q, k, v = (split(x @ w.T, heads) for w in (wq, wk, wv))
+    return look(q, k, v).reshape(len(x), -1) @ wo.T
+
+
+def mistake_scaled_by_whole_width(x, wq, wk, wv, wo, heads):
+    """The scores are divided by the square root of H*d; a head is only d wide."""
+    q, k, v = (split(x @ w.T, heads) for w in (wq, wk, wv))
+    return join(look(q, k, v, scale=len(wq) ** -0.5)) @ wo.T
+
+
+def mistake_one_big_head(x, wq, wk, wv, wo, heads):
+    """This is one head as wide as all: split q, k and v into heads before attention."""
+    q, k, v = (x @ w.T for w in (wq, wk, wv))
+    return look(q, k, v) @ wo.T

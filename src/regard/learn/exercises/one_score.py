@@ -1,0 +1,76 @@
+"""One query, one key
+
+Attention begins with a question: how well does this key answer that query? Both are
+vectors of the same width d, and the answer is their dot product:
+
+    score = q[0] k[0] + q[1] k[1] + … + q[d-1] k[d-1]
+
+It is large if the two point the same way, 0 if they have nothing to do with each
+other, and negative if they are opposed. It also grows with their lengths.
+
+For example q = [1, 2] and k = [3, 4] give 1 · 3 + 2 · 4 = 11.
+
+Write `one_score(q, k)`. Both arguments are NumPy arrays of shape (d,). Return one
+number.
+
+Next: scores.py
+"""
+
+import numpy as np
+
+NAME = "one_score"
+MINUTES = 3
+NEEDS = ()
+EXTRA = ""
+STUB = '''import numpy as np
+
+
+def one_score(q, k):
+    """Return how well the key k (d,) answers the query q (d,): one number."""
+    raise NotImplementedError("write me")
+'''
+HINTS = (
+    "Multiply the two vectors number by number first: q * k has shape (d,).",
+    "A score is one number, so add up those d products.",
+    "NumPy has an operator for both at once: `q @ k`.",
+)
+
+
+def spec(q, k):
+    score = 0.0
+    for i in range(len(q)):
+        score += q[i] * k[i]
+    return score
+
+
+def reference(q, k):
+    return q @ k
+
+
+def draw(rng):
+    for d in (1, 2, 2, 3, 5, 8):
+        yield rng.normal(size=d).round(2) + 0.5, rng.normal(size=d).round(2) - 0.5
+    yield (rng.normal(size=4) * 1e3).round(), (rng.normal(size=4) * 1e3).round()
+
+
+def mistake_no_sum(q, k):
+    """That is the product of each pair of numbers, and there are d of them: a score
+    is one number, their sum."""
+    return q * k
+
+
+def mistake_outer(q, k):
+    """That multiplies every number of q with every number of k, which makes a table:
+    a score needs only q[i] k[i] of the same i, added up."""
+    return np.outer(q, k)
+
+
+def mistake_cosine(q, k):
+    """That is the cosine, which divides by the lengths of q and k: a score does not,
+    so leave the lengths in."""
+    return q @ k / (np.linalg.norm(q) * np.linalg.norm(k))
+
+
+def mistake_mean(q, k):
+    """That is the mean of the products: add them up and do not divide by d."""
+    return np.mean(q * k)

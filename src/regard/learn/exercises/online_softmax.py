@@ -1,0 +1,128 @@
+"""Softmax in one pass, with a running maximum
+
+Softmax takes away the largest score, so it seems to need the whole row first. It does
+not. Go through the keys one by one and keep three things: the largest score so far,
+the sum of `exp(score - top)`, and the sum of `exp(score - top) · value`. When a larger
+score comes, what was summed up to then was measured against the old maximum, and is
+corrected by one factor:
+
+    new   = max(top, score)
+    total = total · exp(top - new) + exp(score - new)
+    mix   = mix · exp(top - new) + exp(score - new) · value
+    top   = new
+
+At the end `mix / total` is the output of attention. This is how it runs in fast
+kernels: no row is ever stored.
+
+Before the first key `top` is -inf, `total` is 0 and `mix` is 0. A key that the mask
+forbids has the score -inf and changes nothing; take care where both are -inf, because
+-inf minus -inf is NaN.
+
+From `top = 0, total = 1`, the score log 2 gives `total = 1 · 1/2 + 1 = 1.5`.
+
+Write `add_key(top, total, mix, score, value)`: the new `top, total, mix`, after one
+more key.
+
+Next: merge_parts.py
+"""
+
+import math
+
+import numpy as np
+
+NAME = "add_key"
+MINUTES = 15
+NEEDS = ("softmax", "kv_cache")
+EXTRA = ""
+STUB = '''import numpy as np
+
+
+def add_key(top, total, mix, score, value):
+    """Return top, total and mix (dv,) after one more key of this score and value."""
+    raise NotImplementedError("write me")
+'''
+HINTS = (
+    "Two factors do it all: one for what was summed before, one for the new key.",
+    "old = np.exp(top - new) and now = np.exp(score - new); if score is -inf, return "
+    "what you were given.",
+    "return new, total * old + now, mix * old + now * value",
+)
+
+
+def spec(top, total, mix, score, value):
+    if score == -math.inf:
+        return top, total, mix
+    new = max(top, score)
+    old = math.exp(top - new)  # 0 before the first key
+    now = math.exp(score - new)
+    added = np.zeros(len(mix))
+    for i in range(len(mix)):
+        added[i] = mix[i] * old + now * value[i]
+    return new, total * old + now, added
+
+
+def reference(top, total, mix, score, value):
+    if score == -np.inf:
+        return top, total, mix
+    new = max(top, score)
+    old, now = np.exp(top - new), np.exp(score - new)
+    return new, total * old + now, mix * old + now * value
+
+
+def draw(rng):
+    inf, value = np.inf, rng.normal(size=2)
+    for top, total, score in (
+        (0.0, 1.0, -1.0),
+        (0.0, 1.0, math.log(2)),
+        (1.0, 2.0, 1.5),
+    ):
+        yield top, total, rng.normal(size=2), score, value
+    yield -inf, 0.0, np.zeros(2), 0.5, value
+    yield 0.3, 1.2, value, -inf, rng.normal(size=2)
+    yield -inf, 0.0, np.zeros(3), -inf, rng.normal(size=3)
+    yield 1000.0, 1.5, rng.normal(size=3), 1001.0, rng.normal(size=3)
+    yield -900.0, 1.5, rng.normal(size=4), -1000.0, rng.normal(size=4)
+    top, score = 3 * rng.normal(size=2)
+    yield top, 1 + rng.random(), rng.normal(size=5), score, rng.normal(size=5)
+
+
+def mistake_not_corrected(top, total, mix, score, value):
+    """The old sums are not corrected for the new maximum: multiply both with exp(top -
+    new)."""
+    new = max(top, score)
+    now = np.exp(score - new) if score > -np.inf else 0.0
+    return new, total + now, mix + now * value
+
+
+def mistake_mix_not_corrected(top, total, mix, score, value):
+    """total is corrected for the new maximum, but mix is not: multiply it with exp(top
+    - new) too."""
+    new, total, _ = reference(top, total, mix, score, value)
+    now = np.exp(score - new) if score > -np.inf else 0.0
+    return new, total, mix + now * value
+
+
+def mistake_factor_inverted(top, total, mix, score, value):
+    """The factor of the old sums is upside down: it is exp(top - new), which is at most
+    1, not exp(new - top)."""
+    new = max(top, score)
+    old = np.exp(new - top) if -np.inf < top else 0.0
+    now = np.exp(score - new) if score > -np.inf else 0.0
+    return new, total * old + now, mix * old + now * value
+
+
+def mistake_both_infinite(top, total, mix, score, value):
+    """-inf minus -inf is NaN where a forbidden key comes first: if the score is -inf,
+    return what was given."""
+    new = max(top, score)
+    old, now = (
+        math.nan if x == new == -np.inf else np.exp(x - new) for x in (top, score)
+    )
+    return new, total * old + now, mix * old + now * value
+
+
+def mistake_no_maximum(top, total, mix, score, value):
+    """The new key is measured against the old maximum, so a large score overflows: take
+    exp(score - new), and correct the old sums."""
+    now = np.exp(min(score - top, 700.0)) if -np.inf < top else 1.0
+    return max(top, score), total + now, mix + now * value

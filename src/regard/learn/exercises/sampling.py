@@ -1,0 +1,123 @@
+"""From logits to the chances of the next token
+
+A model gives one logit for each token of the vocabulary. Before one is drawn, two
+knobs are turned. The temperature divides the logits: below 1 the likely tokens become
+likelier, above 1 all become more alike. Top-k keeps the `k` largest logits and gives
+the others no chance at all.
+
+    z = logits / temperature
+    z = -inf for all but the k largest
+    p = softmax(z)                             sums to 1 over what is left
+
+Temperature 0 cannot be divided by. It means greedy: all chance, 1, for the token with
+the largest logit.
+
+With logits `[0, log 3]` and temperature 1 the chances are `[0.25, 0.75]`; with
+temperature 0.5 they are `[0.1, 0.9]`, because the odds of 3 are squared; with
+temperature 0, or top-k 1, they are `[0, 1]`.
+
+Write `chances(logits, temperature, top_k)`: the chances `(V,)`. `top_k` may be as
+large as the vocabulary or larger, which keeps all. No two logits are equal. Logits may
+be as large as 1000.
+
+Next: kv_cache.py
+"""
+
+import math
+
+import numpy as np
+
+NAME = "chances"
+MINUTES = 12
+NEEDS = ("softmax", "decoder_logits")
+EXTRA = ""
+STUB = '''import numpy as np
+
+
+def chances(logits, temperature, top_k):
+    """Return the chance of each token, given logits (V,)."""
+    raise NotImplementedError("write me")
+'''
+HINTS = (
+    "Treat temperature 0 first and return there. The rest is divide, cut, softmax.",
+    "The k-th largest logit is np.sort(z)[-k]; what is below it becomes -np.inf.",
+    "z = np.where(z < np.sort(z)[-min(top_k, z.size)], -np.inf, z), then np.exp(z - "
+    "z.max()) over its sum.",
+)
+
+
+def spec(logits, temperature, top_k):
+    V = len(logits)
+    order = sorted(range(V), key=lambda i: -logits[i])  # the largest first
+    p = np.zeros(V)
+    if temperature == 0:
+        p[order[0]] = 1
+        return p
+    for i in order[:top_k]:
+        p[i] = math.exp((logits[i] - logits[order[0]]) / temperature)
+    return p / sum(p)
+
+
+def reference(logits, temperature, top_k):
+    if temperature == 0:
+        return (np.arange(logits.size) == logits.argmax()).astype(float)
+    z = logits / temperature
+    z = np.where(z < np.sort(z)[-min(top_k, z.size)], -np.inf, z)
+    parts = np.exp(z - z.max())
+    return parts / parts.sum()
+
+
+def draw(rng):
+    yield np.array([0.0, math.log(3)]), 1.0, 2
+    yield np.array([0.0, math.log(3)]), 0.5, 2
+    for V, temperature, top_k in ((3, 0.7, 2), (4, 0.0, 4), (5, 2.0, 9), (6, 1.5, 1)):
+        yield rng.permutation(V) - 1.5 + rng.random(), temperature, top_k
+    V = int(rng.integers(7, 20))
+    yield rng.permutation(V) / 2 + rng.random(), 0.8, int(rng.integers(2, V - 2))
+    yield 1000 + rng.permutation(8), 1.0, 4
+
+
+def soften(z):
+    parts = np.exp(z - z.max())
+    return parts / parts.sum()
+
+
+def cut(z, top_k):
+    return np.where(z < np.sort(z)[-min(top_k, z.size)], -np.inf, z)
+
+
+def mistake_multiplied(logits, temperature, top_k):
+    """The logits are multiplied with the temperature: divide by it, so that a low one
+    makes the likely tokens likelier."""
+    return soften(cut(logits * temperature, top_k))
+
+
+def mistake_temperature_last(logits, temperature, top_k):
+    """The temperature acts on the chances, where it cancels: divide the logits by it,
+    before the softmax."""
+    p = reference(logits, float(temperature != 0), top_k)
+    return p / p.sum()
+
+
+def mistake_not_summed_again(logits, temperature, top_k):
+    """The chances of the kept tokens do not sum to 1: cut the logits before the
+    softmax, or divide by the sum again."""
+    z = logits / (temperature or 1e-9)
+    return np.where(cut(z, top_k) == -np.inf, 0, soften(z))
+
+
+def mistake_cut_to_zero(logits, temperature, top_k):
+    """The cut logits are set to 0, which still has a chance: set them to -inf."""
+    z = logits / (temperature or 1e-9)
+    return soften(np.where(cut(z, top_k) == -np.inf, 0, z))
+
+
+def mistake_smallest_kept(logits, temperature, top_k):
+    """The k smallest logits are kept: keep the k largest."""
+    z = logits / (temperature or 1e-9)
+    return soften(np.where(z > np.sort(z)[min(top_k, z.size) - 1], -np.inf, z))
+
+
+def mistake_zero_ignored(logits, temperature, top_k):
+    """Temperature 0 is taken as none: it means greedy, 1 for the largest logit."""
+    return soften(cut(logits / (temperature or 1), top_k))

@@ -1,0 +1,88 @@
+"""Scaling: why scores are divided by √d
+
+A dot product adds up d products, so it grows with the width: if the numbers of q and
+k are random with spread 1, their score has a spread of √d. At d = 512 scores lie some
+20 apart, and softmax then gives all weight to one key and none to the others. Nothing
+can be learned there, because a small change of a score changes nothing.
+
+So every score is divided by the root of the width:
+
+    scores[i, j] = q[i] · k[j] / √d
+
+Now the spread is 1 at every width. What counts is the width d of queries and keys,
+not the number of keys, and not the width of the values.
+
+For example q = [[1, 1, 1, 1]] and k = [[1, 2, 3, 4]] have d = 4: the score is
+10 / 2 = 5.
+
+Write `scaled_scores(q, k)` for q of shape (N, d) and k of shape (M, d).
+
+Next: attend.py
+"""
+
+import numpy as np
+
+NAME = "scaled_scores"
+MINUTES = 5
+NEEDS = ("scores",)
+EXTRA = ""
+STUB = '''import numpy as np
+
+
+def scaled_scores(q, k):
+    """Return the scores (N, M) of q (N, d) and k (M, d), divided by the root of d."""
+    raise NotImplementedError("write me")
+'''
+HINTS = (
+    "Make the table of scores as before, then divide all of it by one number.",
+    "d is the last axis of q, and also of k: q.shape[-1].",
+    "Divide q @ k.T by np.sqrt(q.shape[-1]).",
+)
+
+
+def spec(q, k):
+    d = q.shape[1]
+    table = np.zeros((len(q), len(k)))
+    for i in range(len(q)):
+        for j in range(len(k)):
+            table[i, j] = sum(q[i, n] * k[j, n] for n in range(d)) / d**0.5
+    return table
+
+
+def reference(q, k):
+    return q @ k.T / np.sqrt(q.shape[-1])
+
+
+def draw(rng):
+    sizes = ((1, 1, 2), (1, 2, 3), (2, 3, 4), (3, 3, 2), (4, 2, 5), (3, 5, 16))
+    for n, m, d in sizes:
+        yield rng.normal(size=(n, d)).round(2) + 0.5, rng.normal(size=(m, d)).round(2)
+
+
+def mistake_no_scale(q, k):
+    """Those are the bare scores: divide them by the root of the width, q.shape[-1]."""
+    return q @ k.T
+
+
+def mistake_by_width(q, k):
+    """That divides by d itself, or twice by its root, and the scores of wide vectors
+    become too small: divide once by the root."""
+    return q @ k.T / q.shape[-1]
+
+
+def mistake_multiplied(q, k):
+    """That multiplies by the root of d, which makes wide vectors worse: divide by
+    it."""
+    return q @ k.T * np.sqrt(q.shape[-1])
+
+
+def mistake_by_keys(q, k):
+    """That divides by the root of the number of keys: the width is what makes a dot
+    product grow, so use q.shape[-1]."""
+    return q @ k.T / np.sqrt(len(k))
+
+
+def mistake_by_queries(q, k):
+    """That divides by the root of the number of queries: len(q) counts rows, and the
+    width d is q.shape[-1]."""
+    return q @ k.T / np.sqrt(len(q))

@@ -1,0 +1,86 @@
+"""All queries and all keys
+
+A sequence has many queries and keys. They are stacked as the rows of two matrices, q
+of shape (N, d) and k of shape (M, d), and every query meets every key:
+
+    scores[i, j] = q[i] · k[j]        a table of shape (N, M)
+
+Row i belongs to query i, column j to key j. N and M may differ: a word of one
+sentence can look at all the words of another. As one product of matrices the table is
+
+    scores = q kᵀ
+
+For example q = [[1, 0]] and k = [[2, 5], [3, 7]] give [[2, 3]]: one query, two keys.
+
+Write `scores(q, k)`. Return the table.
+
+Next: softmax.py
+"""
+
+import numpy as np
+
+NAME = "scores"
+MINUTES = 5
+NEEDS = ("one_score",)
+EXTRA = ""
+STUB = '''import numpy as np
+
+
+def scores(q, k):
+    """Return the table of scores (N, M) of the queries q (N, d) and keys k (M, d)."""
+    raise NotImplementedError("write me")
+'''
+HINTS = (
+    "Begin with two loops: scores[i, j] is what one_score gives for q[i] and k[j].",
+    "q @ x multiplies each row of q with each column of x. Which x has the keys as its "
+    "columns?",
+    "The keys are the rows of k, so they are the columns of `k.T`.",
+)
+
+
+def spec(q, k):
+    table = np.zeros((len(q), len(k)))
+    for i in range(len(q)):
+        for j in range(len(k)):
+            for n in range(q.shape[1]):
+                table[i, j] += q[i, n] * k[j, n]
+    return table
+
+
+def reference(q, k):
+    return q @ k.T
+
+
+def draw(rng):
+    sizes = ((1, 1, 2), (1, 2, 2), (2, 3, 2), (3, 3, 3), (4, 2, 3), (5, 6, 4))
+    for n, m, d in sizes:
+        yield rng.normal(size=(n, d)).round(2) + 0.5, rng.normal(size=(m, d)).round(2)
+
+
+def mistake_no_transpose(q, k):
+    """That multiplies with the columns of k, but its keys are the rows: transpose k,
+    as in q @ k.T."""
+    return q @ k
+
+
+def mistake_transposed(q, k):
+    """That has the keys as rows and the queries as columns: row i must belong to
+    query i, so put q first, as in q @ k.T."""
+    return k @ q.T
+
+
+def mistake_same_row(q, k):
+    """That lets query i meet only key i: every query meets every key, which makes a
+    table of shape (N, M)."""
+    return np.sum(q * k, axis=-1)
+
+
+def mistake_own_keys(q, k):
+    """That compares the queries with themselves: the keys are in k."""
+    return q @ q.T
+
+
+def mistake_one_loop(q, k):
+    """One loop lets query i meet only key i: every query meets every key, so it
+    takes two loops, and a table of shape (N, M)."""
+    return np.array([q[i] @ k[i] for i in range(len(q))])

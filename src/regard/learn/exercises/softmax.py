@@ -1,0 +1,131 @@
+"""Softmax: scores become weights
+
+A row of scores says how well each key answers one query. To share attention among the
+keys it is turned into weights, which are positive and sum to 1:
+
+    weights[i, j] = exp(scores[i, j]) / Σ exp(scores[i, :])
+
+Each row is a softmax of its own. For example [0, log 3] gives [0.25, 0.75].
+
+## Large scores
+
+exp(1000) is too large for a computer: it becomes infinity, and infinity / infinity is
+NaN. Adding the same number to all scores of a row changes nothing, because it
+cancels. So take away the largest score of the row first. Then the largest exp is
+exp(0) = 1.
+
+With that, the sum is at least 1 and needs no small number added to it to be safe.
+
+Write `softmax(scores)` for scores of shape (N, M). Leave the argument as it is.
+
+Next: scaling.py
+"""
+
+import numpy as np
+
+NAME = "softmax"
+MINUTES = 10
+NEEDS = ("scores",)
+EXTRA = ""
+STUB = '''import numpy as np
+
+
+def softmax(scores):
+    """Return the weights of each row of scores (N, M)."""
+    raise NotImplementedError("write me")
+'''
+HINTS = (
+    "Three steps: take the largest score of each row away, take exp, divide each row "
+    "by its sum.",
+    "A row is along the last axis: use axis=-1, and keepdims=True so that (N, 1) goes "
+    "with (N, M).",
+    "parts = np.exp(scores - scores.max(axis=-1, keepdims=True)), and what is left is "
+    "to divide parts by their sum along the same axis.",
+)
+ATOL = 1e-12  # sees a small number in the denominator
+
+
+def spec(scores):
+    weights = np.zeros(scores.shape)
+    for i in range(scores.shape[0]):
+        largest = max(scores[i])
+        total = sum(np.exp(x - largest) for x in scores[i])
+        for j in range(scores.shape[1]):
+            weights[i, j] = np.exp(scores[i, j] - largest) / total
+    return weights
+
+
+def reference(scores):
+    parts = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return parts / parts.sum(axis=-1, keepdims=True)
+
+
+def draw(rng):
+    for n, m in ((1, 1), (1, 2), (2, 2), (2, 3), (3, 2), (4, 5)):
+        yield (rng.normal(size=(n, m)).round(2),)
+    yield (rng.normal(size=(3, 3)).round(1) + 1000,)
+    yield (rng.normal(size=(3, 4)).round(1) - 1000,)
+    far = np.array([[0], [1000], [-1000], [3000]])  # rows far from each other
+    yield ((rng.normal(size=(4, 4)) * 500).round() + far,)
+
+
+def mistake_overflow(scores):
+    """exp of a large score is infinite, or all of a row are 0, and the division
+    gives NaN: take the largest score of each row away before exp."""
+    parts = np.exp(scores)
+    return parts / parts.sum(axis=-1, keepdims=True)
+
+
+def mistake_columns(scores):
+    """That makes the columns sum to 1: each row belongs to a query, so sum over the
+    keys with axis=-1."""
+    parts = np.exp(scores - scores.max(axis=0, keepdims=True))
+    return parts / parts.sum(axis=0, keepdims=True)
+
+
+def mistake_all_at_once(scores):
+    """That makes the whole table sum to 1: each row is a softmax of its own, so sum
+    with axis=-1 and keepdims=True."""
+    parts = np.exp(scores - scores.max())
+    return parts / parts.sum()
+
+
+def mistake_one_largest(scores):
+    """That takes the largest score of the whole table away, and a row far below it
+    becomes 0 / 0: take the largest of each row, with axis=-1 and keepdims=True."""
+    parts = np.exp(scores - scores.max())
+    return parts / parts.sum(axis=-1, keepdims=True)
+
+
+def mistake_no_keepdims(scores):
+    """The sums of the rows have shape (N,), and dividing by them takes one for each
+    column: write keepdims=True, which makes them (N, 1)."""
+    parts = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return parts / parts.sum(axis=-1)
+
+
+def mistake_bare_no_keepdims(scores):
+    """The sums of the rows have shape (N,), and dividing by them takes one for each
+    column: write keepdims=True, which makes them (N, 1)."""
+    parts = np.exp(scores)
+    return parts / parts.sum(axis=-1)
+
+
+def mistake_keepdims_nowhere(scores):
+    """The largest scores have shape (N,), and taking them away takes one from each
+    column: write keepdims=True, in max and in sum, which makes them (N, 1)."""
+    parts = np.exp(scores - scores.max(axis=-1))
+    return parts / parts.sum(axis=-1)
+
+
+def mistake_epsilon(scores):
+    """The rows sum to slightly less than 1: the sum is at least 1 after the largest
+    score is taken away, so add no small number to it."""
+    parts = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return parts / (parts.sum(axis=-1, keepdims=True) + 1e-10)
+
+
+def mistake_no_exp(scores):
+    """That divides the scores themselves by their sum, which negative scores break:
+    take exp first."""
+    return scores / scores.sum(axis=-1, keepdims=True)

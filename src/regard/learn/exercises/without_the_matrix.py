@@ -1,0 +1,128 @@
+"""The same statistic without the matrix
+
+At 131,072 tokens one head has 17 billion weights. Storing them takes 69 GB, and is not
+needed: what a running model leaves behind is its queries, its keys, and for each query
+the log of the sum of its exponentials, `lse`. Every single weight follows from these:
+
+    weights[i, j] = exp(q[i] · k[j] / √d - lse[i])
+
+A statistic that reads one weight for each query then needs one dot product for each
+query. That is memory and time in `N`, not in `N²`, and the numbers are exact.
+
+If `q · k / √d` is 2 and lse is 2.693, the weight is exp(-0.693) = 0.5.
+
+Write `induction_from_keys(q, k, lse, tokens)`: the same score as before, the mean
+weight on the key after the last earlier same token. `q` and `k` are `(N, d)`, `lse`
+and `tokens` are `(N,)`. At least one token comes twice. It is also run at `N = 2000`,
+and must not make an array of `N × N` numbers, not even of booleans.
+
+This is how `regard.stats` works: the map of a head at any length, exactly, on a
+laptop.
+
+Next: learn/course.py
+"""
+
+import math
+import tracemalloc
+
+import numpy as np
+
+NAME = "induction_from_keys"
+MINUTES = 15
+NEEDS = ("induction_head", "merge_parts")
+EXTRA = ""
+STUB = '''import numpy as np
+
+
+def induction_from_keys(q, k, lse, tokens):
+    """Return the mean weight on the key after the last earlier same token."""
+    raise NotImplementedError("write me")
+'''
+HINTS = (
+    "First find which keys are read: a list of queries and a list of their keys j + 1.",
+    "Then one dot product for each pair: np.sum(q[rows] * k[keys], axis=1).",
+    "np.mean(np.exp(np.sum(q[rows] * k[keys], axis=1) / np.sqrt(d) - lse[rows]))",
+)
+
+
+def spec(q, k, lse, tokens):
+    found = []
+    for i in range(len(tokens)):
+        for j in reversed(range(i)):
+            if tokens[j] == tokens[i]:
+                score = sum(q[i, n] * k[j + 1, n] for n in range(q.shape[1]))
+                found.append(math.exp(score / math.sqrt(q.shape[1]) - lse[i]))
+                break
+    return sum(found) / len(found)
+
+
+def reference(q, k, lse, tokens):
+    rows, keys, last = [], [], {}
+    for i, token in enumerate(tokens):
+        if token in last:
+            rows.append(i)
+            keys.append(last[token] + 1)
+        last[token] = i
+    scores = np.sum(q[rows] * k[keys], axis=1) / np.sqrt(q.shape[1])
+    return np.mean(np.exp(scores - lse[rows]))
+
+
+def check(fn, rng):
+    """Measure the memory that it takes at 2,000 tokens."""
+    N = 2000
+    q, k = rng.normal(size=(2, N, 8))
+    arguments = q, k, np.full(N, 9.0), rng.integers(500, size=N)
+    tracemalloc.start()
+    try:
+        fn(*arguments)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    if most > N * N / 2:  # a table of booleans takes twice that
+        return (
+            f"The number is right, but at {N} tokens it took {most / 1e6:.1f} MB, "
+            "which is a table of N × N: compute only the weights that are read."
+        )
+    return None
+
+
+def draw(rng):
+    yield make_call(rng, 2, np.array([5, 9, 5]))
+    yield make_call(rng, 3, np.array([7, 8, 7, 7, 3]))
+    for N, d in ((6, 2), (9, 4), (12, 3), (int(rng.integers(13, 30)), 8)):
+        yield make_call(rng, d, np.append(rng.integers(3, size=N - 4), [1, 0, 1, 1]))
+
+
+def make_call(rng, d, tokens):
+    N = len(tokens)
+    q, k = rng.normal(size=(2, N, d))
+    scores = np.where(np.tri(N) > 0, q @ k.T / np.sqrt(d), -np.inf)
+    return q, k, np.logaddexp.reduce(scores, axis=1), tokens
+
+
+def mistake_no_scale(q, k, lse, tokens):
+    """The scale is missing: divide the dot product by √d before lse is taken away."""
+    return reference(q * np.sqrt(q.shape[1]), k, lse, tokens)
+
+
+def mistake_no_lse(q, k, lse, tokens):
+    """These are exponentials of scores, not weights: take lse away before exp."""
+    return reference(q, k, np.zeros_like(lse), tokens)
+
+
+def mistake_divided_by_lse(q, k, lse, tokens):
+    """The exponential is divided by lse, but lse is the logarithm of the sum: take it
+    away inside exp."""
+    return reference(q, k, np.log(np.abs(lse)), tokens)
+
+
+def mistake_same_token(q, k, lse, tokens):
+    """This reads the weight on the earlier same token itself: read the key after it."""
+    return reference(q, np.concatenate([k[:1], k[:-1]]), lse, tokens)
+
+
+def mistake_all_queries(q, k, lse, tokens):
+    """The sum is divided by all queries: divide by those that have an earlier same
+    token."""
+    count = len(tokens) - len(set(tokens.tolist()))
+    return reference(q, k, lse, tokens) * count / len(tokens)

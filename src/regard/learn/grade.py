@@ -1,0 +1,307 @@
+"""A learner's function against the specification, and one sentence about it.
+
+    found = grade(read_exercise("softmax"), my_softmax)
+    found.passed, found.sentence
+    print(found.draw())        Yours / Specification / Difference
+
+The function is called on random arguments, the smallest first, until one answer is
+wrong. If a known mistake gives that same wrong answer, its own sentence is the verdict;
+else the place where the answers part. Whatever the function does, raise, hang, return
+nothing, is one sentence too.
+
+Next: picture.py
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import threading
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from regard.arrays import is_array
+from regard.judge.difference import (
+    Difference,
+    compare_parts,
+    find_difference,
+    measure,
+    own,
+    parts,
+    read,
+)
+from regard.judge.inputs import TroubleError
+from regard.judge.subject import within
+from regard.learn.exercise import Exercise, Function, Mistake
+
+FEW = 40  # numbers of a call that are written out
+
+
+@dataclass(frozen=True, eq=False)
+class Grade:
+    """Whether an answer is right, and what to say about it."""
+
+    exercise: str
+    passed: bool
+    sentence: str
+    mistake: str = ""  # the name of the known mistake
+    difference: Difference | None = None
+    call: str = ""  # the smallest call that shows it, in Python
+    atol: float = field(default=1e-6, repr=False)
+
+    def __str__(self) -> str:
+        return "\n\n".join(x for x in (self.sentence, self.draw()) if x)
+
+    def draw(self, *, color: bool = False, width: int = 80) -> str:
+        """Draw the smallest call that shows it, and both answers as small maps."""
+        from regard.learn.picture import draw_answers  # noqa: PLC0415 (browsers do not)
+
+        lines = (
+            [f"The smallest call that shows it:\n\n{self.call}"] if self.call else []
+        )
+        if self.difference is not None and self.difference.yours is not None:
+            found = self.difference
+            lines.append(draw_answers(found, atol=self.atol, color=color, width=width))
+        return "\n\n".join(lines)
+
+    def to_json(self) -> str:
+        """Write it for other programs; what is no number is "nan", "inf" or "-inf"."""
+        found = self.difference or Difference("")
+        maps = {n: getattr(found, n) for n in ("yours", "expected", "difference")}
+        kept = ("exercise", "passed", "sentence", "mistake", "call")
+        told = {name: getattr(self, name) for name in kept}
+        return json.dumps(told | {n: write_map(x) for n, x in maps.items()})
+
+
+class Listener:
+    """The learner's function; it remembers what came of the last call."""
+
+    def __init__(self, fn: Function) -> None:
+        self.fn = fn
+        self.answer: Any = None
+        self.error: BaseException | None = None
+        self.thread: int | None = None  # while a call is under way
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.answer, self.error = None, None
+        self.thread = threading.get_ident()
+        try:
+            self.answer = tidy(self.fn(*arguments))
+        except BaseException as error:
+            self.error = error
+            raise
+        finally:
+            self.thread = None
+        return self.answer
+
+    def stop(self) -> None:
+        """End a call that is still under way, so that it does not run on unseen."""
+        import ctypes  # noqa: PLC0415 (not every browser has it)
+
+        if self.thread is not None and self.thread != threading.get_ident():
+            ident, ending = ctypes.c_ulong(self.thread), ctypes.py_object(SystemExit)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ending)
+
+
+def grade(
+    exercise: Exercise, fn: Function, *, seed: int = 0, limit: float = 10.0
+) -> Grade:
+    """Compare a function with the specification of an exercise.
+
+    limit: seconds for each call; math.inf calls directly, for want of threads
+    """
+    calls = sorted(exercise.draw(np.random.default_rng(seed)), key=measure)
+    heard = Listener(fn)
+
+    def spec(*arguments: Any) -> Any:
+        return tidy(exercise.spec(*arguments))
+
+    found = find_difference(heard, spec, calls, atol=exercise.atol, limit=limit)
+    right = Grade(exercise.name, passed=True, sentence="Right.", atol=exercise.atol)
+    wrong = replace(right, passed=False)
+    if found is None:
+        said = check_property(exercise, heard, seed, limit)
+        return right if said is None else replace(wrong, sentence=said)
+    if heard.thread is not None:
+        heard.stop()
+        said = f"It did not answer within {limit:g} seconds: is there an endless loop?"
+        return replace(wrong, sentence=said, call=write_call(exercise, found.arguments))
+    if isinstance(heard.error, NotImplementedError):
+        return replace(wrong, sentence=f"{exercise.function} is not written yet.")
+    mistake = name_mistake(exercise, heard, calls, found.arguments, limit)
+    said = mistake.sentence if mistake else describe(exercise, heard, found)
+    return replace(
+        wrong,
+        sentence=said,
+        mistake=mistake.name if mistake else "",
+        difference=found,
+        call=write_call(exercise, found.arguments),
+    )
+
+
+def tidy(answer: Any) -> Any:
+    """Return a list as an array; a tuple has several answers."""
+    try:
+        return np.asarray(answer) if isinstance(answer, list) else answer
+    except ValueError:  # its rows have different lengths
+        return answer
+
+
+def check_property(
+    exercise: Exercise, heard: Listener, seed: int, limit: float
+) -> str | None:
+    """Ask what values cannot show; return a sentence if it does not hold."""
+    check = exercise.check
+    if check is None:
+        return None
+    try:
+        rng = np.random.default_rng(seed)
+        said = within(limit * exercise.patience, lambda: check(heard, rng))
+    except TroubleError as trouble:
+        heard.stop()
+        return f"Its values are right, but then {trouble}"
+    return None if said is None else str(said)
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What came of one call: an answer, or an error."""
+
+    answer: Any
+    error: BaseException | None = None
+
+    def agrees(self, other: Outcome, atol: float) -> bool:
+        """Tell whether two calls went the same way."""
+        if self.error is not None or other.error is not None:
+            kinds = [(type(x.error), str(x.error)) for x in (self, other)]
+            return kinds[0] == kinds[1]
+        if self.answer is None or other.answer is None:
+            return self.answer is other.answer
+        given = parts(self.answer), parts(other.answer)
+        return compare_parts(*given, atol) is None
+
+
+def try_call(fn: Function, arguments: Sequence[Any], limit: float) -> Outcome:
+    """Call a function once, on copies."""
+    heard = Listener(fn)
+    try:
+        within(limit, lambda: heard(*map(own, arguments)))
+    except TroubleError as trouble:
+        heard.stop()
+        return Outcome(None, heard.error or trouble)
+    return Outcome(heard.answer)
+
+
+def name_mistake(
+    exercise: Exercise,
+    heard: Listener,
+    calls: Sequence[Sequence[Any]],
+    at: Sequence[Any],
+    limit: float,
+) -> Mistake | None:
+    """Return the known mistake that gives the same wrong answers, if there is one.
+
+    It must agree on the smallest failing call and on half of all that fail, because two
+    mistakes can agree by chance.
+    """
+    atol, spec = exercise.atol, exercise.spec
+    yours, right = Outcome(heard.answer, heard.error), try_call(spec, at, math.inf)
+    same = []
+    for mistake in exercise.mistakes:
+        theirs = try_call(mistake.function, at, math.inf)
+        if yours.agrees(theirs, atol) and not theirs.agrees(right, atol):
+            same.append(mistake)
+    if not same:
+        return None
+    failing = []
+    for call in calls:
+        found = try_call(heard.fn, call, limit)
+        if not found.agrees(try_call(spec, call, math.inf), atol):
+            failing.append((call, found))
+
+    def count(mistake: Mistake) -> int:
+        tried = (try_call(mistake.function, call, math.inf) for call, _ in failing)
+        pairs = zip(failing, tried, strict=True)
+        return sum(yours.agrees(theirs, atol) for (_, yours), theirs in pairs)
+
+    best = max(same, key=count)  # the first of equals
+    return best if 2 * count(best) >= len(failing) else None
+
+
+def describe(exercise: Exercise, heard: Listener, found: Difference) -> str:
+    """Say in a learner's words what is wrong with an answer no mistake explains."""
+    name = exercise.function
+    if heard.error is not None:
+        code = getattr(heard.fn, "__code__", None)
+        return f"{name} raised {locate(heard.error, getattr(code, 'co_filename', ''))}"
+    if heard.answer is None:
+        return f"{name} returned None: is there a return at its end?"
+    if isinstance(heard.answer, list):
+        return f"{name} returned a list of rows of different lengths, not an array."
+    for i, argument in enumerate(exercise.arguments):
+        if found.says.startswith(f"argument {i} is changed"):
+            return (
+                f"{name} changes its argument {argument}, which others still need: "
+                "work on a copy, and write x = x - y where x -= y would change it."
+            )
+    says = re.sub(r"^part (\d+)", r"answer[\1]", found.says)
+    says = re.sub(r"^out\b", "answer", says)
+    return f"{describe_numbers(found, exercise.atol)}: {says}"
+
+
+def describe_numbers(found: Difference, atol: float) -> str:
+    """Say in a few words how two answers differ."""
+    yours, expected = found.yours, found.expected
+    if yours is None or expected is None:
+        return "That is not what was asked for"
+    if np.isnan(yours).any() and not np.isnan(expected).any():
+        return "Your answer has NaN, which is 0 / 0 or ∞ − ∞"
+    if yours.shape == yours.T.shape and np.allclose(yours.T, expected, atol=atol):
+        return "The numbers are right, but rows and columns are swapped"
+    return "Some of your numbers are not right"
+
+
+def locate(error: BaseException, file: str) -> str:
+    """Say what was raised, in which line of a file, and with what words."""
+    steps = traceback.extract_tb(error.__traceback__)
+    mine = [step for step in steps if step.filename == file]
+    where = f" in line {mine[-1].lineno} ({mine[-1].line})" if mine else ""
+    text = "".join(c for c in " ".join(str(error).split()) if c.isprintable())[:200]
+    return f"{type(error).__name__}{where}{': ' if text else '.'}{text}"
+
+
+def write_call(exercise: Exercise, arguments: Sequence[Any]) -> str:
+    """Write a call as Python, large arguments only by their shapes."""
+    lines, left = [], FEW
+    for name, x in zip(exercise.arguments, arguments, strict=False):
+        if not is_array(x):
+            lines.append(f"{name} = {x!r}")
+            continue
+        left -= read(x).size
+        if left < 0 or read(x).size == 0:
+            lines.append(f"{name} = ...  # of shape {tuple(x.shape)}")
+        else:
+            lines.append(write_array(name, read(x)))
+    names = ", ".join(exercise.arguments[: len(arguments)])
+    return "\n".join([*lines, f"{exercise.function}({names})"])
+
+
+def write_array(name: str, x: Any) -> str:
+    """Write an array as Python, in few digits."""
+    start = f"{name} = np.array("
+    values = np.array2string(x, separator=", ", precision=4, suppress_small=True)
+    exact = x.dtype.kind != "f" or np.array_equal(np.round(x, 4), x, equal_nan=True)
+    values = values.replace("\n", "\n" + " " * len(start))
+    return f"{start}{values}){'' if exact else '  # rounded'}"
+
+
+def write_map(x: Any) -> Any:
+    """Return a map as nested lists, without numbers that JSON has no word for."""
+    if x is None:
+        return None
+    return [[v if math.isfinite(v) else str(v) for v in row] for row in x.tolist()]

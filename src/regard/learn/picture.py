@@ -1,0 +1,77 @@
+"""Yours / Specification / Difference: two answers as small maps in a terminal.
+
+    print(draw_answers(found.difference, atol=1e-6))
+
+All three share one scale. The map of the difference is blank where the answers agree,
+so that the smallest difference is seen. Small answers are written as numbers below.
+
+Next: attempt.py
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from regard.definition.steps import write_table
+from regard.judge.difference import Difference
+from regard.judge.inputs import Numbers
+from regard.show.palette import Linear
+from regard.show.text import draw_weights
+
+SMALL = 6  # rows and columns that are also written as numbers
+LARGE = 24  # rows and columns that are drawn
+
+
+def draw_answers(
+    found: Difference, *, atol: float, color: bool = False, width: int = 80
+) -> str:
+    """Draw both answers and where they part."""
+    if found.yours is None or found.expected is None:
+        return ""
+    yours, expected = (x[:LARGE, :LARGE] for x in (found.yours, found.expected))
+    apart = find_apart(yours, expected, atol)
+    with np.errstate(invalid="ignore"):
+        gap = np.abs(yours - expected)
+    tops = [np.abs(x[np.isfinite(x)]).max(initial=0) for x in (yours, expected)]
+    gap = np.where(apart, np.where(np.isfinite(gap), gap, max(tops)), 0)
+    maps = {
+        "Yours": (fill(yours), np.isfinite(yours)),
+        "Specification": (fill(expected), np.isfinite(expected)),
+        "Difference": (gap, apart),
+    }
+    drawn = draw_weights(maps, scale=fit(maps), color=color, width=width)
+    told = drawn.replace("masked", "nan, or equal")
+    if max(yours.shape) > SMALL:
+        return told
+    return f"{told}\n\n{write_numbers({'Yours': yours, 'Specification': expected})}"
+
+
+def fill(x: Numbers) -> Numbers:
+    """Return 0 where there is no number."""
+    return np.nan_to_num(x, posinf=0, neginf=0)
+
+
+def find_apart(yours: Numbers, expected: Numbers, atol: float) -> Numbers:
+    """Tell where two answers part, as regard.judge.difference does."""
+    room = atol * np.maximum(1, np.where(np.isfinite(expected), np.abs(expected), 1))
+    with np.errstate(invalid="ignore"):
+        near = np.abs(yours - expected) <= room
+    return np.asarray(~(near | (yours == expected)))
+
+
+def fit(maps: dict[str, tuple[Numbers, Numbers]]) -> Linear:
+    """Return a scale for all maps, which has 0 in it."""
+    values = np.concatenate([x.ravel() for x, _ in maps.values()])
+    low, high = min(0.0, float(values.min())), max(0.0, float(values.max()))
+    return Linear(low, high if high > low else low + 1.0)
+
+
+def write_numbers(answers: dict[str, Numbers]) -> str:
+    """Write small answers as numbers, side by side."""
+    blocks = []
+    for title, x in answers.items():
+        rows = [str(i) for i in range(len(x))]
+        lines = [line[7:] for line in write_table(x, rows, ())]
+        wide = max(map(len, [title, *lines]))
+        blocks.append([text.ljust(wide) for text in (title, *lines)])
+    return "\n".join("    ".join(parts).rstrip() for parts in zip(*blocks, strict=True))

@@ -1,0 +1,155 @@
+"""Grade the files of a class with pytest, and collect the results.
+
+    pytest --regard-exercises DIR                     a test for each learner's file
+    pytest --regard-exercises DIR --regard-csv FILE   and a table of the results
+    pytest --regard-exercises DIR --regard-course OWN exercises of the teacher's own
+
+DIR has files such as softmax.py, or a folder of them for each learner. Each runs in a
+process of its own; nothing in DIR is imported here.
+
+Next: __main__.py
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from regard.learn.attempt import Attempt
+    from regard.learn.exercise import Exercise
+
+COLUMNS = ("learner", "exercise", "passed", "mistake", "sentence")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the three options."""
+    group = parser.getgroup("regard")
+    words = {
+        "--regard-exercises": "grade the exercises in this folder",
+        "--regard-course": "a folder of your own exercises, instead of the course",
+        "--regard-csv": "write the results to this file",
+    }
+    for name, text in words.items():
+        group.addoption(name, metavar="PATH", help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Look into that folder, and write the table at the end."""
+    folder = config.getoption("--regard-exercises")
+    if folder is None:
+        return
+    if not Path(folder).is_dir():
+        raise pytest.UsageError(f"--regard-exercises: there is no folder {folder}.")
+    config.args = [str(folder)]
+    path = config.getoption("--regard-csv")
+    if path is not None and getattr(config, "workerinput", None) is None:
+        config.pluginmanager.register(Results(Path(path)), "regard-results")
+
+
+def pytest_collect_file(file_path: Path, parent: Any) -> pytest.Collector | None:
+    """Make a test of a file that has the name of an exercise."""
+    folder = parent.config.getoption("--regard-exercises")
+    if folder is None or file_path.suffix != ".py":
+        return None
+    root = Path(folder).resolve()
+    if not file_path.is_relative_to(root):
+        return None
+    exercise = read_course(parent.config).get(file_path.stem)
+    if exercise is None:
+        return None
+    made: LearnersFile = LearnersFile.from_parent(parent, path=file_path)
+    made.exercise = exercise
+    made.learner = str(file_path.parent.relative_to(root)).removeprefix(".")
+    return made
+
+
+def read_course(config: pytest.Config) -> dict[str, Exercise]:
+    """Return the exercises by name, read once for a run."""
+    from regard.learn.exercise import list_exercises  # noqa: PLC0415 (pytest starts fast)
+
+    if COURSE not in config.stash:
+        found = list_exercises(config.getoption("--regard-course"))
+        config.stash[COURSE] = {exercise.name: exercise for exercise in found}
+    return config.stash[COURSE]
+
+
+COURSE: pytest.StashKey[dict[str, Any]] = pytest.StashKey()
+
+
+class LearnersFile(pytest.File):
+    """A file that holds one test."""
+
+    exercise: Exercise
+    learner: str
+
+    def collect(self) -> Iterator[pytest.Item]:
+        """Yield the one test."""
+        yield GradedFile.from_parent(self, name=self.exercise.name)
+
+
+class GradedFile(pytest.Item):
+    """One learner's file as a test."""
+
+    def runtest(self) -> None:
+        """Grade it."""
+        from regard.learn.attempt import attempt  # noqa: PLC0415
+
+        parent: Any = self.parent
+        found = attempt(parent.exercise, self.path)
+        values = (
+            parent.learner,
+            found.exercise,
+            "yes" if found.passed else "no",
+            found.mistake,
+            found.sentence,
+        )
+        self.user_properties.append(("regard", values))
+        if not found.passed:
+            raise WrongError(found)
+
+    def repr_failure(self, excinfo: Any, style: Any = None) -> Any:
+        """Print the sentence and the maps, and no traceback."""
+        if isinstance(excinfo.value, WrongError):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """Say which file it is."""
+        return self.path, None, self.name
+
+
+class WrongError(Exception):
+    """A file that was graded wrong."""
+
+    def __init__(self, found: Attempt) -> None:
+        super().__init__("\n\n".join(x for x in (found.sentence, found.drawn) if x))
+
+
+class Results:
+    """The table for a teacher."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: list[tuple[str, ...]] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep what one file was graded."""
+        if report.when == "call":
+            kept = dict(report.user_properties).get("regard")
+            if isinstance(kept, tuple | list):
+                self.rows.append(tuple(map(make_safe, kept)))
+
+    def pytest_sessionfinish(self) -> None:
+        """Write the table."""
+        with self.path.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([COLUMNS, *sorted(self.rows)])
+
+
+def make_safe(text: str) -> str:
+    """Return a cell that no spreadsheet takes for a formula."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text

@@ -1,0 +1,66 @@
+"""What runs inside the learner's browser: a text is graded, or only run.
+
+    grade_text("/regard/course/softmax.py", "def softmax(scores): …")
+    run_text("/regard/course/softmax.py", "print(1 + 1)")
+
+Both return JSON. There are no threads and no processes: who ends an endless loop is the
+page, which ends the worker that all of this runs in.
+
+Next: browser.py
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import TextIOBase
+from math import inf
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from regard.errors import FileError
+from regard.learn.attempt import PRINTED, clean, grade_file, load_function
+from regard.learn.exercise import read_exercise
+
+
+class Paper(TextIOBase):
+    """Where the learner's code prints; what no longer fits is let go."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str) -> int:
+        """Keep the first characters, and one more to tell that there were more."""
+        self.text += text[: PRINTED + 1 - len(self.text)]
+        return len(text)
+
+
+@contextmanager
+def lay_out(name: str, source: str) -> Iterator[tuple[Path, Paper]]:
+    """Write a text into a file, and catch what is printed meanwhile."""
+    with TemporaryDirectory() as folder:
+        path, paper = Path(folder) / f"{name}.py", Paper()
+        path.write_text(source, encoding="utf-8")
+        with redirect_stdout(paper), redirect_stderr(paper):
+            yield path, paper
+
+
+def grade_text(place: str, source: str) -> str:
+    """Grade a learner's text by the exercise in a file; return JSON."""
+    exercise = read_exercise(Path(place))
+    with lay_out(exercise.name, source) as (path, paper):
+        found = grade_file(exercise, path, inf)
+    told = json.loads(found.to_json())
+    return json.dumps(told | {"printed": clean(paper.text.encode())})
+
+
+def run_text(place: str, source: str) -> str:
+    """Run a learner's text and ask nothing of it; return JSON."""
+    exercise, said = read_exercise(Path(place)), "It ran to its end."
+    with lay_out(exercise.name, source) as (path, paper):
+        try:
+            load_function(path, exercise.function)
+        except FileError as error:
+            said = str(error)
+    return json.dumps({"sentence": said, "printed": clean(paper.text.encode())})

@@ -1,0 +1,180 @@
+"""Every exercise of the course: what is right passes, what is wrong is named."""
+
+import ast
+import importlib
+import inspect
+import math
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from regard.judge.difference import measure
+from regard.learn.course import ORDER
+from regard.learn.exercise import FOLDER, list_exercises, read_exercise
+from regard.learn.grade import grade, tidy
+
+HERE = Path(__file__).parent
+SEEDS = 200
+SHARE = int(os.environ.get("REGARD_SEEDS", "8"))  # 1: every solution on every seed
+EVERY = pytest.mark.parametrize("name", ORDER)
+
+
+@cache
+def read(name):
+    """An exercise whose arguments and specified answers are computed once a seed."""
+    exercise = read_exercise(name)
+    if exercise.extra:
+        pytest.importorskip("torch")
+    drawn, answers = {}, {}
+
+    def draw(rng):
+        key = rng.bit_generator.state["state"]["state"]
+        if key not in drawn:
+            drawn[key] = sorted(exercise.draw(rng), key=measure)
+        return drawn[key]
+
+    def spec(*arguments):
+        key = tuple(
+            x.tobytes() if isinstance(x, np.ndarray) else str(x) for x in arguments
+        )
+        if key not in answers:
+            answers[key] = tidy(exercise.spec(*arguments))
+        return answers[key]
+
+    spec.__signature__ = inspect.signature(exercise.spec)
+    return replace(exercise, draw=draw, spec=spec)
+
+
+def list_wrong(name):
+    """The wrong solutions of an exercise: functions that have a docstring."""
+    module = importlib.import_module(f"wrong.{name}")
+    found = inspect.getmembers(module, inspect.isfunction)
+    return [fn for _, fn in found if fn.__doc__ and fn.__module__ == module.__name__]
+
+
+def hangs(fn):
+    return fn.__doc__.startswith("It did not answer")
+
+
+def say(name, fn, **options):
+    if hangs(fn) if fn.__doc__ else False:
+        return grade(read(name), fn, limit=0.2, **options)
+    return grade(read(name), fn, limit=math.inf, **options)
+
+
+@EVERY
+def test_the_reference_is_right(name):
+    found = say(name, read(name).reference)
+    assert found.passed, str(found)
+
+
+@EVERY
+def test_the_stub_is_not_written_yet(name):
+    space = {}
+    exec(read(name).stub, space)
+    found = say(name, space[read(name).function])
+    assert not found.passed
+    assert found.sentence == f"{read(name).function} is not written yet."
+
+
+@EVERY
+def test_every_mistake_is_graded_with_its_own_sentence(name):
+    for mistake in read(name).mistakes:
+        found = say(name, mistake.function)
+        assert not found.passed, mistake.name
+        assert found.sentence == mistake.sentence, mistake.name
+        assert found.mistake == mistake.name
+
+
+@EVERY
+def test_wrong_solutions_are_graded_wrong_with_the_intended_sentence(name):
+    wrong = list_wrong(name)
+    assert len(wrong) >= 3
+    for fn in wrong:
+        found = say(name, fn)
+        assert not found.passed, fn.__name__
+        assert " ".join(fn.__doc__.split()) in found.sentence, fn.__name__
+
+
+@EVERY
+def test_no_verdict_depends_on_the_seed(name):
+    exercise = read(name)
+    right = [exercise.reference]
+    wrong = [mistake.function for mistake in exercise.mistakes]
+    wrong += [fn for fn in list_wrong(name) if not hangs(fn)]
+    expected = {fn: say(name, fn).mistake for fn in wrong}
+    for seed in range(1, SEEDS):
+        for fn in right:
+            assert say(name, fn, seed=seed).passed, seed
+        for i, fn in enumerate(wrong):
+            if (i + seed) % SHARE == 0:
+                found = say(name, fn, seed=seed)
+                assert not found.passed, (fn.__name__, seed)
+                assert found.mistake == expected[fn], (fn.__name__, seed)
+
+
+@EVERY
+def test_an_exercise_is_complete(name):
+    exercise = read(name)
+    assert 1 <= exercise.minutes <= 60
+    assert all(need in ORDER[: ORDER.index(name)] for need in exercise.needs)
+    words = len(exercise.text.split())
+    assert 60 <= words <= 260, words
+    calls = list(exercise.draw(np.random.default_rng(0)))
+    assert len(calls) >= 5
+    arguments = len(exercise.arguments)
+    assert all(len(call) == arguments for call in calls)
+    written = ast.parse(exercise.stub).body[-1]
+    assert [x.arg for x in written.args.args] == list(exercise.arguments)
+    assert len({exercise.solution, exercise.stub}) == 2
+    assert exercise.function in exercise.solution
+
+
+@EVERY
+def test_the_file_names_the_next_of_the_course(name):
+    docstring = ast.get_docstring(ast.parse((FOLDER / f"{name}.py").read_text("utf-8")))
+    following = ORDER[ORDER.index(name) + 1 :]
+    expected = f"{following[0]}.py" if following else "learn/course.py"
+    assert docstring.splitlines()[-1] == f"Next: {expected}"
+
+
+def test_the_course_has_every_file_and_every_function_once():
+    files = {path.stem for path in FOLDER.glob("[!_]*.py")}
+    assert files == set(ORDER)
+    functions = [exercise.function for exercise in list_exercises()]
+    assert len(functions) == len(set(functions))
+
+
+def test_the_page_lists_the_course_and_shows_what_is_said_today():
+    page = (HERE.parent / "docs" / "learn.md").read_text("utf-8")
+    rows = re.findall(r"^\| (\d+) \| (\w+) \| (.+) \| (\d+) \|$", page, re.MULTILINE)
+    course = [(x.name, x.title, str(x.minutes)) for x in list_exercises()]
+    assert rows == [(str(i), *row) for i, row in enumerate(course, 1)]
+    assert f"A course of {len(ORDER)} exercises" in page
+    words = " ".join(page.split())
+    for name, mistake in (
+        ("one_score", "no_sum"),
+        ("softmax", "bare_no_keepdims"),
+        ("softmax", "overflow"),
+    ):
+        (sentence,) = (x.sentence for x in read(name).mistakes if x.name == mistake)
+        assert f"✗ {sentence}" in words
+
+
+def test_the_course_is_read_without_torch():
+    code = (
+        "import sys; sys.modules['torch'] = None;"
+        "from regard.learn.exercise import list_exercises; print(len(list_exercises()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == len(ORDER)

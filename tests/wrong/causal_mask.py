@@ -1,0 +1,75 @@
+import numpy as np
+
+
+def weigh(x):
+    e = np.exp(x - np.max(x, axis=1, keepdims=True))
+    return e / np.sum(e, axis=1, keepdims=True)
+
+
+def strict(scores):
+    """Token i does not see itself"""
+    n = len(scores)
+    i, j = np.arange(n)[:, None], np.arange(n)
+    return weigh(np.where(j < i, scores, -np.inf))
+
+
+def sees_the_next(scores):
+    """sees the token after it"""
+    masked = scores.copy()
+    masked[np.triu_indices(len(scores), k=2)] = -np.inf
+    return weigh(masked)
+
+
+def upside_down(scores):
+    """The past is hidden and the future is seen"""
+    masked = scores.copy()
+    masked[np.tril_indices(len(scores), k=-1)] = -np.inf
+    return weigh(masked)
+
+
+def multiplies_before(scores):
+    """exp(0) = 1 is a weight like any other"""
+    return weigh(scores * np.tri(len(scores)))
+
+
+def multiplies_after(scores):
+    """the rows no longer sum to 1"""
+    return weigh(scores) * np.tri(len(scores))
+
+
+def not_a_number(scores):
+    """0 · ∞ is NaN"""
+    with np.errstate(invalid="ignore"):
+        mask = -np.inf * (1 - np.tri(len(scores)))
+    return weigh(scores + mask)
+
+
+def forgets_it(scores):
+    """Every token sees the future"""
+    return weigh(scores)
+
+
+def plus_infinity(scores):
+    """Your answer has NaN"""
+    masked = scores.copy()
+    masked[np.triu_indices(len(scores), k=1)] = np.inf
+    return weigh(masked)
+
+
+def overflows(scores):
+    """Your answer has NaN"""
+    e = np.exp(np.where(np.tri(len(scores)) > 0, scores, -np.inf))
+    return e / e.sum(1, keepdims=True)
+
+
+def looks_back_one_only(scores):
+    """Some of your numbers are not right"""
+    n = len(scores)
+    i, j = np.arange(n)[:, None], np.arange(n)
+    return weigh(np.where((j <= i) & (j >= i - 1), scores, -np.inf))
+
+
+def masks_in_place(scores):
+    """causal_weights changes its argument scores"""
+    scores[np.triu_indices(len(scores), k=1)] = -np.inf
+    return weigh(scores)

@@ -1,0 +1,32 @@
+import numpy as np
+
+
+def straight_to_the_shape(x, heads):
+    """A reshape to (H, N, d) moves nothing"""
+    n, width = x.shape
+    return np.reshape(x, (heads, n, width // heads))
+
+
+def strided(x, heads):
+    """Each head takes every H-th number"""
+    return np.stack([x[:, h::heads] for h in range(heads)])
+
+
+def forgets_to_swap(x, heads):
+    """The tokens are still in front"""
+    return np.array([np.split(token, heads) for token in x])
+
+
+def transposes_each(x, heads):
+    """The tokens are the last axis"""
+    return np.stack([part.T for part in np.split(x, heads, axis=1)])
+
+
+def splits_the_tokens(x, heads):
+    """has shape (1, 1, 2), expected (2, 1, 1)"""
+    return x[None]
+
+
+def heads_backwards(x, heads):
+    """Some of your numbers"""
+    return np.stack(np.split(x, heads, axis=1)[::-1])

@@ -1,0 +1,46 @@
+import numpy as np
+
+from regard import attention
+
+
+def look(q, k, v, scale=None):
+    d = q.shape[-1] if scale is None else scale
+    scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(d)
+    e = np.exp(scores - scores.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True) @ v
+
+
+def without_the_last_matrix(x, wq, wk, wv, wo, heads):
+    """nothing mixes them: multiply with wo.T"""
+    parts = [np.split(x @ w.T, heads, axis=1) for w in (wq, wk, wv)]
+    return np.concatenate([look(*qkv) for qkv in zip(*parts, strict=True)], axis=1)
+
+
+def flattened(x, wq, wk, wv, wo, heads):
+    """joined by a reshape alone"""
+    parts = [np.stack(np.split(x @ w.T, heads, axis=1)) for w in (wq, wk, wv)]
+    return np.reshape(look(*parts), (x.shape[0], -1)) @ wo.T
+
+
+def scaled_too_much(x, wq, wk, wv, wo, heads):
+    """a head is only d wide"""
+    parts = [np.split(x @ w.T, heads, axis=1) for w in (wq, wk, wv)]
+    done = [look(*qkv, scale=wq.shape[0]) for qkv in zip(*parts, strict=True)]
+    return np.concatenate(done, axis=1) @ wo.T
+
+
+def never_split(x, wq, wk, wv, wo, heads):
+    """one head as wide as all"""
+    return look(x @ wq.T, x @ wk.T, x @ wv.T) @ wo.T
+
+
+def heads_added(x, wq, wk, wv, wo, heads):
+    """multi_head raised ValueError in line"""
+    parts = [np.split(x @ w.T, heads, axis=1) for w in (wq, wk, wv)]
+    return sum(look(*qkv) for qkv in zip(*parts, strict=True)) @ wo.T
+
+
+def record_instead_of_out(x, wq, wk, wv, wo, heads):
+    """multi_head raised ValueError in line"""
+    parts = [np.stack(np.split(x @ w.T, heads, axis=1)) for w in (wq, wk, wv)]
+    return attention(*parts) @ wo.T
