@@ -55,6 +55,8 @@ def test_the_code_of_the_readme_runs(capsys):
         ("lens", "docs/lens.md"),
         ("check", "docs/check.md"),
         ("stats", "docs/stats.md"),
+        ("map", "docs/show.md"),
+        ("page", "docs/show.md"),
     ],
 )
 def test_the_numbers_of_the_pages_were_measured(name, page, monkeypatch):
