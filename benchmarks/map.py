@@ -51,15 +51,6 @@ N, LONG, WIDTH, STEPS = 8192, 131_072, 64, 60
 HEADS = ((17, 5), (3, 1), (9, 4), (24, 7), (29, 0))  # opened one after the other
 CELLS = ((131_071, 0), (131_071, 131_070), (65_536, 40_000), (99_999, 99_999), (7, 3))
 GOALS = {"gallery": 1.5, "overview": 300, "exact": 1000, "script": 50, "memory": 1000}
-FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 # runs before the page: notes pictures on the map, and the script time of each frame
 SPY = """
 window.spy = { click: 0, first: 0, exact: 0, frame: 0, frames: [] };
@@ -109,7 +100,7 @@ def open_page() -> Iterator[Page]:
     """Give a page that is watched by the spy."""
     with sync_playwright() as tool:
         path = shutil.which("chromium")
-        browser = tool.chromium.launch(executable_path=path, args=FLAGS)
+        browser = tool.chromium.launch(executable_path=path, args=["--disable-gpu"])
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         page.add_init_script(SPY)
         page.set_default_timeout(1_800_000)

@@ -1,5 +1,6 @@
 """The judge: right attentions pass, each broken one is named, and by its own mistake."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -42,33 +43,11 @@ ALSO = {  # mistakes that are two mistakes
     "gives_padding_some_weight": {"mask_per_head"},
 }
 LEVEL = {case.name: case.level for case in CASES}
-EVERYTHING = Convention(
-    mask="mask",
-    causal="causal",
-    q_start="q_start",
-    window="window",
-    bias="bias",
-    scale="scale",
-    softcap="softcap",
-    sink="sink",
-    shared_heads=True,
-)
-
-
-def speak(run):
-    """Return one of our own attentions with causal and window as arguments."""
-
-    def ours(q, k, v, mask=None, causal=False, window=None, **options):
-        band = regard.window(None if window is None else window, 0 if causal else None)
-        if causal or window is not None:
-            mask = band if mask is None else band & regard.masks.array(mask)
-        return run(q, k, v, mask, **options)
-
-    return ours
-
-
-def define(*arguments, **options):
-    return regard.attention(*arguments, see=("weights",), **options)
+BENCHMARK = Path(__file__).parent.parent / "benchmarks" / "check.py"
+PLACE = importlib.util.spec_from_file_location("benchmark_check", BENCHMARK)
+OTHERS = importlib.util.module_from_spec(PLACE)
+PLACE.loader.exec_module(OTHERS)
+EVERYTHING, define, speak = OTHERS.OURS, OTHERS.define, OTHERS.speak
 
 
 def names(report):

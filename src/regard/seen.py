@@ -176,12 +176,13 @@ class Seen:
         return MapWidget(self, address=address, height=height)
 
     def page(
-        self, path: str | Path, *, heads: Any = None, limit: int = 15_000_000
+        self, path: str | Path, *, heads: Any = None, limit: int | None = None
     ) -> Page:
         """Write one HTML file that shows the heads without a server or a network.
 
         heads: numbers by layer, {18: [7, 8]}; all of all layers unless given
-        limit: bytes of the file; what is rounded to keep it, the page says
+        limit: bytes of the file, 15 million unless given; what is rounded to keep it,
+            the page says
         """
         from regard.show.page import make_page  # noqa: PLC0415 (it needs torch)
 

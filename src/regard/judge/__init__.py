@@ -3,8 +3,27 @@
 Next: judgement.py
 """
 
-from regard.judge.convention import Convention, Projections
-from regard.judge.difference import find_difference
-from regard.judge.judgement import check
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from regard.judge.convention import Convention, Projections
+    from regard.judge.difference import find_difference
+    from regard.judge.judgement import check
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Load what is used: who compares two answers needs no report."""
+        if name not in LATER:
+            raise AttributeError(f"module 'regard.judge' has no attribute '{name}'")
+        return getattr(import_module(LATER[name]), name)
+
+
+LATER = {
+    "Convention": "regard.judge.convention",
+    "Projections": "regard.judge.convention",
+    "check": "regard.judge.judgement",
+    "find_difference": "regard.judge.difference",
+}
 
 __all__ = ["Convention", "Projections", "check", "find_difference"]

@@ -34,10 +34,9 @@ ASSETS = Path(__file__).parent / "assets"
 INK = SOURCE / "show" / "assets" / "ink.js"  # the colours of all our pages
 LESSONS = "<!-- lessons -->"
 
-# judge/__init__.py is not among them: it loads reports, which browsers do not need
 NEEDED = (
     *("__init__.py", "errors.py", "arrays.py", "masks/[!_]*.py", "masks/__init__.py"),
-    *("definition/*.py", "plain/*.py", "judge/[!_]*.py"),
+    *("definition/*.py", "plain/*.py", "judge/*.py"),
     *(f"learn/{x}.py" for x in ("__init__", "course", "exercise", "grade")),
     *(f"learn/{x}.py" for x in ("attempt", "sandbox")),
 )

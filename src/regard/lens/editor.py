@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from regard.errors import OptionError
 from regard.lens.cut import ALL, Cut, is_layer, make_edit
 from regard.lens.edit import NOTHING, Call, Edit
+from regard.lens.huggingface import is_decoder
 from regard.lens.ledger import CROSS
 from regard.lens.watch import read_valid
 from regard.lens.whereabouts import Whereabouts, is_recomputing
@@ -45,9 +46,8 @@ class Editor:
     def __init__(self, model: nn.Module, cut: Cut, here: Whereabouts) -> None:
         self.model, self.cut, self.here, self.now = model, cut, here, Pass()
         self.modules = {id(module) for module in model.modules()}
-        config = getattr(model, "config", None)
-        self.is_described = config is not None  # its caches are arguments
-        self.is_double = bool(getattr(config, "is_encoder_decoder", False))
+        # the caches of such a model are arguments
+        self.is_described = getattr(model, "config", None) is not None
         self.order: list[str] = []  # the layers, as they first attended
         self.ran: set[str] = set()
         self.lengths: dict[str, int] = {}  # keys of the last call of a layer
@@ -115,7 +115,7 @@ class Editor:
     def find_valid(self, name: str, call: Call) -> Tensor | None:
         """Return which of a call's keys are no padding, None if none is, or unknown."""
         valid, cross = self.now.valid, is_cross(name)
-        if valid is None or (self.is_double and "decoder" in name and not cross):
+        if valid is None or (not cross and is_decoder(self.model, name)):
             return None
         goes_on = bool(self.now.before) and not cross
         fits = valid.shape[1] == (call.n_k if cross else call.n_q)

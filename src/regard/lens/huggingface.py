@@ -35,6 +35,12 @@ from regard.masks.patterns import causal
 EAGER = "eager_attention_forward"
 
 
+def is_decoder(model: nn.Module, name: str) -> bool:
+    """Tell whether a layer is of the decoder of two: its queries are other tokens."""
+    config = getattr(model, "config", None)
+    return bool(getattr(config, "is_encoder_decoder", False)) and "decoder" in name
+
+
 @contextmanager
 def open_doors(model: nn.Module, mode: Mode, here: Whereabouts) -> Iterator[None]:
     """Look into the functions of transformers, if the model is one of its own."""

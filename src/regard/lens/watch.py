@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import OptionError
-from regard.lens.huggingface import open_doors
+from regard.lens.huggingface import is_decoder, open_doors
 from regard.lens.intercept import Mode, open_modules
 from regard.lens.ledger import Group, extend, group_sights, mend_lse, settle
 from regard.lens.sight import Sight, may_see
@@ -157,19 +157,13 @@ class Watcher:
             coverage=tuple(self.cover()),
             notes={
                 "padding": [n for _, n in tokens],  # tokens taken out
-                "decoders": self.list_decoders(),
+                "decoders": [n for n in self.calls if is_decoder(self.model, n)],
             },
         )
 
-    def list_decoders(self) -> list[str]:
-        """Return the layers whose queries are not the tokens that were noted."""
-        config = getattr(self.model, "config", None)
-        two = getattr(config, "is_encoder_decoder", False)
-        return [name for name in self.calls if two and "decoder" in name]
-
     def find_valid(self, notes: Notes, name: str, g: int) -> Tensor | None:
         """Return which keys are no padding, if the model was told so."""
-        if g >= len(notes.valid) or name in self.list_decoders():
+        if g >= len(notes.valid) or is_decoder(self.model, name):
             return None
         return notes.valid[g]
 

@@ -3,6 +3,7 @@
     levels = build_levels(record, head)      one exact pass: max and mass, with the mask
     levels[5, "max"]                         a pixel for 32 × 32 cells
     preview(record, head, 5, (rows, keys))   mass alone, from one query of each pixel
+    sketch(record)                           a small map of every head
 
 Codes take a quarter of the room of two maps of floats: 89 MB for a head of any length.
 
@@ -22,9 +23,11 @@ from regard.record import Record
 from regard.show.codes import Codes, encode
 from regard.stats.columns import cut_rows
 from regard.stats.pooled import PooledMap, Pooling
-from regard.stats.pyramid import Pyramid, find_finest
+from regard.stats.pyramid import Pyramid, find_finest, find_level
 from regard.stats.tile import AllowedMap
 from regard.stats.walk import Progress, walk
+
+SMALL = 64  # pixels of a thumbnail's side, at most
 
 Levels = dict[tuple[int, Pooling], Codes]
 
@@ -42,6 +45,19 @@ class Sheet:
     def to_bytes(self) -> bytes:
         """Return the codes in rows, each with its small byte first."""
         return self.codes.astype("<u2").tobytes()
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the bytes are, for those who read them."""
+        *heads, rows, columns = self.codes.shape
+        return {
+            "rows": rows,
+            "columns": columns,
+            "level": self.level,
+            "how": self.how,
+            "exact": self.exact,
+            **({"heads": heads[0]} if heads else {}),
+            **({"note": self.note} if self.note else {}),
+        }
 
 
 def build_levels(
@@ -74,6 +90,21 @@ def build_levels(
             levels[level, how] = encode(to_numpy(named.values)[0], allowed)
         allowed = halve(allowed)
     return levels
+
+
+def sketch(record: Record, *, workers: int, progress: Progress | None = None) -> Sheet:
+    """Return a max map of at most 64 pixels a side for every head."""
+    level = find_level(*measure(record)[0], SMALL)
+    side = 2**level
+    values, allowed = walk(
+        record,
+        PooledMap(side),
+        AllowedMap((side, side)),
+        workers=workers,
+        progress=progress,
+    )
+    pairs = zip(to_numpy(values.values), to_numpy(allowed), strict=True)
+    return Sheet(np.stack([encode(*pair) for pair in pairs]), level, "max")
 
 
 def preview(record: Record, head: int, level: int, at: tuple[slice, slice]) -> Sheet:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,10 +33,11 @@ from regard.errors import OptionError
 from regard.record import Record, Recording
 from regard.seen import Seen
 from regard.show.bundle import join_modules, read_asset, read_body
-from regard.show.factors import Factors, measure_error, round_record
-from regard.show.levels import build_levels
+from regard.show.factors import measure_error, round_record
+from regard.show.levels import Sheet, build_levels, sketch
 from regard.show.source import Source, describe
 from regard.stats.call import to_torch
+from regard.stats.pyramid import find_level
 
 LIMIT = 15_000_000  # bytes
 SIDE = 1024  # pixels of a level that is stored, at most
@@ -77,20 +77,20 @@ def make_page(
     seen: Seen,
     *,
     heads: Heads | None = None,
-    limit: int = LIMIT,
+    limit: int | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Page:
     """Return a page of some or all heads, as exact as the limit allows.
 
     heads: numbers by layer, {18: [7, 8]}; all of all layers unless given
-    limit: bytes of the file
+    limit: bytes of the file; LIMIT unless given
     progress: called with the records done and all; a page may need several rounds
     """
     chosen = choose(seen.recording, heads)
     if not chosen:
         raise OptionError("the recording has no records: there is nothing to show.")
     fixed = prepare(seen.recording, chosen)
-    error = FINEST
+    limit, error = LIMIT if limit is None else limit, FINEST
     while True:
         page, numbers = build(fixed, chosen, error, progress)
         if page.size <= limit:
@@ -137,7 +137,8 @@ def pick_heads(record: Record, heads: list[int]) -> Record:
         return record
     q, k, lse = (to_torch(x) for x in (record.q, record.k, record.lse))
     shared = [h * k.shape[0] // q.shape[0] for h in heads]
-    masked = to_torch(record.allowed())
+    row = record.allowed(slice(0, 1))  # tells whether heads have masks of their own
+    one = row is None or row.shape[0] == 1
 
     def pick(x: Any) -> Any:
         return x if x is None or x.shape[0] == 1 else x[heads]
@@ -150,7 +151,7 @@ def pick_heads(record: Record, heads: list[int]) -> Record:
         v=None,
         sink=pick(to_torch(record.sink)),
         bias=pick(to_torch(record.bias)),
-        mask=record.mask if masked is None or masked.shape[0] == 1 else pick(masked),
+        mask=record.mask if one else pick(to_torch(record.allowed())),
     )
 
 
@@ -164,14 +165,21 @@ def prepare(recording: Recording, chosen: Sequence[Chosen]) -> dict[str, Any]:
     named = ("sequence", "layer", "head")
     kept = [row for row in rows if tuple(row[name] for name in named) in wanted]
     masks: dict[bytes, int] = {}
-    records = []
+    blobs: dict[str, bytes] = {}
+    records: list[dict[str, Any]] = []
     for x in chosen:
         mask = zlib.compress(pack_mask(x.record))
         about = describe(x.sequence, x.layer, x.record) | {"heads": x.heads}
         about |= source.name_tokens(x.sequence, x.record)
+        small, stored = sketch(x.record, workers=source.workers), find_stored(x.record)
+        about |= {"small": small.level, "stored": stored}
+        blobs[f"small-{len(records)}"] = pack_small(small)
+        if stored:
+            blobs[f"levels-{len(records)}"] = pack_levels(x.record, stored)
         records.append(about | {"mask": masks.setdefault(mask, len(masks))})
+    blobs |= {f"mask-{i}": mask for mask, i in masks.items()}
     meta = source.about | {"records": records, "table": kept, "tableAll": len(records)}
-    return {"meta": meta, "blobs": {f"mask-{i}": mask for mask, i in masks.items()}}
+    return {"meta": meta | {"note": NOTE}, "blobs": blobs}
 
 
 def build(
@@ -188,48 +196,37 @@ def build(
         offs.append(measure_error(x.record, factors.record))
         numbers += factors.a.size + factors.b.size
         blobs[f"factors-{n}"] = factors.pack()
-        level, blobs[f"small-{n}"] = draw_small(factors)
-        stored = find_stored(x.record)
-        if stored:
-            blobs[f"levels-{n}"] = pack_levels(factors, stored)
-        about: dict[str, Any] = {
-            "keyHeads": len(factors.b),
-            "width": factors.a.shape[1],
-        }
-        about |= {"small": level, "stored": stored, "cap": factors.record.softcap}
+        about = {"keyHeads": len(factors.b), "width": factors.a.shape[1]}
+        about |= {"cap": factors.record.softcap}
         records.append(fixed["meta"]["records"][n] | about)
         if progress is not None:
             progress(n + 1, len(chosen))
     typical, worst = float(np.median([a for a, _ in offs])), max(b for _, b in offs)
     off = None if worst <= EXACT else {"typical": typical, "worst": worst}
-    found = {"records": records, "rounded": off, "note": NOTE}
-    html = write_html(fixed["meta"] | found, blobs)
+    html = write_html(fixed["meta"] | {"records": records, "rounded": off}, blobs)
     return Page(html, sum(len(x.heads) for x in chosen), typical, worst), numbers
 
 
 def find_stored(record: Record) -> int:
     """Return the finest level that a page brings; 0 if it needs none."""
-    n = max(record.q.shape[1], record.k.shape[1])
-    return max(0, math.ceil(math.log2(max(1, n) / SIDE)))
+    return find_level(record.q.shape[1], record.k.shape[1], SIDE)
 
 
-def pack_levels(factors: Factors, level: int) -> bytes:
+def pack_levels(record: Record, level: int) -> bytes:
     """Return max and mass of a level as codes: (heads, 2, rows, columns)."""
     made = []
-    for head in range(factors.record.heads):
-        found = build_levels(factors.record, head, workers=1, finest=level)
+    for head in range(record.heads):
+        found = build_levels(record, head, workers=1, finest=level)
         made += [found[level, "max"], found[level, "mass"]]
     codes = np.stack(made).astype("<u2")
     halves = (codes >> 8).astype(np.uint8), (codes & 255).astype(np.uint8)
     return zlib.compress(b"".join(half.tobytes() for half in halves))
 
 
-def draw_small(factors: Factors) -> tuple[int, bytes]:
-    """Return the level of the thumbnails, and the first byte of their codes."""
-    sheet = Source(Recording(model="", records=(factors.record,), sequences=(0,)))
-    small = sheet.sketch(0, 0)
+def pack_small(small: Sheet) -> bytes:
+    """Return the first byte of each code of some thumbnails."""
     high = np.maximum(small.codes >> 8, small.codes > 0).astype(np.uint8)
-    return small.level, zlib.compress(high.tobytes())
+    return zlib.compress(high.tobytes())
 
 
 def pack_mask(record: Record) -> bytes:

@@ -230,18 +230,10 @@ def send_error(status: int, sentence: str) -> Response:
 
 def send_sheet(sheet: Sheet) -> Response:
     """Return pixels, and in the headers what they are."""
-    *heads, rows, columns = sheet.codes.shape
     headers = {
-        "X-Rows": str(rows),
-        "X-Columns": str(columns),
-        "X-How": sheet.how,
-        "X-Exact": str(int(sheet.exact)),
-        "X-Level": str(sheet.level),
+        f"X-{name.title()}": str(int(x) if isinstance(x, bool) else x)
+        for name, x in sheet.describe().items()
     }
-    if heads:
-        headers["X-Heads"] = str(heads[0])
-    if sheet.note:
-        headers["X-Note"] = sheet.note
     kind = "application/octet-stream"
     return Response(sheet.to_bytes(), headers=headers, media_type=kind)
 

@@ -36,17 +36,23 @@ from regard.masks.primitives import Band
 from regard.record import Record, Recording
 from regard.show.codes import encode
 from regard.show.jobs import Jobs, Kept
-from regard.show.levels import Levels, Sheet, build_levels, measure, preview
+from regard.show.levels import (
+    Levels,
+    Sheet,
+    build_levels,
+    measure,
+    preview,
+    sketch,
+)
 from regard.show.picture import find_pictures
 from regard.stats.call import to_torch
 from regard.stats.pooled import PooledMap, Pooling
 from regard.stats.reducers import is_run
 from regard.stats.table import make_table
-from regard.stats.tile import AllowedMap, read_tile
+from regard.stats.tile import read_tile
 from regard.stats.walk import walk
 
 TILE = 256  # pixels on a side
-SMALL = 64  # of a thumbnail, at most
 TOP = 20
 LIMIT = 256 * 2**20  # bytes of levels and thumbnails that are kept
 PATIENCE = 0.5  # seconds until a preview is given: 8,192 tokens need none
@@ -285,19 +291,11 @@ class Source:
         made: Sheet | None = self.kept.get((sequence, layer))
         if made is not None:
             return made
-        record = self.find(sequence, layer)
-        level = 0
-        while max(measure(record)[0]) > SMALL << level:
-            level += 1
-        values, allowed = walk(
-            record,
-            PooledMap(2**level),
-            AllowedMap((2**level, 2**level)),
+        made = sketch(
+            self.find(sequence, layer),
             workers=self.workers,
             progress=self.watch(self.chores, f"gallery of layer {layer}"),
         )
-        pairs = zip(to_numpy(values.values), to_numpy(allowed), strict=True)
-        made = Sheet(np.stack([encode(*pair) for pair in pairs]), level, "max")
         self.kept.put((sequence, layer), made, made.codes.nbytes)
         return made
 

@@ -70,7 +70,7 @@ class MapWidget(anywidget.AnyWidget):
             self.send({"id": number, "error": f"{type(error).__name__}: {error}"})
         else:
             codes = [found.to_bytes()] if isinstance(found, Sheet) else None
-            about = tell(found) if isinstance(found, Sheet) else found
+            about = found.describe() if isinstance(found, Sheet) else found
             # as ASCII: a message must not hold halves of an emoji
             self.send({"id": number, "text": json.dumps(about, allow_nan=False)}, codes)
 
@@ -83,19 +83,6 @@ class MapWidget(anywidget.AnyWidget):
     def _repr_mimebundle_(self, **options: Any) -> Any:
         bundle, about = super()._repr_mimebundle_(**options) or ({}, {})
         return bundle | {"text/html": write_instead(self.seen, self.height)}, about
-
-
-def tell(sheet: Sheet) -> dict[str, Any]:
-    """Return what pixels are, for JSON."""
-    *heads, rows, columns = sheet.codes.shape
-    return {
-        "heads": heads[0] if heads else 1,
-        "rows": rows,
-        "columns": columns,
-        "how": sheet.how,
-        "exact": sheet.exact,
-        "note": sheet.note,
-    }
 
 
 def write_instead(seen: Seen, height: int) -> str:

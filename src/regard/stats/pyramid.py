@@ -103,8 +103,13 @@ class Pyramid:
 
 def find_finest(n_q: int, n_k: int) -> int:
     """Return the finest level that is stored for so many queries and keys."""
-    level = FINEST
-    while max(n_q, n_k) > PIXELS << level:
+    return max(FINEST, find_level(n_q, n_k, PIXELS))
+
+
+def find_level(n_q: int, n_k: int, pixels: int) -> int:
+    """Return the finest level of which no side has more than so many pixels."""
+    level = 0
+    while max(n_q, n_k) > pixels << level:
         level += 1
     return level
 

@@ -23,13 +23,9 @@ causal head) and `feed`; you wrote all three before.
 Next: decoder_logits.py
 """
 
-import numpy as np
+from inspect import getsource
 
-NAME = "block"
-MINUTES = 8
-NEEDS = ("multi_head", "layer_norm", "feed_forward")
-EXTRA = ""
-STUB = '''import numpy as np
+import numpy as np
 
 
 def norm(x):
@@ -48,6 +44,16 @@ def feed(x, up, down):
     return np.maximum(x @ up.T, 0) @ down.T
 
 
+NAME = "block"
+MINUTES = 8
+NEEDS = ("multi_head", "layer_norm", "feed_forward")
+EXTRA = ""
+GIVEN = "\n\n".join(getsource(x) for x in (norm, attend, feed))  # in the stub too
+STUB = f'''import numpy as np
+
+
+{GIVEN}
+
 def block(x, qkv, out, up, down):
     """Return x (N, D) after attention and feed-forward, norm first."""
     raise NotImplementedError("write me")
@@ -57,22 +63,6 @@ HINTS = (
     "The first line is x = x + attend(norm(x), qkv, out).",
     "The second is the same with feed(norm(x), up, down), of the new x.",
 )
-
-
-def norm(x):  # as in the stub
-    x = x - x.mean(axis=-1, keepdims=True)
-    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + 1e-5)
-
-
-def attend(x, qkv, out):
-    q, k, v = np.split(x @ qkv.T, 3, axis=1)
-    scores = np.where(np.tri(len(x)) > 0, q @ k.T / np.sqrt(q.shape[1]), -np.inf)
-    parts = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return parts / parts.sum(axis=1, keepdims=True) @ v @ out.T
-
-
-def feed(x, up, down):
-    return np.maximum(x @ up.T, 0) @ down.T
 
 
 def spec(x, qkv, out, up, down):

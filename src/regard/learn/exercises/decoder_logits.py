@@ -21,13 +21,9 @@ is a table `(N, N)`, True where a token may look.
 Next: sampling.py
 """
 
-import numpy as np
+from inspect import getsource
 
-NAME = "decoder_logits"
-MINUTES = 15
-NEEDS = ("block",)
-EXTRA = ""
-STUB = '''import numpy as np
+import numpy as np
 
 
 def norm(x):
@@ -43,6 +39,16 @@ def block(x, layer, mask):
     return x + parts / parts.sum(axis=1, keepdims=True) @ (y @ wv.T) @ wo.T
 
 
+NAME = "decoder_logits"
+MINUTES = 15
+NEEDS = ("block",)
+EXTRA = ""
+GIVEN = "\n\n".join(getsource(x) for x in (norm, block))  # in the stub too
+STUB = f'''import numpy as np
+
+
+{GIVEN}
+
 def decoder_logits(tokens, embed, positions, layers):
     """Return the logits (N, V) of the token after each of tokens (N,)."""
     raise NotImplementedError("write me")
@@ -54,19 +60,6 @@ HINTS = (
     "mask = np.tri(len(tokens)) > 0; for layer in layers: x = block(x, layer, mask); "
     "then norm(x) @ embed.T.",
 )
-
-
-def norm(x):  # as in the stub
-    x = x - x.mean(axis=-1, keepdims=True)
-    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + 1e-5)
-
-
-def block(x, layer, mask):
-    y, (wq, wk, wv, wo) = norm(x), np.split(layer, 4)
-    scores = (y @ wq.T) @ (y @ wk.T).T / np.sqrt(x.shape[1])
-    scores = np.where(mask, scores, -np.inf)
-    parts = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return x + parts / parts.sum(axis=1, keepdims=True) @ (y @ wv.T) @ wo.T
 
 
 def spec(tokens, embed, positions, layers):

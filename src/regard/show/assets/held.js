@@ -9,8 +9,8 @@
    Next: source.js */
 
 import { weightOf } from "./ink.js";
+import { fromBase64 } from "./source.js";
 
-const SIZE = 256; // pixels of a tile
 const SLICE = 8; // ms of work, then others may
 const HEADS = 24; // kept unpacked
 const MOST = 20; // keys of a pinned row
@@ -87,7 +87,7 @@ export class HeldSource {
   async tile(place, signal) {
     const { record, number, at } = this.find(place);
     const { level, x, y, how } = place;
-    const span = SIZE * 2 ** level;
+    const span = this.about.levels.tile * 2 ** level;
     const part = { level, how, top: y * span, left: x * span };
     part.bottom = Math.min(record.nq, part.top + span);
     part.right = Math.min(record.nk, part.left + span);
@@ -266,10 +266,6 @@ function joinBytes(bytes, heads, head, width, n) {
 
 function sum(numbers) {
   return numbers.reduce((total, x) => total + x, 0);
-}
-
-function fromBase64(text) {
-  return Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
 }
 
 async function inflate(bytes) {

@@ -6,6 +6,8 @@
 
    Next: panel.js */
 
+import { fromBase64 } from "./source.js";
+
 const WIDTH = 268; // pixels of the side panel
 const GREY = [0.299, 0.587, 0.114];
 const PALE = 0.5;
@@ -17,7 +19,7 @@ export function drawPatches({ rows, columns, special, height, width, rgb }, weig
   canvas.width = WIDTH;
   canvas.height = Math.round((WIDTH * height) / width);
   const context = canvas.getContext("2d");
-  const image = greyPicture(height, width, Uint8Array.from(atob(rgb), (sign) => sign.charCodeAt(0)));
+  const image = greyPicture(height, width, fromBase64(rgb));
   const [across, down] = [canvas.width / columns, canvas.height / rows];
   const boxOf = (i, j) => [Math.round(j * across), Math.round(i * down), Math.ceil(across), Math.ceil(down)];
   for (let i = 0; i < rows; i++) {

@@ -136,6 +136,10 @@ export class Tiles {
   }
 }
 
+export function fromBase64(text) {
+  return Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
+}
+
 function nameOf({ sequence, layer, head, level, x, y, how }) {
   return `${sequence}/${layer}/${head}/${level}/${x}/${y}/${how}`;
 }
