@@ -1,6 +1,6 @@
 """What mask formulas cost: time and peak memory, against torch in the same run.
 
-    python benchmarks/masks.py            writes masks.json and the table in README.md
+    python benchmarks/masks.py            writes masks.json and docs/engine.md
 
 Every line runs in a process of its own, so that peaks do not mix; the faster of three
 runs counts. Times are of this machine and mean little; the ratios mean something.
@@ -107,9 +107,9 @@ def main() -> None:
     about |= {"python": platform.python_version(), "machine": platform.machine()}
     result = {"about": about | {"threads": 1}, "results": best}
     (HERE / "masks.json").write_text(json.dumps(result, indent=2) + "\n", "utf-8")
-    readme = HERE.parent / "README.md"
-    before, _, after = readme.read_text("utf-8").split(MARK)
-    readme.write_text(f"{before}{MARK}\n{render(result)}\n{MARK}{after}", "utf-8")
+    page = HERE.parent / "docs" / "engine.md"
+    before, _, after = page.read_text("utf-8").split(MARK)
+    page.write_text(f"{before}{MARK}\n{render(result)}\n{MARK}{after}", "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,32 +1,59 @@
-"""The score by which SnapKV would keep or drop keys of a cache, for one layer.
+"""Choose keys for a cache: what may be forgotten before the answer, by five policies.
 
-python examples/eviction.py SmolLM2-135M-Instruct.Q4_1.gguf scores.npy
+    python examples/eviction.py [model]          needs: pip install "regard[torch]"
+
+A prompt holds one fact among six. Each policy keeps a quarter of its keys; the others
+are hidden from the question and what follows, in all layers. Look at the next token,
+which begins the code word, at how far it moved (KL, in nats), and at what was kept. The
+scores are those of papers, added up over layers and heads; theirs choose for each head.
 """
-
-import sys
 
 import numpy as np
 import torch
+from models import find_smollm
 
 import regard
-from regard.stats.presets import snapkv
+from regard.lens import effect
+from regard.stats.presets import h2o, snapkv, tova
 
-TEXT = "In the ledger of the harbour every ship has a line: its name, flag and cargo. "
+FACTS = """The bakery on Mill Street opens at six in the morning.
+Last winter the river froze for the first time.
+The old mill was sold to a painter from the coast.
+The code word of the library is marzipan.
+Two bridges lead across the river, one of stone.
+The mayor keeps bees behind the town hall."""
+QUESTION = "What is the code word of the library?"
 
 
-def main(path: str, out: str) -> None:
-    """Save the scores of the keys of layer 12, (key heads, keys)."""
-    model, tokenizer = regard.load(path)
-    tokens = tokenizer.encode(TEXT * 8)
+def main() -> None:
+    """Score the keys, hide all but the best, and ask again."""
+    model, tokenizer = regard.load(find_smollm())
+    text = tokenizer.chat([{"role": "user", "content": f"{FACTS}\n{QUESTION}"}])
+    tokens = tokenizer.encode(text + "The code word of the library is", whole=False)
+    old = len(tokenizer.encode(text[: text.index(QUESTION)], whole=False))
+    words = [tokenizer.decode([x]).replace("\n", " ") for x in tokens]
+
+    def ask(model: torch.nn.Module) -> torch.Tensor:
+        return model(torch.tensor([tokens]))
+
     with regard.watch(model) as seen, torch.no_grad():
-        model(torch.tensor([tokens]))
-    scores = np.asarray(snapkv(seen.layer(12), last=32))
-    np.save(out, scores)
-    for group, row in enumerate(scores):
-        best = np.sort(np.argsort(row)[-8:])
-        kept = " ".join(tokenizer.decode([tokens[i]]).strip() for i in best)
-        print(f"key head {group} would keep: {kept}")
+        ask(model)
+    last = len(tokens) - old  # the tokens that ask
+    scores = {
+        "snapkv": sum(snapkv(x, last=last).values.sum(0) for x in seen.records),
+        "h2o": sum(h2o(x).values.sum(0)[:old].numpy() for x in seen.records),
+        "tova": sum(tova(x).values[:old] for x in seen.records),
+        "recent": np.arange(old),
+        "random": np.random.default_rng(0).random(old),
+    }
+    for name, score in scores.items():
+        kept = {0, *np.argsort(score)[-(old // 4) :].tolist()}  # the first is a sink
+        gone = sorted(set(range(old)) - kept)
+        done = effect(model, ask, keys=gone, queries=range(old, len(tokens)))
+        told = [f"{tokenizer.decode([x])!r} {p:.0%}" for x, p in done.after]
+        print(f"{name}: KL {done.kl[0]:.2f}", *told)
+        print("  ", "".join(words[i] if i in kept else "." for i in range(old)))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -57,17 +57,23 @@ RULES = {
         {"numpy", "array_api_compat", "rich", "pytest"},
     ),
     "learn": (
-        {"judge", "show", "definition", "arrays"},
+        {"judge", "show", "definition", "arrays", "terminal"},
         {"numpy", "rich", "click", "pytest", "markdown_it"},
     ),
     "exercises": (  # of learn; torch only in functions, for those that say so
         {"plain", "definition", "masks", "arrays", "nn", "lens", "stats"},
         {"numpy", "torch"},
     ),
-    "__main__": (
-        {"nn", "lens", "plain", "seen", "show", "judge", "learn"},
-        {"click", "rich", "torch"},
+    "atlas": (  # transformers: only for models that nn does not know
+        {"nn", "lens", "stats", "seen", "record", "show", "arrays", "terminal"},
+        {"numpy", "torch", "pyarrow", "ray", "transformers", "click", "rich"},
     ),
+    "terminal": (set(), {"click", "rich"}),
+    "commands": (
+        {"terminal", "nn", "lens", "stats", "plain", "seen", "show", "judge"},
+        {"click", "torch"},
+    ),
+    "__main__": ({"commands", "terminal", "learn", "atlas"}, {"click"}),
 }
 SINGLE = {
     "errors",
@@ -77,18 +83,21 @@ SINGLE = {
     "recording",
     "seen",
     "spans",
+    "terminal",
 }  # files, not packages
 ONLY_IN = {
     "matplotlib": {"curve", "figure", "experiment", "training", "patches"},
-    "click": {"__main__"},
-    "rich": {"__main__", "train", "table", "server", "report", "runner"},
+    "click": {"__main__", "terminal", "generate", "show", "check", "train"},
+    "rich": {"__main__", "terminal", "train", "table", "server", "report", "runner"},
     "pytest": {"plugin"},
     "markdown_it": {"browser"},
     "starlette": {"server"},
     "uvicorn": {"server"},
     "anywidget": {"widget"},
     "traitlets": {"widget"},
-    "pyarrow": {"table"},
+    "pyarrow": {"table", "corpus", "sources", "store"},
+    "ray": {"runners"},
+    "transformers": {"model"},
 }
 NAMES = [
     "attention",
@@ -222,7 +231,7 @@ def test_files_and_functions_stay_small():
     lines = {p: len(p.read_text(encoding="utf-8").splitlines()) for p in FILES}
     assert not {p: n for p, n in lines.items() if n > 400}
     course = {p for p in FILES if p.parent.name == "exercises"}  # texts, not code
-    assert sum(n for p, n in lines.items() if p not in course) <= 24_000
+    assert sum(n for p, n in lines.items() if p not in course) <= 28_000
     many = {"attention", "explain", "attend", "choose"}  # the definition, its mirrors
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -1,18 +1,50 @@
 """The command line, run as a user runs it."""
 
+import contextlib
+import fcntl
+import importlib.util
+import json
+import os
+import shlex
+import signal
+import struct
 import subprocess
 import sys
+import termios
+import time
+from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
 import regard
-from regard.__main__ import TASKS, clean, main
+from regard.__main__ import main
+from regard.commands.train import TASKS
 from regard.nn.tasks import PUZZLES
+from regard.terminal import clean, read_text, write_reason
+
+PAGE = Path(__file__).parent.parent / ".ci/cli_page.py"
+SPEC = importlib.util.spec_from_file_location("cli_page", PAGE)
+cli_page = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(cli_page)
+COMMANDS = dict(cli_page.walk(main, "regard"))
+START = "import sys; from regard.__main__ import main; main(sys.argv[1:])"
 
 
 def run(*arguments, **options):
     return CliRunner().invoke(main, [str(a) for a in arguments], **options)
+
+
+def run_apart(*arguments, code=START, env=None, **options):
+    """Run a command in a process of its own, without a terminal."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        check=False,
+        text=True,
+        env=os.environ | (env or {}),
+        **({"capture_output": True} | options),
+    )
 
 
 def test_help_comes_without_torch():
@@ -24,13 +56,87 @@ def test_help_comes_without_torch():
     assert "generate" in done.stdout
 
 
-def test_a_missing_torch_is_named_in_one_sentence():
-    code = "import sys; sys.modules['torch'] = None; from regard.__main__ import main; main(['train', 'copy'])"
-    done = subprocess.run(
-        [sys.executable, "-c", code], check=False, capture_output=True, text=True
-    )
+@pytest.mark.parametrize(
+    ("arguments", "missing", "extras"),
+    [
+        ("train copy", "torch", "torch"),
+        ("show hello --model x.gguf", "torch", "torch"),
+        ("show hello --model x.gguf --map", "torch and starlette", "torch,serve"),
+        ("show hello --model x.gguf --map", "starlette", "serve"),
+        ("show seen.regard", "starlette", "serve"),
+        ("generate hello --model x.gguf", "torch", "torch"),
+        ("atlas show atlas", "pyarrow", "atlas"),
+        ("atlas run new --model x.gguf --corpus .", "torch", "atlas"),
+    ],
+)
+def test_what_is_not_installed_is_named_with_its_line(
+    arguments, missing, extras, tmp_path
+):
+    code = "import sys\n"
+    for module in missing.split(" and "):
+        code += f"sys.modules[{module!r}] = None\n"
+    done = run_apart(*arguments.split(), code=code + START, cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stderr == 'Error: this needs torch: pip install "regard[torch]"\n'
+    assert (
+        done.stderr == f'Error: this needs {missing}: pip install "regard[{extras}]"\n'
+    )
+
+
+def test_a_module_of_someone_else_is_not_ours_to_install():
+    wanted = ModuleNotFoundError("No module named 'their.code'", name="their.code")
+    assert write_reason(wanted, "atlas") == "there is no module their.code."
+    inside = ModuleNotFoundError("No module named 'torch.new'", name="torch.new")
+    assert write_reason(inside, "show") == (
+        'this needs torch.new: pip install "regard[torch]"'
+    )
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_help_is_a_sentence_an_example_and_what_comes_next(name):
+    done = run(*name.split()[1:], "--help", env={"COLUMNS": "80"})
+    assert done.exit_code == 0
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[2].strip()[0].isupper()
+    assert COMMANDS[name].help.split("\n\n")[0].endswith(".")
+    assert lines[-2].startswith("  Example:  regard")
+    assert lines[-1].startswith("  Then:     ")
+    assert "..." not in "".join(lines[1:])  # no sentence of a list is cut off
+    for option in COMMANDS[name].params:
+        assert isinstance(option, click.Argument) or option.help, option.name
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_example_of_a_command_is_accepted(name):
+    example, _ = cli_page.read_guide(COMMANDS[name])
+    words = shlex.split(example)[1:]
+    command = main
+    while isinstance(command, click.Group) and words and words[0] in command.commands:
+        command = command.commands[words.pop(0)]
+    assert command is COMMANDS[name] or name in ("regard", "regard atlas")
+    command.make_context("regard", words)  # raises what is wrong with it
+
+
+def test_the_page_of_the_commands_is_what_they_say():
+    assert cli_page.PAGE.read_text("utf-8") == cli_page.render(), (
+        "run python .ci/cli_page.py"
+    )
+
+
+def test_commands_stand_in_the_order_in_which_one_meets_them():
+    names = ["learn", "show", "generate", "train", "check", "atlas"]
+    lines = run("--help").stdout.split("Commands:\n")[1].splitlines()
+    assert [line.split()[0] for line in lines[: len(names)]] == names
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [("shwo x", "show"), ("learn wach", "watch"), ("show x --modle y", "--model")],
+)
+def test_what_is_misspelt_is_asked_about(arguments, meant):
+    done = run(*arguments.split())
+    assert done.exit_code == 2
+    assert f"Did you mean '{meant}'?" in done.stderr or f"{meant}?" in done.stderr
 
 
 def test_generate_streams_the_model(smollm):
@@ -91,9 +197,184 @@ def test_what_went_wrong_is_one_sentence(arguments, message):
     assert "Traceback" not in done.output
 
 
-def test_debug_shows_where_an_error_comes_from():
-    done = run("--debug", "generate", "--model", "nothing.gguf", "hi")
-    assert type(done.exception).__name__ == "FileError"
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ("show hello", 1, "there is no recording hello. To see what a model does"),
+        ("show text.txt", 1, "safetensors file. To see what a model does with a text:"),
+        ("show zeros --model x.gguf", 1, "zeros is no text: it holds bytes of 0."),
+        ("show hello --model x --save no/x", 2, "there is no folder no to write no/x"),
+        ("show hello --model x --page no/x", 2, "there is no folder no to write no/x"),
+        ("check math:sqrt --json no/x", 2, "there is no folder no to write no/x"),
+        ("generate hello --model x -n 0", 2, "0 is not in the range x>=1"),
+        ("generate hello --model x --temperature -1", 2, "temperature=-1.0, expected"),
+        ("train copy --heads 3", 2, "a width of 64 cannot be split into 3 heads"),
+        ("learn --folder text.txt open", 2, "'text.txt' is a file"),
+        ("learn --folder text.txt/x open", 1, "text.txt/x cannot be used: not a dir"),
+    ],
+)
+def test_the_exit_code_says_who_is_to_blame(
+    arguments, code, message, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("a text", "utf-8")
+    Path("zeros").write_bytes(b"GGUF\0\0")
+    done = run(*arguments.split())
+    assert done.exit_code == code, done.output
+    assert message in " ".join(done.stderr.split())
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ("generate --model nothing.gguf hi", "FileError"),
+        ("generate --model nothing.gguf --top-k 3 hi", "OptionError"),
+        ("check nowhere_to_be_found:x", "OptionError"),
+        ("learn open sofmax", "OptionError"),
+    ],
+)
+def test_debug_shows_where_an_error_comes_from(arguments, error, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = run("--debug", *arguments.split())
+    assert type(done.exception).__name__ == error
+
+
+def test_a_text_may_be_long_or_a_file_or_come_from_stdin(smollm, tmp_path):
+    long = "a text too long for the name of a file " * 10
+    assert read_text(long) == long
+    (tmp_path / "long.txt").write_text(long, "utf-8")
+    assert read_text(str(tmp_path / "long.txt")) == long
+    done = run("show", "-", "--model", smollm, "--json", input=long)
+    first, *_ = json.loads(done.stdout)
+    assert first["name"] == "blocks.0.attention"
+    assert 4 < first["distance"] < 100  # 100 tokens were read
+
+
+def test_a_name_of_no_file_is_read_as_a_text_and_that_is_said(capsys):
+    assert read_text("artikel.txt") == "artikel.txt"
+    assert capsys.readouterr().err == (
+        "there is no file artikel.txt: it is read as a text\n"
+    )
+    for text in ("hello", "Hello there.txt", "3.14", "e.g.", "Yes."):
+        assert read_text(text) == text
+    assert capsys.readouterr().err == ""
+
+
+def test_a_model_that_is_not_there_is_named_before_torch_comes():
+    code = "import sys; from regard.__main__ import main\ntry: main(sys.argv[1:])\n"
+    code += "finally: assert 'torch' not in sys.modules"
+    for command in ("show", "generate"):
+        done = run_apart(command, "hello", "--model", "nothing.gguf", code=code)
+        assert done.stderr == "Error: there is no file or folder nothing.gguf.\n"
+        assert done.returncode == 1
+
+
+def test_rows_for_programs_are_alone_on_stdout(smollm, tmp_path):
+    path = tmp_path / "seen.regard"
+    text = "The cat sat on the mat because it was"
+    options = ("--model", smollm, "-n", 4, "--save", path, "--json")
+    done = run("show", text, *options)
+    assert done.exit_code == 0, done.output
+    rows = json.loads(done.stdout)
+    assert len(rows) == 30 * 9
+    strongest = max(rows, key=lambda row: row["sink"])
+    assert (strongest["layer"], strongest["head"]) == (18, 8)
+    assert "the recording is in" in done.stderr
+    again = json.loads(run("show", path, "--json").stdout)  # no map, no model
+    for one, other in zip(again, rows, strict=True):
+        assert one.pop("name") == other.pop("name")
+        assert one == pytest.approx(other, rel=1e-5, abs=1e-5)
+    short = json.loads(run("show", "Hello", "--model", smollm, "--json").stdout)
+    assert short[0]["induction"] is None
+
+
+def test_the_course_for_programs(tmp_path):
+    done = run("learn", "--folder", tmp_path, "list", "--json")
+    rows = json.loads(done.stdout)
+    assert [row["number"] for row in rows] == list(range(1, 29))
+    assert [row["name"] for row in rows if row["current"]] == ["one_score"]
+    kept = {"solved": ["one_score"], "hints": {}, "tries": {}, "current": "one_score"}
+    (tmp_path / "progress.json").write_text(json.dumps(kept))
+    rows = json.loads(run("learn", "--folder", tmp_path, "list", "--json").stdout)
+    assert [row["name"] for row in rows if row["solved"]] == ["one_score"]
+    assert [row["name"] for row in rows if row["current"]] == ["scores"]
+
+
+def test_a_report_for_programs_is_alone_on_stdout():
+    done = run("check", "math:sqrt", "--json", "-")
+    assert done.exit_code == 1
+    assert json.loads(done.stdout)["cases"][0]["status"] == "failed"
+
+
+def test_nobody_reads_on():
+    read, write = os.pipe()
+    os.close(read)
+    for arguments in (("learn", "list", "--json"), ("learn", "list"), ("--help",)):
+        done = run_apart(
+            *arguments, capture_output=False, stdout=write, stderr=subprocess.PIPE
+        )
+        assert done.returncode == (141 if "--json" in arguments else 1)
+        assert done.stderr == ""
+    os.close(write)
+
+
+def test_ctrl_c_ends_with_one_line():
+    words = [sys.executable, "-c", START, "show", "-", "--model", "x.gguf"]
+    # a shell that starts tests in the background may have turned Ctrl-C off
+    words[2] = "import signal; signal.signal(2, signal.default_int_handler);" + START
+    process = subprocess.Popen(
+        words, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        process.stdin.write("a")
+        process.stdin.flush()
+        while struct.unpack("i", fcntl.ioctl(process.stdin, termios.FIONREAD, b"0000"))[
+            0
+        ]:
+            time.sleep(0.05)  # until it reads, and waits for more
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+        assert process.stderr.read().strip() == "stopped."
+    finally:
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stderr):
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+
+
+def test_there_is_no_colour_and_no_bar_where_there_is_no_terminal(smollm):
+    kinds = {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
+    for arguments in (("learn", "list"), ("show", "Hello", "--model", smollm)):
+        done = run_apart(*arguments, env=kinds)
+        assert done.returncode == 0, done.stderr
+        assert "\x1b" not in done.stdout
+        assert done.stderr == ""
+
+
+def test_a_terminal_without_a_character_is_given_another():
+    done = run_apart("learn", "list", env={"PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0, done.stderr
+    assert "  ?  one_score" in done.stdout.replace(" ?   one", "  ?  one")
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("regard ge", "plain,generate"),
+        ("regard learn open softm", "plain,softmax"),
+        ("regard train rev", "plain,reverse"),
+        ("regard show x --mo", "plain,--model"),
+        ("regard show x --model S", "file,S"),
+    ],
+)
+def test_the_shell_completes(typed, offered):
+    words = typed.split()
+    asked = {"COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1)}
+    code = START.replace("main(sys.argv[1:])", "main([], prog_name='regard')")
+    done = run_apart(code=code, env=asked | {"_REGARD_COMPLETE": "bash_complete"})
+    assert done.stdout.splitlines() == [offered]
 
 
 def test_every_puzzle_has_a_command():

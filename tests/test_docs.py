@@ -1,50 +1,345 @@
-"""The documents say what is true: their code runs, their numbers are measured."""
+"""The documents say what is true: their code runs, their numbers are measured.
 
+    ```python    runs, block after block of a page in one scope, as a reader would
+    ```py        an excerpt: runs too, with the names that its page takes for granted
+    ```text      below code of the page: what it printed; else a transcript
+    regard …     in any other block: a command and options that exist
+
+A block that cannot run has a line above it, <!-- not run: why -->, and is counted here.
+"""
+
+import contextlib
 import doctest
+import functools
 import importlib.util
+import io
 import json
 import pkgutil
 import re
+import shlex
+import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 
+import click
+import numpy as np
 import pytest
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    ViTConfig,
+    ViTModel,
+)
 
 import regard
+from regard.__main__ import main
+from regard.nn import CausalTransformer, Config, weights
+from regard.nn.tasks import Copy
+from regard.nn.train import Plan, train
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
+PAGES = [
+    ROOT / "README.md",
+    *sorted(x for x in ROOT.glob("docs/**/*.md") if x.parent.name != "lessons"),
+]
 MODULES = [
     module.name
     for module in pkgutil.walk_packages(regard.__path__, "regard.")
     if not module.name.endswith("__main__")
 ]
+NOT_RUN = {"docs/show.md": ["it serves until Ctrl-C"]}  # page: reasons
+NOT_TESTED = {"regard.nn.weights.convert_state"}  # its example has a hole in it
+
+BLOCK = re.compile(
+    r"(?:<!-- not run: (?P<why>[^\n]+) -->\n)?^```(?P<kind>\S*)[^\n]*\n(?P<text>.*?)^```$",
+    flags=re.DOTALL | re.MULTILINE,
+)
+NUMBER = re.compile(r"(?<![\w.])-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?")
+SCALES = ("·░▒▓█", " ▁▂▃▄▅▆▇█")
 
 
-def run_code(path):
-    """Run the Python of a page, block after block, as a reader would."""
-    scope = {}
-    text = path.read_text(encoding="utf-8")
-    for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
-        exec(compile(block, path.name, "exec"), scope)
+def name_of(path):
+    return path.relative_to(ROOT).as_posix()
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("docs/*.md")), ids=lambda p: p.stem)
-def test_the_code_of_the_pages_runs(path):
-    run_code(path)
+def read_blocks(path):
+    return [match.groupdict() for match in BLOCK.finditer(path.read_text("utf-8"))]
 
 
-def test_the_code_of_the_readme_runs(capsys):
-    run_code(ROOT / "README.md")
-    printed = capsys.readouterr().out
-    shown = re.findall(r"```text\n(.*?)```", README, flags=re.DOTALL)
-    assert len(shown) == 2
-    assert all(text.strip() in printed for text in shown)
+# -- what excerpts are given ------------------------------------------------------------
+
+
+load_once = functools.cache(weights.load)
+
+
+def make_llama():
+    """Return a model of transformers, small in all but the numbers that pages name."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 36, "intermediate_size": 32, "vocab_size": 49_152}
+    heads = {"num_attention_heads": 9, "num_key_value_heads": 3}
+    ends = {"pad_token_id": 2, "eos_token_id": None}
+    config = LlamaConfig(**sizes, **heads, **ends, num_hidden_layers=20)
+    return LlamaForCausalLM(config).eval()
+
+
+def give_lens():
+    ours = load_once(MODEL)[1]
+    names = {"tokenizer_object": ours.core, "pad_token": "<|im_end|>"}
+    tokenizer = PreTrainedTokenizerFast(**names)
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Why is the sky blue?"},
+    ]
+    text = ours.chat(messages)
+    inputs = tokenizer(text, return_tensors="pt")
+    inputs.pop("token_type_ids", None)
+    names = {"messages": messages, "text": text, "tokens": inputs["input_ids"]}
+    return {"model": make_llama(), "inputs": inputs, "tokenizer": tokenizer, **names}
+
+
+def give_seen():
+    given = give_lens()
+    with regard.watch(given["model"]) as seen, torch.no_grad():
+        given["model"](given["tokens"][:, :11])
+    return {**given, "seen": seen, "spans": [(0, 4), (4, 11)], "window": regard.window}
+
+
+def give_show():
+    task = Copy(5)
+    sizes = {"vocabulary": task.vocabulary, "context": task.length, "width": 16}
+    tokens, _ = task.batch(1, 0, 0)
+    q, k, v = np.random.default_rng(0).normal(size=(3, 11, 4))
+    labels = list(task.show(tokens[0]))
+    torch.manual_seed(0)
+    vit = ViTModel(
+        ViTConfig(
+            image_size=28,
+            patch_size=2,
+            hidden_size=16,
+            intermediate_size=16,
+            num_attention_heads=2,
+            num_hidden_layers=1,
+        )
+    ).eval()
+    return give_seen() | {
+        "q": q,
+        "k": k,
+        "v": v,
+        "words": labels,
+        "labels": labels,
+        "vit": vit,
+        "pixels": torch.rand(1, 3, 28, 28),
+        "task": task,
+        "tokens": tokens,
+        "model": CausalTransformer(Config(**sizes, layers=1, heads=2)),
+        "train": functools.partial(train, show=False),
+        "plan": Plan(steps=100, batch=4, warmup=10),
+    }
+
+
+GIVEN = {
+    "docs/lens.md": give_lens,
+    "docs/stats.md": give_seen,
+    "docs/show.md": give_show,
+    "docs/models.md": dict,
+}
+
+# -- running pages ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def desk(smollm, tmp_path, monkeypatch):
+    """Sit in an empty folder with the model that pages load, read once for all."""
+    (tmp_path / MODEL).symlink_to(smollm)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(weights, "load", load_once)
+    return tmp_path
+
+
+@dataclass
+class Reader:
+    """Runs the blocks of a page, and looks at what is printed."""
+
+    page: str
+    scope: dict
+    excerpts: dict
+    printed: str | None = None  # by the last block; None: none ran
+
+    def run(self, block):
+        code = compile(block["text"], f"{self.page}: {block['text'][:30]!r}", "exec")
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            if block["kind"] == "python":
+                exec(code, self.scope)
+            else:  # an excerpt: what it names does not reach the rest of the page
+                names = {**self.scope, **self.excerpts}
+                exec(code, names)
+                self.excerpts.update(names)
+        self.printed = out.getvalue()
+
+    def compare(self, shown):
+        """Find the lines that are shown in what the block above them printed."""
+        wanted = [line.rstrip() for line in shown.rstrip("\n").split("\n")]
+        lines = [line.rstrip() for line in self.printed.split("\n")]
+        starts = range(len(lines) - len(wanted) + 1)
+        assert any(
+            all(map(agree, wanted, lines[at : at + len(wanted)])) for at in starts
+        ), f"{self.page} shows\n{shown}\nand its code prints\n{self.printed}"
+
+
+def agree(one, other):
+    """Tell whether two lines are the same but for rounding.
+
+    The last digit of a number with a point may differ by 2, and a shade by one step.
+    """
+    pairs = zip(NUMBER.findall(one), NUMBER.findall(other), strict=False)
+    texts = [re.sub(" +", " ", NUMBER.sub("0", line)) for line in (one, other)]
+    if len(texts[0]) != len(texts[1]) or not all(map(alike, *texts)):
+        return False
+    return all(near(a, b) for a, b in pairs)
+
+
+def alike(a, b):
+    return a == b or any(
+        {a, b} <= set(scale) and abs(scale.index(a) - scale.index(b)) == 1
+        for scale in SCALES
+    )
+
+
+def near(a, b):
+    if a == b:
+        return True
+    digits = len(a.partition(".")[2])
+    if not digits or "e" in a + b or len(b.partition(".")[2]) != digits:
+        return False
+    a, b = (float(x.replace(",", "")) for x in (a, b))
+    return abs(a - b) < 2.5 * 10.0**-digits
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_the_code_of_a_page_runs_and_prints_what_the_page_shows(path, desk):
+    page = name_of(path)
+    reader = Reader(page, {"__name__": "page"}, {})
+    blocks = read_blocks(path)
+    if any(block["kind"] == "py" for block in blocks):
+        assert page in GIVEN, f"{page} has excerpts: say in GIVEN which names they need"
+        reader.excerpts = {"regard": regard, **GIVEN[page]()}
+    for block in blocks:
+        if block["why"]:
+            continue
+        if block["kind"] in ("python", "py"):
+            reader.run(block)
+        elif block["kind"] == "text" and reader.printed is not None:
+            reader.compare(block["text"])
+
+
+def test_blocks_that_do_not_run_are_few_and_say_why():
+    found = {}
+    for path in PAGES:
+        for block in read_blocks(path):
+            if block["why"]:
+                found.setdefault(name_of(path), []).append(block["why"])
+    assert found == NOT_RUN
+
+
+def test_every_fence_is_read_and_no_kind_is_unknown():
+    known = {"python", "py", "text", "bash", "console", "sh", "toml", ""}
+    for path in PAGES:
+        blocks = read_blocks(path)
+        fences = re.findall(r"(?m)^```", path.read_text("utf-8"))
+        assert len(fences) == 2 * len(blocks), path
+        kinds = {x["kind"] for x in blocks if not x["kind"].startswith("{")}
+        assert kinds <= known, path
+        assert all(tomllib.loads(x["text"]) for x in blocks if x["kind"] == "toml")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("KL 1.75", "KL 1.75", True),
+        ("KL 1.75", "KL 1.77", True),
+        ("KL 1.75", "KL 1.78", False),
+        ("KL 9.99", "KL 10.01", True),
+        ("layer 17", "layer 18", False),
+        ("layer 17", "layer 17.0", False),
+        ("mass 0.1", "weight 0.1", False),
+        ("  a   1.0", "  a  10.0", False),
+        ("░▒", "▒▒", True),
+        ("·▒", "▒▒", False),
+        ("▁", "▃", False),
+        ("[0.1, 0.2]", "[0.1, 0.5]", False),
+    ],
+)
+def test_lines_agree_up_to_rounding_and_no_further(one, other, same):
+    assert agree(one, other) is same
+
+
+def test_what_a_page_shows_and_does_not_print_is_noticed():
+    reader = Reader("page", {}, {})
+    reader.run({"kind": "python", "text": "print('a 1.00')\nprint('b')"})
+    reader.compare("a 1.01\nb")
+    with pytest.raises(AssertionError, match="page shows"):
+        reader.compare("b\na 1.00")
+
+
+# -- commands ---------------------------------------------------------------------------
+
+
+def list_commands():
+    """Yield each command line of the pages that begins with regard."""
+    for path in PAGES:
+        for block in read_blocks(path):
+            if block["kind"] in ("bash", "console", "sh", ""):
+                for line in block["text"].splitlines():
+                    if re.match(r"(\$ )?regard( |$)", line):
+                        yield name_of(path), line.removeprefix("$ ")
+
+
+def check_command(line):
+    """Refuse a command line with a command or an option that does not exist."""
+    line = re.split(r" {3,}| #", line)[0]  # what follows explains it
+    _, *words = shlex.split(line)
+    command = main
+    while words and isinstance(command, click.Group) and words[0] in command.commands:
+        command = command.commands[words.pop(0)]
+    known = {
+        x for option in command.params for x in (*option.opts, *option.secondary_opts)
+    }
+    known |= {"--help"}
+    for word in words:
+        option = word.partition("=")[0]
+        assert not word.startswith("-") or option in known or word == "-", line
+    if isinstance(command, click.Group):
+        assert command is not main, line
+        assert not words or words[0].startswith("-"), line
+
+
+COMMANDS = sorted(set(list_commands()))
+
+
+@pytest.mark.parametrize(("page", "line"), COMMANDS)
+def test_the_commands_of_the_pages_exist(page, line):
+    check_command(line)
+
+
+def test_there_are_commands_and_wrong_ones_are_noticed():
+    assert len(COMMANDS) > 15
+    for line in ("regard shwo a", "regard show a --modle b", "regard learn wtach"):
+        with pytest.raises(AssertionError):
+            check_command(line)
+
+
+# -- numbers, docstrings, links -----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("name", "page"),
     [
-        ("masks", "README.md"),
+        ("masks", "docs/engine.md"),
         ("engine", "docs/engine.md"),
         ("ring", "docs/engine.md"),
         ("generate", "docs/models.md"),
@@ -57,6 +352,9 @@ def test_the_code_of_the_readme_runs(capsys):
         ("stats", "docs/stats.md"),
         ("map", "docs/show.md"),
         ("page", "docs/show.md"),
+        ("claims", "docs/benchmarks.md"),
+        ("cluster", "docs/scale.md"),
+        ("merge", "docs/scale.md"),
     ],
 )
 def test_the_numbers_of_the_pages_were_measured(name, page, monkeypatch):
@@ -74,9 +372,33 @@ def test_the_examples_in_docstrings_run(name):
     assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
+class Lenient(doctest.OutputChecker):
+    """Takes any answer where none is shown."""
+
+    def check_output(self, want, got, optionflags):
+        return not want or super().check_output(want, got, optionflags)
+
+
+def test_examples_that_need_a_model_run_with_one(desk):
+    """What doctest skips where there is no model, run where there is one."""
+    found, finder = set(), doctest.DocTestFinder()
+    given = {"tokenizer": load_once(MODEL)[1]}
+    for name in MODULES:
+        module = importlib.import_module(name)
+        for test in finder.find(module, extraglobs=given):
+            if not any(doctest.SKIP in example.options for example in test.examples):
+                continue
+            found.add(test.name)
+            for example in test.examples:
+                example.options.pop(doctest.SKIP, None)
+            if test.name not in NOT_TESTED:
+                assert not doctest.DocTestRunner(Lenient()).run(test).failed, test.name
+    assert found > NOT_TESTED
+
+
 def test_the_links_of_the_documents_lead_somewhere():
-    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]:
-        text = path.read_text(encoding="utf-8")
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
+        text = re.sub(r"```.*?```", "", path.read_text("utf-8"), flags=re.DOTALL)
         for target in re.findall(r"\]\(([^)#:]+)\)", text):
             assert (path.parent / target).exists(), f"{path.name}: {target}"
         for target in re.findall(r"`((?:docs|tests|benchmarks|src)/[\w/.]+)`", text):

@@ -19,6 +19,7 @@ from transformers.models.llama import modeling_llama
 from regard.errors import OptionError
 from regard.lens.watch import read_valid, watch
 from regard.nn.decoder import CausalTransformer
+from regard.nn.generation import generate
 from regard.plain.config import Config
 from regard.seen import open_seen
 
@@ -187,6 +188,20 @@ def test_a_generation_is_one_record_of_the_final_sequence(padded, cache):
             torch.testing.assert_close(mine.q, once.q, atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(mine.k, once.k, atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(mine.lse, once.lse, atol=1e-5, rtol=1e-5)
+
+
+def test_a_generation_of_our_own_model_knows_its_tokens():
+    torch.manual_seed(0)
+    sizes = {"vocabulary": 32, "context": 32, "width": 16, "layers": 2, "heads": 4}
+    model = CausalTransformer(Config(**sizes)).eval()
+    with watch(model) as seen:
+        new = generate(model, [[1, 2, 3], [4, 5, 6]], 4)
+    expected = [
+        [1, 2, 3, *new[0][:-1]],
+        [4, 5, 6, *new[1][:-1]],
+    ]  # the last is not read
+    assert [list(row) for row in seen.recording.tokens] == expected
+    assert np.isfinite(seen.table().rows["previous"]).all()
 
 
 WINDOWS = {
@@ -521,7 +536,7 @@ def test_what_cannot_be_asked_is_refused():
     with pytest.raises(OptionError, match="there is no layer 7 with sequence 0"):
         seen.layer(7)
     assert str(seen).splitlines()[0] == (
-        "LlamaForCausalLM: 2 of 2 attention layers seen, 1 sequences"
+        "LlamaForCausalLM: 2 of 2 attention layers seen, 1 sequence"
     )
 
 

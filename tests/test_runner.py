@@ -71,6 +71,12 @@ def test_a_text_is_wrapped_between_words_and_formulas_are_left_alone(tmp_path):
     assert "They are stacked as the rows of two matrices, q of shape (N, d)" in text
 
 
+def test_headings_of_a_text_come_without_marks(desk):
+    desk.open("softmax")
+    assert "\nLarge scores\n" in printed(desk)
+    assert "#" not in printed(desk)
+
+
 def test_progress_is_kept_and_resumed(desk):
     assert solve(desk, "one_score").passed
     assert desk.find().name == "scores"
@@ -215,7 +221,8 @@ def test_no_file_can_take_the_runner_down(tmp_path, text, sentence):
 
 def test_a_file_that_is_not_there_is_said(tmp_path):
     found = attempt(SOFTMAX, tmp_path / "softmax.py")
-    assert "softmax.py cannot be read" in found.sentence
+    told = "softmax.py is not there yet: regard learn open softmax writes it."
+    assert found.sentence == told
 
 
 def test_files_of_the_learner_can_be_used_but_hide_nothing(tmp_path, monkeypatch):
@@ -249,14 +256,18 @@ def test_the_commands_work(tmp_path):
     assert "Softmax" in done.output
     assert run("check", "3", cwd=tmp_path).exit_code == 1
     (tmp_path / "softmax.py").write_text(RIGHT["softmax"], encoding="utf-8")
-    assert run("check", "softmax", cwd=tmp_path).exit_code == 0
+    done = run("check", "softmax", cwd=tmp_path)
+    assert done.exit_code == 0
+    assert done.output.endswith("Right.\nGo on with: regard learn open scaling\n")
     assert "Hint 1 of 3 for one_score" in run("hint", cwd=tmp_path).output
     assert "2. All queries" in run("next", cwd=tmp_path).output
     again = run("reset", "softmax", cwd=tmp_path).output
     assert "is the stub again" in " ".join(again.split())
     wrong = run("open", "sofmax", cwd=tmp_path)
     assert wrong.exit_code == 1
-    assert wrong.output.startswith('Error: there is no exercise "sofmax"')
+    assert wrong.output.startswith(
+        'Error: there is no exercise "sofmax"; did you mean softmax?'
+    )
 
 
 def read_until(master, pattern, seconds=90):

@@ -85,8 +85,8 @@ class ArrayFile:
 
     def array(self, name: str, *, in_torch: bool = False) -> Array:
         """Return an array, the same one each time; its numbers stay in the file."""
+        code, shape, start, stop = self.find(name)  # first: a name may be anything
         if (name, in_torch) not in self.made:
-            code, shape, start, stop = self.find(name)
             x = self.data[start:stop].view(BYTES[code]).reshape(shape)
             x.flags.writeable = in_torch
             self.made[name, in_torch] = to_torch(x, code) if in_torch else x

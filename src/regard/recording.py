@@ -43,6 +43,8 @@ SMALL = 2**24  # bytes of a file that is checked whole at opening
 CELLS, STRIP = 2**28, 2**22  # of a mask that is written out: at most, and at once
 DEPTH = 64  # of a formula
 FAR = 2**62  # bounds of a formula: beyond any position, far from overflow
+SEQUENCES = 2**16  # a map lists them all
+LABEL = 500  # characters of a name
 
 
 class Part(NamedTuple):
@@ -214,23 +216,25 @@ def open_recording(path: str | Path, *, verify: bool = False) -> Recording:
             file.verify()
         return read_recording(file)
     except (OSError, RegardError) as error:
-        raise FileError(f"{path.name} cannot be opened: {error}") from error
+        said = " ".join(str(error).split())
+        raise FileError(f"{path.name} cannot be opened: {said}") from error
 
 
 def read_recording(file: ArrayFile) -> Recording:
     """Return what describe() was given."""
     about = file.about
-    rows = take(about, "records", list)
+    rows, notes = take(about, "records", list), take(about, "notes", dict)
+    expect(notes.get("decoders", []), "decoders", list)  # a map looks names up in it
     texts = [expect(x, "a text", list) for x in take(about, "texts", list)]
     tokens = [expect(x, "tokens", list) for x in take(about, "tokens", list)]
     return Recording(
-        model=take(about, "model", str),
+        model=label(about, "model"),
         records=tuple(read_record(file, row) for row in rows),
-        sequences=tuple(count(row, "sequence") for row in rows),
+        sequences=tuple(count(row, "sequence", SEQUENCES) for row in rows),
         tokens=tuple(tuple(map(number, row)) for row in tokens),
         texts=tuple(tuple(expect(x, "a text", str) for x in row) for row in texts),
         coverage=tuple(map(read_covered, take(about, "coverage", list))),
-        notes=take(about, "notes", dict),
+        notes=notes,
     )
 
 
@@ -245,7 +249,7 @@ def read_record(file: ArrayFile, row: Any) -> Record:
     if tree is not None:
         arrays["mask"] = read_formula(file, tree)
     return Record(
-        name=take(row, "name", str),
+        name=label(row, "name"),
         scale=take(row, "scale", float),
         softcap=take(row, "softcap", float, NOTHING),
         **arrays,
@@ -259,7 +263,7 @@ def read_covered(row: Any) -> Covered:
         size = float(error)
     except ValueError:
         raise FileError("it is damaged: an error that is no number.") from None
-    name, door, reason = (take(row, key, str) for key in ("name", "door", "reason"))
+    name, door, reason = (label(row, key) for key in ("name", "door", "reason"))
     calls = count(row, "calls")
     return Covered(name=name, door=door, calls=calls, error=size, reason=reason)
 
@@ -313,6 +317,14 @@ def take(table: Any, key: str, *kinds: type) -> Any:
     return expect(expect(table, "an entry", dict).get(key), key, *kinds)
 
 
+def label(table: Any, key: str) -> str:
+    """Return table[key], a text that is printed: it must not steer a terminal."""
+    text: str = take(table, key, str)
+    if len(text) > LABEL or not all(c.isprintable() or c in " \t\n" for c in text):
+        raise FileError(f"it is damaged: {key} is {text!r:.40}, which is no name.")
+    return text
+
+
 def number(x: Any) -> int:
     """Return a whole number of a size that can be computed with."""
     if not -FAR <= expect(x, "a number", int) <= FAR:
@@ -320,8 +332,8 @@ def number(x: Any) -> int:
     return int(x)
 
 
-def count(table: Any, key: str) -> int:
-    """Return table[key], which must count something."""
-    if (n := number(take(table, key, int))) < 0:
-        raise FileError(f"it is damaged: {key} is below 0.")
+def count(table: Any, key: str, end: int = FAR) -> int:
+    """Return table[key], which must count something, up to an end."""
+    if not 0 <= (n := number(take(table, key, int))) < end:
+        raise FileError(f"it is damaged: {key} is {n}, expected 0 … {end - 1}.")
     return n

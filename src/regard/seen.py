@@ -198,7 +198,9 @@ class Seen:
         found = self.recording
         seen = [x for x in found.coverage if x.door]
         of = f"{len(seen)} of {len(found.coverage)} attention layers seen"
-        lines = [f"{found.model}: {of}, {len(set(found.sequences))} sequences"]
+        count = len(set(found.sequences))
+        of = f"{of}, {count} sequence{'' if count == 1 else 's'}"
+        lines = [f"{found.model}: {of}"]
         for x in found.coverage:
             about = f"{x.door}, {x.calls} calls, error {x.error:.0e}" if x.door else ""
             name = x.name or "the model itself"

@@ -15,10 +15,11 @@ import json
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import IO, Any
 
 from regard.errors import FileError
 from regard.learn.exercise import Exercise, Function, read_exercise
@@ -26,6 +27,8 @@ from regard.learn.grade import Grade, grade, locate
 
 CALL, WHOLE = 10.0, 30.0  # seconds for a call of the function, and for all
 PRINTED = 2000  # characters that are shown of what a file prints
+LINE = 400  # characters of a line of the file that is told
+MEMORY = 2**31  # bytes that a learner's code may take
 
 
 @dataclass(frozen=True)
@@ -62,31 +65,55 @@ def attempt(
         }
         # -P: files beside the learner's must not hide NumPy
         command = [sys.executable, "-P", "-m", "regard.learn.attempt", json.dumps(job)]
-        try:
-            done = subprocess.run(  # noqa: S603 (our own interpreter)
-                command,
-                check=False,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                timeout=whole,
-            )
-        except subprocess.TimeoutExpired as late:
-            said = f"It took more than {whole:g} seconds: is there an endless loop?"
-            printed = clean(late.stdout)
-            return Attempt(exercise.name, passed=False, sentence=said, printed=printed)
-        printed = clean(done.stdout)
-        if not kept.exists():
+        ended, heard = run(command, whole)
+        printed = clean(heard)
+        said = f"It took more than {whole:g} seconds: is there an endless loop?"
+        if ended and kept.exists():
+            return Attempt(**json.loads(kept.read_text("utf-8")), printed=printed)
+        if ended:
             said = "Python ended before the function was graded: is there an exit()?"
-            return Attempt(exercise.name, passed=False, sentence=said, printed=printed)
-        return Attempt(**json.loads(kept.read_text("utf-8")), printed=printed)
+        return Attempt(exercise.name, passed=False, sentence=said, printed=printed)
 
 
-def clean(printed: bytes | None) -> str:
+def run(command: list[str], seconds: float) -> tuple[bool, bytes]:
+    """Run a program; return whether it ended in time, and the first that it printed."""
+    process = subprocess.Popen(  # noqa: S603 (our own interpreter)
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    heard = bytearray()
+
+    def listen(pipe: IO[bytes]) -> None:
+        with pipe:
+            while piece := pipe.read1(2**16):  # type: ignore[attr-defined]
+                heard.extend(piece[: 4 * PRINTED - len(heard)])  # the rest is let go
+
+    ear = threading.Thread(target=listen, args=(process.stdout,), daemon=True)
+    ear.start()
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False, bytes(heard)
+    finally:
+        process.kill()
+        process.wait()
+        ear.join(1)  # what it started may still hold the pipe
+    return True, bytes(heard)
+
+
+def clean(printed: bytes) -> str:
     """Return what a file printed, shortened, without what could steer a terminal."""
-    text = (printed or b"").decode("utf-8", errors="replace")
+    text = printed.decode("utf-8", errors="replace")
     safe = "".join(c for c in text if c.isprintable() or c in "\n\t")
     return safe if len(safe) <= PRINTED else safe[:PRINTED] + "\n…"
+
+
+def join_lines(text: str) -> str:
+    """Return a text as one line that can be printed, shortened."""
+    line = "".join(c for c in " ".join(text.split()) if c.isprintable())
+    return line if len(line) <= LINE else line[:LINE] + "…"
 
 
 def load_function(path: Path, name: str) -> Function:
@@ -96,17 +123,21 @@ def load_function(path: Path, name: str) -> Function:
     try:
         source = path.read_text(encoding="utf-8")
         code = compile(source, str(path), "exec")
+    except FileNotFoundError:
+        how = f"regard learn open {path.stem}"
+        raise FileError(f"{path.name} is not there yet: {how} writes it.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise FileError(f"{path.name} cannot be read: {error}.") from None
-    except (SyntaxError, ValueError) as error:
-        text = (getattr(error, "text", "") or "").strip()
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        text = join_lines(getattr(error, "text", "") or "")
         line = f"line {getattr(error, 'lineno', '?')} ({text})"
-        reason = getattr(error, "msg", error)
+        reason = join_lines(str(getattr(error, "msg", error)))
         raise FileError(f"Python cannot read {line}: {reason}.") from None
     try:
         exec(code, module.__dict__)  # noqa: S102
     except BaseException as error:  # noqa: BLE001 (a file may even exit)
-        raise FileError(f"The file raised {locate(error, str(path))}") from None
+        told = join_lines(locate(error, str(path)))
+        raise FileError(f"The file raised {told}") from None
     found = getattr(module, name, None)
     if not callable(found):
         raise FileError(
@@ -124,9 +155,23 @@ def grade_file(exercise: Exercise, path: Path, limit: float) -> Grade:
     return grade(exercise, fn, limit=limit)
 
 
+def limit_memory(size: int) -> None:
+    """Let this process have so many bytes more than it has, where Linux can say so."""
+    state = Path("/proc/self/statm")
+    if sys.platform == "linux" and state.exists():
+        import resource  # noqa: PLC0415 (not everywhere)
+
+        limit = int(state.read_text("ascii").split()[0]) * resource.getpagesize() + size
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+
+
 def main(job: dict[str, Any]) -> None:
     """Do what a command line asks for, and keep the grade in a file."""
     exercise = read_exercise(Path(job["exercise"]))
+    if not exercise.extra:  # torch reserves far more than it uses
+        limit_memory(MEMORY)
     sys.path.append(str(Path(job["path"]).parent))  # last: it may hide nothing
     found = grade_file(exercise, Path(job["path"]), job["limit"])
     told = {

@@ -20,6 +20,8 @@ Next: grade.py
 from __future__ import annotations
 
 import inspect
+import json
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +34,7 @@ from regard.learn.course import ORDER
 
 FOLDER = Path(__file__).parent / "exercises"
 EXTRAS = ("", "torch", "model")
+ATOL = 1e-6  # by which an answer may be off
 PARTS: dict[str, Any] = {
     "NAME": str,
     "MINUTES": int,
@@ -90,7 +93,12 @@ class Exercise:
     @property
     def solution(self) -> str:
         """The source of the reference, under the name that the learner writes."""
-        source = inspect.getsource(self.reference)
+        try:
+            source = inspect.getsource(self.reference)
+        except (OSError, TypeError):
+            raise FileError(
+                f"{self.path}: reference is not written in this file, expected def."
+            ) from None
         return re.sub(r"\breference\(", f"{self.function}(", source)
 
 
@@ -119,7 +127,7 @@ def read_exercise(place: str | Path) -> Exercise:
         extra=module.EXTRA,
         stub=module.STUB,
         hints=module.HINTS,
-        atol=getattr(module, "ATOL", 1e-6),
+        atol=getattr(module, "ATOL", ATOL),
         spec=module.spec,
         reference=module.reference,
         draw=module.draw,
@@ -154,7 +162,8 @@ def run_file(path: Path) -> ModuleType:
     except ModuleNotFoundError:
         raise  # it says which library to install
     except Exception as error:  # noqa: BLE001 (the file of a teacher)
-        raise FileError(f"{path} raised {type(error).__name__}: {error}.") from None
+        said = "".join(c for c in str(error)[:300] if c.isprintable())
+        raise FileError(f"{path} raised {type(error).__name__}: {said}.") from None
     return module
 
 
@@ -166,17 +175,34 @@ def check_parts(module: ModuleType, path: Path) -> None:
             given = "nothing" if found is None else f"a {type(found).__name__}"
             wanted = "a function" if kind is Callable else f"a {kind.__name__}"
             raise FileError(f"{path}: {name} is {given}, expected {wanted}.")
+    check_values(module, path)
+
+
+def check_values(module: ModuleType, path: Path) -> None:
+    """Refuse parts that cannot be used as what they are."""
+    for name in ("HINTS", "NEEDS"):
+        if any(not isinstance(x, str) for x in getattr(module, name)):
+            raise FileError(f"{path}: {name} has a part that is no str.")
     if len(module.HINTS) != 3:
         raise FileError(f"{path}: HINTS has {len(module.HINTS)} hints, expected 3.")
     if module.EXTRA not in EXTRAS:
-        raise FileError(f'{path}: EXTRA is "{module.EXTRA}", expected one of {EXTRAS}.')
+        given = json.dumps(module.EXTRA[:40])
+        raise FileError(f"{path}: EXTRA is {given}, expected one of {EXTRAS}.")
+    if not module.NAME.isidentifier() or len(module.NAME) > 60:
+        raise FileError(f"{path}: NAME is {module.NAME!r:.60}, expected a function's.")
+    atol = getattr(module, "ATOL", ATOL)
+    if not isinstance(atol, int | float) or not 0 <= atol < math.inf:
+        raise FileError(f"{path}: ATOL is {atol!r:.60}, expected such as {ATOL}.")
+    if module.MINUTES < 0:
+        raise FileError(f"{path}: MINUTES is {module.MINUTES!r:.60}, expected 1 or so.")
     if f"def {module.NAME}(" not in module.STUB:
         raise FileError(f"{path}: STUB does not define {module.NAME}, as NAME says.")
 
 
 def read_text(module: ModuleType, path: Path) -> tuple[str, str]:
     """Return the title and the text, without the line that says what is next."""
-    lines = inspect.cleandoc(module.__doc__ or "").splitlines()
+    given = module.__doc__ if isinstance(module.__doc__, str) else ""
+    lines = inspect.cleandoc(given).splitlines()
     if len(lines) < 3 or lines[1]:
         raise FileError(f"{path}: its docstring is no title, empty line and text.")
     if lines[-1].startswith("Next: "):
@@ -190,8 +216,11 @@ def read_mistakes(module: ModuleType, path: Path) -> tuple[Mistake, ...]:
     if len(found) < 3:
         raise FileError(f"{path} has {len(found)} mistake_ functions, expected 3.")
     for name, function in found.items():
-        if not function.__doc__:
-            raise FileError(f"{path}: {name} has no docstring, the sentence about it.")
+        said = function.__doc__ if callable(function) else None
+        if not isinstance(said, str) or not said.strip():
+            raise FileError(
+                f"{path}: {name:.60} has no docstring, the sentence about it."
+            )
     return tuple(
         Mistake(name.removeprefix("mistake_"), fn, " ".join(fn.__doc__.split()))
         for name, fn in found.items()

@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -107,8 +108,10 @@ class Desk:
         if name.isdigit() and int(name) in numbered:
             return numbered[int(name)]
         if name not in self.exercises:
-            known = ", ".join(self.exercises)
-            raise OptionError(f'there is no exercise "{name}"; there are {known}.')
+            near = get_close_matches(name, self.exercises, n=1)
+            known = f"there are {', '.join(self.exercises)}."
+            meant = f"did you mean {near[0]}?" if near else known
+            raise OptionError(f'there is no exercise "{name}"; {meant}')
         return self.exercises[name]
 
     def path(self, exercise: Exercise) -> Path:
@@ -275,10 +278,10 @@ class Desk:
 
 
 def join_lines(text: str) -> str:
-    """Return each paragraph as one line; what is indented or a heading stays."""
-    parts = text.split("\n\n")
+    """Return each paragraph as one line, headings bare; what is indented stays."""
+    parts = [x.removeprefix("## ") for x in text.split("\n\n")]
     return "\n\n".join(
-        x if x.startswith((" ", "#", "-")) else " ".join(x.split("\n")) for x in parts
+        x if x.startswith((" ", "-")) else " ".join(x.split("\n")) for x in parts
     )
 
 

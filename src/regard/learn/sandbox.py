@@ -41,7 +41,7 @@ def lay_out(name: str, source: str) -> Iterator[tuple[Path, Paper]]:
     """Write a text into a file, and catch what is printed meanwhile."""
     with TemporaryDirectory() as folder:
         path, paper = Path(folder) / f"{name}.py", Paper()
-        path.write_text(source, encoding="utf-8")
+        path.write_text(source, encoding="utf-8", errors="surrogatepass")
         with redirect_stdout(paper), redirect_stderr(paper):
             yield path, paper
 

@@ -66,9 +66,11 @@ class CausalTransformer(nn.Module):  # type: ignore[misc]
         *,
         valid: Tensor | None = None,  # (B, N), False where a batch is padded
         cache: Cache | None = None,  # of the tokens before these; they are added to it
+        last: bool = False,  # only what comes after the last token: (B, 1, vocabulary)
     ) -> Tensor:
         """Return the logits (B, N, vocabulary) of the token after each token."""
-        return self.predict(self.read(tokens, valid=valid, cache=cache))
+        x = self.read(tokens, valid=valid, cache=cache)
+        return self.predict(x[:, -1:] if last else x)
 
     def predict(self, x: Tensor) -> Tensor:
         """Return the logits of states x (..., width)."""

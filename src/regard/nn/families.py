@@ -158,7 +158,7 @@ def read_config(theirs: Mapping[str, Any]) -> Config:
     family = str(theirs.get("model_type"))
     if family not in FAMILIES:
         known = ", ".join(map(repr, FAMILIES))
-        raise FileError(f"model_type={family!r}, expected one of {known}.")
+        raise FileError(f"model_type={family!r:.80}, expected one of {known}.")
     for key, only in ONLY.items():
         if theirs.get(key, only) != only:
             raise FileError(f"{key}={theirs[key]!r:.80}, but only {only} is supported.")
@@ -167,7 +167,7 @@ def read_config(theirs: Mapping[str, Any]) -> Config:
         if activation not in ACTIVATIONS:
             known = ", ".join(map(repr, ACTIVATIONS))
             raise FileError(
-                f"activation_function={activation!r}, expected one of {known}."
+                f"activation_function={activation!r:.80}, expected one of {known}."
             )
         return make_config(
             family, theirs, GPT2_SETTINGS, {"activation": ACTIVATIONS[activation]}
@@ -175,8 +175,8 @@ def read_config(theirs: Mapping[str, Any]) -> Config:
     biases = [theirs.get(key, False) for key in ("attention_bias", "mlp_bias")]
     if biases not in ([False, False], [True, True]):
         raise FileError(
-            f"attention_bias={biases[0]}, mlp_bias={biases[1]}: expected both or "
-            "neither. (Biases of q, k and v alone are what makes a qwen2.)"
+            f"attention_bias={biases[0]!r:.40}, mlp_bias={biases[1]!r:.40}: expected "
+            "both or neither. (Biases of q, k and v alone are what makes a qwen2.)"
         )
     options = {"base": find_base(theirs), "window": find_window(family, theirs)}
     if biases[0]:
@@ -214,8 +214,8 @@ def find_window(family: str, theirs: Mapping[str, Any]) -> Any:
     if kinds == {"sliding_attention"} or (family == "mistral" and not kinds):
         return check_number("sliding_window", window, "window")
     raise FileError(
-        f"sliding_window={window} with layer_types of {sorted(kinds)}: only layers "
-        "that all see equally far are supported."
+        f"sliding_window={window!r:.40} with layer_types of {sorted(kinds)!r:.200}: "
+        "only layers that all see equally far are supported."
     )
 
 
@@ -226,12 +226,14 @@ def read_gguf_config(
     family = str(settings.get("general.architecture"))
     if family not in FAMILIES or family == "mistral":  # GGUF counts it as a llama
         known = ", ".join(repr(x) for x in FAMILIES if x != "mistral")
-        raise FileError(f"general.architecture={family!r}, expected one of {known}.")
+        raise FileError(
+            f"general.architecture={family!r:.80}, expected one of {known}."
+        )
     kind = str(settings.get("general.type", "model"))
     if kind != "model" or "split.count" in settings:
         raise FileError(
-            f"general.type={kind!r} in {settings.get('split.count', 1)} files, "
-            "expected one whole model. Merge its files: llama-gguf-split --merge."
+            f"general.type={kind!r:.40} in {settings.get('split.count', 1)!s:.9} files"
+            ", expected one whole model. Merge its files: llama-gguf-split --merge."
         )
     start, embedding = f"{family}.", shapes.get("token_embd.weight", (0,))
     own = {k.removeprefix(start): x for k, x in settings.items() if k.startswith(start)}

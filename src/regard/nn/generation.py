@@ -97,10 +97,11 @@ def read_prompts(
         device=like.device,
     )
     filled = [prompt + [0] * (longest - len(prompt)) for prompt in prompts]
-    states = model.read(torch.tensor(filled, device=like.device), cache=cache)
-    ends = torch.tensor(lengths, device=like.device)
-    if min(lengths) < longest:  # new tokens will overwrite what filled the shorter ones
-        cache.lengths = ends
+    tokens = torch.tensor(filled, device=like.device)
+    if min(lengths) == longest:  # a lens is told the tokens of a whole pass
+        return to_numpy(model(tokens, cache=cache, last=True)[:, 0]), cache
+    states, ends = model.read(tokens, cache=cache), torch.tensor(lengths)
+    ends = cache.lengths = ends.to(like.device)  # new tokens overwrite the filling
     last = states[torch.arange(len(prompts), device=like.device), ends - 1]
     return to_numpy(model.predict(last)), cache
 

@@ -31,6 +31,7 @@ VERSIONS = (2, 3)
 NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 TEXT, ARRAY = 8, 9
 AXES = 4  # the most that a tensor may have
+LONGEST = 200  # characters of a name; the format allows a tensor 64 bytes
 PLAIN: dict[GGMLQuantizationType, Any] = {  # kinds that are numbers already
     GGMLQuantizationType.F64: np.dtype("<f8"),
     GGMLQuantizationType.F32: np.dtype("<f4"),
@@ -92,7 +93,7 @@ def open_gguf(path: Path) -> GgufFile:
     tensors, keys = (cursor.number("Q", "a count") for _ in range(2))
     settings: dict[str, Any] = {}
     for _ in range(keys):
-        key = cursor.text("a key")
+        key = cursor.label("a key")
         if key in settings:
             raise FileError(f"{path.name}: the key {key!r} stands there twice.")
         settings[key] = cursor.value(cursor.number("I", key), key)
@@ -105,7 +106,7 @@ def read_entries(
     """Return where each tensor stands; none may reach beyond the file."""
     heads: list[tuple[str, tuple[int, ...], int, int]] = []
     for _ in range(count):
-        name = cursor.text("the name of a tensor")
+        name = cursor.label("the name of a tensor")
         if (axes := cursor.number("I", name)) > AXES:
             cursor.refuse(f"{name} has {axes} axes, expected at most {AXES}")
         shape = tuple(cursor.number("Q", name) for _ in range(axes))[::-1]
@@ -179,6 +180,15 @@ class Cursor:
             return raw.decode()
         except UnicodeDecodeError:
             self.refuse(f"{what} is not UTF-8 text: {raw[:40]!r}")
+
+    def label(self, what: str) -> str:
+        """Return the next text, which must be fit to stand in a sentence."""
+        name = self.text(what)
+        if len(name) > LONGEST or not name.isprintable():
+            self.refuse(
+                f"{what} is {name!r:.80}, expected {LONGEST} characters or less"
+            )
+        return name
 
     def value(self, kind: int, key: str) -> Any:
         """Return the next value of a kind: a number, a text, or an array of these."""

@@ -13,13 +13,16 @@ Next: tasks.py
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from tokenizers import AddedToken, Regex
@@ -31,7 +34,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Split
 from tokenizers.pre_tokenizers import Sequence as Steps
 from tokenizers.processors import TemplateProcessing
 
-from regard.errors import FileError, OptionError
+from regard.errors import FileError, OptionError, RegardError
 
 HALF = "\ufffd"  # stands for bytes that are no character, or not yet one
 CONTROL, USER = 3, 4  # types of a GGUF file's tokens: those that are never cut
@@ -42,6 +45,8 @@ SPECIAL = {  # what templates call a token, and what GGUF does
     "pad_token": "padding_token_id",
 }
 ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+PATIENCE = 2.0  # seconds that a chat template may take
+LARGEST = 10**6  # digits or parts of a product in it
 
 
 @dataclass(frozen=True)
@@ -65,30 +70,25 @@ class Tokenizer:
         A whole text gets the tokens that begin or end every text, if the model has
         such. Say whole=False for the text of a chat, which brings its own.
         """
-        found: list[int] = self.read(text, whole=whole).ids
-        return found
+        return list(self.read(text, whole=whole).ids)
 
     def offsets(self, text: str, *, whole: bool = True) -> list[tuple[int, int]]:
         """Return the first character of each token of a text, and one past its last."""
-        found: list[tuple[int, int]] = self.read(text, whole=whole).offsets
-        return found
+        return list(self.read(text, whole=whole).offsets)
 
     def read(self, text: str, *, whole: bool) -> Any:
         """Return what the core makes of a text."""
-        try:
+        wanted = "encode takes a str of whole characters that the vocabulary has, given"
+        with refusing(OptionError, f"{wanted} {text!r:.60}"):
             return self.core.encode(text, add_special_tokens=whole)
-        except (TypeError, UnicodeError):
-            raise OptionError(
-                f"encode takes a str of whole characters, given {text!r:.60}."
-            ) from None
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of some tokens, with that of control tokens."""
         ids = [int(i) for i in ids]
         if any(not 0 <= i < 2**32 for i in ids):
             raise OptionError(f"tokens are 0 or more, given {min(ids)} … {max(ids)}.")
-        text: str = self.core.decode(ids, skip_special_tokens=False)
-        return text
+        with refusing(OptionError, f"the tokenizer cannot decode {ids!r:.60}"):
+            return str(self.core.decode(ids, skip_special_tokens=False))
 
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
         """Yield the text of tokens while they come, never a part of a character."""
@@ -114,8 +114,9 @@ class Tokenizer:
                 "this model has no chat template: it goes on with a text, and was not "
                 "taught to answer. Use encode(text) instead."
             )
+        UNTIL.set(time.monotonic() + PATIENCE)
         try:
-            return JINJA.from_string(self.template).render(
+            return JINJA.from_string(add_looks(JINJA.parse(self.template))).render(
                 **self.names,
                 messages=messages,
                 tools=None,
@@ -123,15 +124,47 @@ class Tokenizer:
                 add_generation_prompt=True,
             )
         except Exception as error:  # noqa: BLE001 (a template may raise anything)
-            reason = str(error).rstrip(".") or type(error).__name__
             raise OptionError(
-                f"the model's chat template fails: {reason}. "
+                f"the model's chat template fails: {tell(error)}. "
                 'Messages look like [{"role": "user", "content": "Hi"}]; some models '
                 "want user and assistant to take turns."
             ) from None
 
 
 # --- chat templates ------------------------------------------------------------------
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, in which no product has more than LARGEST digits or parts."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        size = 0
+        match operator, left, right:
+            case "**", int(), int():
+                size = left.bit_length() * right
+            case "*", int(), int():
+                size = left.bit_length() + right.bit_length()
+            case ("*", int(n), Sequence() as x) | ("*", Sequence() as x, int(n)):
+                size = n * len(x)
+        if size > LARGEST:
+            raise TemplateError(f"a product of {size} digits or parts")
+        return super().call_binop(context, operator, left, right)
+
+
+def add_looks(template: nodes.Template) -> nodes.Template:
+    """Let each turn of a loop, and each call of a macro, look at the clock."""
+    for node in template.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
+        call = nodes.Call(nodes.ImportedName(f"{__name__}.look"), [], [], None, None)
+        node.body.insert(0, nodes.ExprStmt(call))  # type: ignore[attr-defined]
+    return template
+
+
+def look() -> None:
+    """End a template that takes too long."""
+    if time.monotonic() > UNTIL.get():
+        raise TemplateError(f"it takes more than {PATIENCE:g} seconds")
 
 
 class Notes(Namespace):
@@ -158,9 +191,9 @@ def tell_time(layout: str) -> str:
     return datetime.now().astimezone().strftime(layout)
 
 
-def make_jinja() -> ImmutableSandboxedEnvironment:
+def make_jinja() -> Sandbox:
     """Return what renders the templates of strangers, as transformers sets it up."""
-    jinja = ImmutableSandboxedEnvironment(
+    jinja = Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     jinja.filters["tojson"] = write_json
@@ -171,9 +204,27 @@ def make_jinja() -> ImmutableSandboxedEnvironment:
 
 
 JINJA = make_jinja()
+UNTIL: ContextVar[float] = ContextVar("UNTIL")  # when the patience ends
 
 
 # --- from a folder -------------------------------------------------------------------
+
+
+def tell(error: BaseException) -> str:
+    """Return what an error says, shortened, without what could steer a terminal."""
+    said = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    return "".join(c if c.isprintable() else HALF for c in said[:200])
+
+
+@contextmanager
+def refusing(kind: type[RegardError], words: str) -> Iterator[None]:
+    """Turn what the core raises, be it a panic of Rust, into a sentence."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise kind(f"{words}: {tell(error)}.") from None
+        raise
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -181,7 +232,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise FileError(f"{path.name} cannot be read: {error}.") from None
+        raise FileError(f"{path.name} cannot be read: {tell(error)}.") from None
     if not isinstance(found, dict):
         raise FileError(f"{path.name} holds {found!r:.40}, expected an object {{…}}.")
     return found
@@ -195,10 +246,8 @@ def read_folder_tokenizer(folder: Path) -> Tokenizer:
             f"{folder.name} has no tokenizer.json. To load the weights alone: "
             "read_weights(path)."
         )
-    try:
+    with refusing(FileError, f"{path.name} is damaged"):
         core = Core.from_file(str(path))
-    except Exception as error:  # noqa: BLE001 (it raises nothing narrower)
-        raise FileError(f"{path.name} is damaged: {error}.") from None
     core.no_truncation()  # settings of its training, not of the model
     core.no_padding()
     files = ("config.json", "generation_config.json", "tokenizer_config.json")
@@ -223,12 +272,12 @@ def find_text(token: Any) -> str | None:
 def find_template(folder: Path, settings: dict[str, Any]) -> str | None:
     """Return the chat template; of several, the default one."""
     path = folder / "chat_template.jinja"
-    if path.exists():
+    if path.is_file():
         return path.read_text(encoding="utf-8", errors="replace")
     found = settings.get("chat_template")
     if isinstance(found, list):
-        pairs = [x for x in found if isinstance(x, dict)]
-        found = {x.get("name"): x.get("template") for x in pairs}.get("default")
+        named = [x for x in found if isinstance(x, dict) and x.get("name") == "default"]
+        found = named[0].get("template") if named else None
     return found if isinstance(found, str) else None
 
 
@@ -279,7 +328,8 @@ def build_gguf_tokenizer(settings: Mapping[str, Any]) -> Tokenizer:
     ids = find_ids(own, len(tokens))
     begin = ["bos_token_id"] if own.get("add_bos_token", way.bos) is True else []
     end = ["eos_token_id"] if own.get("add_eos_token", False) is True else []
-    try:
+    words = "the weights can be loaded, by read_weights(path), but the tokenizer of the"
+    with refusing(FileError, f"{words} file cannot be built"):
         core = build_core(own, tokens, way)
         core.post_processor = TemplateProcessing(
             single=[tokens[ids[x]] for x in begin]
@@ -287,11 +337,6 @@ def build_gguf_tokenizer(settings: Mapping[str, Any]) -> Tokenizer:
             + [tokens[ids[x]] for x in end],
             special_tokens=[(tokens[ids[x]], ids[x]) for x in begin + end],
         )
-    except Exception as error:  # noqa: BLE001 (it raises nothing narrower)
-        raise FileError(
-            f"the tokenizer of the file cannot be built: {error}. To load the weights "
-            "alone: read_weights(path)."
-        ) from None
     template = settings.get("tokenizer.chat_template")
     return Tokenizer(
         core,
@@ -326,7 +371,7 @@ def choose_way(own: Mapping[str, Any]) -> Way:
     spaced = own.get("add_space_prefix", False) is not False
     if model != "gpt2" or pre not in WAYS or spaced:
         raise FileError(
-            f"tokenizer.ggml.model={model!r} with pre={pre!r}: expected 'gpt2' "
+            f"tokenizer.ggml.model={model!r:.40} with pre={pre!r:.40}: expected 'gpt2' "
             f"(byte-level) with one of {', '.join(map(repr, WAYS))}, no space added. "
             "To load the weights alone: read_weights(path)."
         )
@@ -351,5 +396,5 @@ def find_ids(own: Mapping[str, Any], n: int) -> dict[str, int]:
     ids = {x: own[x] for x in (*SPECIAL.values(), *ENDS) if x in own}
     for x, i in ids.items():
         if not isinstance(i, int) or not 0 <= i < n:
-            raise FileError(f"tokenizer.ggml.{x} is {i!r}, expected 0 … {n - 1}.")
+            raise FileError(f"tokenizer.ggml.{x} is {i!r:.40}, expected 0 … {n - 1}.")
     return ids

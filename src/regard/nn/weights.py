@@ -35,12 +35,13 @@ from regard.nn.families import (
     read_config,
     read_gguf_config,
 )
-from regard.nn.gguf_file import GgufFile, open_gguf
+from regard.nn.gguf_file import LONGEST, GgufFile, open_gguf
 from regard.nn.tokens import (
     Tokenizer,
     build_gguf_tokenizer,
     read_folder_tokenizer,
     read_json,
+    tell,
 )
 from regard.plain.config import Config
 
@@ -252,8 +253,13 @@ def open_folder(folder: Path) -> Source:
             opened: Any = safe_open(file, "pt")
             names = opened.keys()
         except (SafetensorError, OSError) as error:
-            raise FileError(f"{file.name} is damaged: {error}.") from None
+            raise FileError(f"{file.name} is damaged: {tell(error)}.") from None
         for name in names:
+            if len(name) > LONGEST or not name.isprintable():
+                raise FileError(
+                    f"{file.name} has a tensor called {name!r:.80}, expected at most "
+                    f"{LONGEST} printable characters."
+                )
             if name in homes:
                 raise FileError(f"{name} is in two files, one of them {file.name}.")
             homes[name] = opened
@@ -262,7 +268,7 @@ def open_folder(folder: Path) -> Source:
         try:
             return homes[name].get_tensor(name)
         except SafetensorError as error:
-            raise FileError(f"{name} cannot be read: {error}.") from None
+            raise FileError(f"{name} cannot be read: {tell(error)}.") from None
 
     return Source(config, Lazy(homes, read), lambda: read_folder_tokenizer(folder))
 
@@ -273,13 +279,12 @@ def find_files(folder: Path) -> list[Path]:
         return [folder / ONE]
     if (folder / INDEX).is_file():
         shards = read_json(folder / INDEX).get("weight_map")
-        names = set(shards.values()) if isinstance(shards, dict) else set()
-        paths = [folder / str(name) for name in sorted(map(str, names))]
-        for path in paths:  # a name must not lead out of the folder
-            if path.parent != folder or not path.is_file():
-                raise FileError(f"{INDEX} names {path.name!r}, which is not there.")
-        if paths:
-            return paths
+        names = set(map(str, shards.values())) if isinstance(shards, dict) else set()
+        there = {path.name for path in folder.iterdir() if path.is_file()}
+        if lost := sorted(names - there):  # so none leads out of the folder
+            raise FileError(f"{INDEX} names {lost[0]!r:.80}, which is not there.")
+        if names:
+            return [folder / name for name in sorted(names)]
         raise FileError(f"{INDEX} has no weight_map, expected names of files.")
     for path in sorted(folder.iterdir()):
         if path.suffix in PICKLES:

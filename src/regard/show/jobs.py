@@ -8,6 +8,7 @@ Next: levels.py
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import math
 import threading
@@ -61,6 +62,7 @@ class Jobs:
                 raise CancelledError
             if self.thread.ident is None:
                 self.thread.start()
+                atexit.register(self.close)  # torch does not bear to be cut off
             future = self.open.setdefault(key, Future())
             if not future.running():
                 self.queue.put((urgency, next(self.serial), (key, future, work)))
@@ -98,3 +100,4 @@ class Jobs:
             future.cancel()
         if self.thread.ident is not None:
             self.thread.join()
+            atexit.unregister(self.close)

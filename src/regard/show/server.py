@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import secrets
 import socket
 import threading
@@ -97,11 +98,22 @@ def serve(seen: Seen, *, browser: bool = False) -> None:
         Progress(console=console, transient=True) as bars,
         open_door(seen.recording, Bars(bars).report) as (server, door, url),
     ):
-        console.print(f"The map is at {url}", soft_wrap=True, highlight=False)
+        page = url + find_place(seen.recording)
+        console.print(f"The map is at {page}", soft_wrap=True, highlight=False)
         console.print("It shows the text that the model read. Ctrl-C ends it.")
         if browser:
-            webbrowser.open(url)
+            webbrowser.open(page)
         server.run(sockets=[door])
+
+
+def find_place(recording: Recording) -> str:
+    """Return where a recording asks to be opened, if it says so in the map's own words.
+
+    A file may say anything; this ends up in an address.
+    """
+    place = recording.notes.get("address", "")
+    known = isinstance(place, str) and re.fullmatch(r"[a-z]+=\w+(&[a-z]+=\w+)*", place)
+    return f"#{place}" if known and len(place) < 100 else ""
 
 
 @contextmanager
@@ -213,7 +225,8 @@ def read_once(asked: QueryParams) -> dict[str, str]:
     for name in asked:
         n = len(asked.getlist(name))
         if n > 1:
-            raise OptionError(f"{name} is given {n} times, expected once.")
+            shown = name if name.isprintable() else ascii(name)
+            raise OptionError(f"{shown:.40} is given {n} times, expected once.")
     return dict(asked)
 
 

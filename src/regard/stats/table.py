@@ -32,9 +32,12 @@ from regard.errors import OptionError
 from regard.masks.patterns import window
 from regard.record import Record, Recording
 from regard.stats.cells import ask_induction, ask_offset
+from regard.stats.named import Named
 from regard.stats.plan import Ask, Direct, make_plan
-from regard.stats.presets import largest_logit, mean_of, take
+from regard.stats.presets import mean_of, take
+from regard.stats.reducers import LargestLogit
 from regard.stats.rows import ask_entropy, ask_masked_mass, ask_mass, ask_mean_distance
+from regard.stats.walk import walk
 
 ALL = -1  # heads
 NEAR = 64  # tokens that count as local
@@ -189,17 +192,35 @@ def list_asks(record: Record, tokens: Sequence[int]) -> dict[str, Ask | Direct]:
 
 def describe(record: Record, tokens: Sequence[int]) -> Iterator[tuple[str, Rows]]:
     """Yield each of NUMBERS, (H,)."""
-    found = make_plan(list_asks(record, tokens)).run()
-    for name in NUMBERS[:-1]:
+    found = measure_rows(record, tokens)
+    for name in NUMBERS:
         if name not in found:
             yield name, np.full(record.heads, np.nan)
-            continue
-        values = take(mean_of(squeeze(found[name])))
-        yield name, values / math.log(2) if name == "entropy" else values
-    yield "logit", take(largest_logit(record))
+        elif name == "logit":
+            yield name, take(found[name]).max(1)
+        else:
+            yield name, take(mean_of(found[name]))
 
 
-def squeeze(named: Any) -> Any:
+def measure_rows(
+    record: Record, tokens: Sequence[int], names: Sequence[str] = NUMBERS
+) -> dict[str, Named]:
+    """Return the numbers of every query, (H, Nq) each; NaN: it has none.
+
+    What needs the tokens is left out where they are not known.
+    """
+    asks = list_asks(record, tokens)
+    found = make_plan({x: asks[x] for x in names if x in asks}).run()
+    rows = {name: squeeze(named) for name, named in found.items()}
+    if "entropy" in rows:
+        bits = take(rows["entropy"]) / math.log(2)
+        rows["entropy"] = replace(rows["entropy"], values=bits)
+    if "logit" in names:
+        (rows["logit"],) = walk(record, LargestLogit())
+    return rows
+
+
+def squeeze(named: Named) -> Named:
     """Return a statistic of one feature without that axis."""
     if named.axes[-1] != "feature":
         return named

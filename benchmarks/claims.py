@@ -1,0 +1,266 @@
+"""Every number that the README claims, and where it comes from: docs/benchmarks.md.
+
+    python benchmarks/claims.py        writes the tables and the dates (claims.json)
+
+A claim is a sentence of the README with holes; what fills them is read from a committed
+result or counted in the source, never typed. A result is dated when its file is seen to
+have changed. tests/test_site_docs.py holds README, results and page together.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from regard.judge.judgement import CASES
+from regard.learn.course import ORDER
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+MARK = "<!-- benchmark:claims -->"
+BESIDE = "<!-- benchmark:beside -->"
+PAPER = r"\((?:Kimi Team|\w+ et al\.) 20\d\d"
+WORDS = "no one two three four five six seven eight nine ten eleven twelve thirteen"
+
+
+class Claim(NamedTuple):
+    """Words of the README, and what stands behind them."""
+
+    says: str  # {} where a number belongs
+    script: str  # makes the result again
+    result: str  # holds it: a JSON file, or what is counted
+    read: Callable[[], tuple[object, ...]]  # fills the holes
+
+
+def load(name: str) -> Any:
+    """Return a committed result."""
+    return json.loads((HERE / name).read_text("utf-8"))
+
+
+def find(path: str, pattern: str) -> list[Any]:
+    """Return what a pattern finds in a file of the project."""
+    return re.findall(pattern, (ROOT / path).read_text("utf-8"))
+
+
+def count_families() -> tuple[object, ...]:
+    """Count the models whose outputs are the same, and refuse if one is not."""
+    found = load("families.json")
+    different = [name for name, x in found.items() if not x["same_bits"]]
+    if different:
+        raise SystemExit(f"not bit-identical under the lens: {different}")
+    return (len(found),)
+
+
+def count_mutations() -> tuple[object, ...]:
+    """Count the deliberate errors of tests/mutate.py, but for the one that is none."""
+    return (len(find("tests/mutate.py", r"\bMutation\(\s*f?\"")) - 1,)
+
+
+def count_combinations() -> tuple[object, ...]:
+    """Multiply the lengths of the lists that the engine's test goes through."""
+    names = {"MASKS", "OPTIONS", "DTYPES", "HEADS", "WIDTHS"}
+    tree = ast.parse((ROOT / "tests/test_engine.py").read_text("utf-8"))
+    found = {
+        node.targets[0].id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    sizes = [len(vars(found[x]).get("elts") or vars(found[x])["keys"]) for x in names]
+    return (f"{math.prod(sizes):,}",)
+
+
+def count_standard() -> tuple[object, ...]:
+    """Return how many cases of the standard run, and how many on the strict library."""
+    (numbers,) = find("tests/test_onnx.py", r"len\(cases\) for .* == \[(\d+), (\d+)")
+    return (numbers[0], numbers[0], numbers[1], numbers[1])
+
+
+def count_lessons() -> tuple[object, ...]:
+    """Count the lessons, as a word."""
+    return (WORDS.split()[len([*ROOT.glob("lessons/[0-9]*.py")])].capitalize(),)
+
+
+def measure_picture() -> tuple[object, ...]:
+    """Return the heads and the tokens of the picture at the top."""
+    heads = {re.sub(r" heads.*", "", key) for key in load("page.json")["pages"]}
+    (first, again), *_ = find("docs/pictures.py", r"FIRST, AGAIN = (\d+), (\d+)")
+    return (max(map(int, heads)), f"{int(first) + int(again):,}")
+
+
+CLAIMS = (
+    Claim(
+        "The {} heads of SmolLM2-135M reading {} tokens",
+        "docs/pictures.py",
+        "docs/pictures/heads.png",
+        measure_picture,
+    ),
+    Claim(
+        "Of {} small models of as many families and styles all outputs are "
+        "bit-identical under the lens",
+        "benchmarks/families.py",
+        "benchmarks/families.json",
+        count_families,
+    ),
+    Claim(
+        "all weights of {} heads within reach",
+        "benchmarks/lens.py",
+        "benchmarks/lens.json",
+        lambda: measure_picture()[:1],
+    ),
+    Claim(
+        "with a limit of {} GB",
+        "benchmarks/peers.py",
+        "benchmarks/peers.json",
+        lambda: (load("peers.json")["about"]["limit_GB"],),
+    ),
+    Claim(
+        "the scores of {} papers",
+        "tests/test_presets.py",
+        "src/regard/stats/presets.py",
+        lambda: (WORDS.split()[len(find("src/regard/stats/presets.py", PAPER))],),
+    ),
+    Claim(
+        "{} cases, each the smallest inputs that show one pitfall",
+        "benchmarks/check.py",
+        "benchmarks/check.json",
+        lambda: (len(CASES),),
+    ),
+    Claim(
+        "{} exercises, from one dot product to a head in a real model",
+        "tests/test_exercises.py",
+        "src/regard/learn/course.py",
+        lambda: (len(ORDER),),
+    ),
+    Claim(
+        "{} short lessons to read first",
+        "tests/test_lessons.py",
+        "lessons/build.py",
+        count_lessons,
+    ),
+    Claim(
+        "{} of the {} ONNX Attention node tests on NumPy, PyTorch and JAX; {} of the "
+        "{} that apply on array-api-strict",
+        "tests/test_onnx.py",
+        "tests/test_onnx.py",
+        count_standard,
+    ),
+    Claim(
+        "{} deliberate errors that the tests must notice",
+        "tests/mutate.py",
+        "tests/mutate.py",
+        count_mutations,
+    ),
+    Claim(
+        "{} combinations of masks, dtypes, head counts, widths, biases and sinks",
+        "tests/test_engine.py",
+        "tests/test_engine.py",
+        count_combinations,
+    ),
+    Claim(
+        "the {} mistakes that people make with attention",
+        "tests/test_pitfalls.py",
+        "docs/pitfalls.md",
+        lambda: (len(find("docs/pitfalls.md", r"(?m)^\| [a-z]\w+ \| ")) - 1,),
+    ),
+)
+
+
+def find_page(name: str) -> str | None:
+    """Return the page of docs/ that shows a result: where its script writes it."""
+    shown = {"peers": "lens"}.get(name, name)  # theirs stand beside ours
+    for path in sorted((ROOT / "docs").glob("*.md")):
+        if f"<!-- benchmark:{shown} -->" in path.read_text("utf-8"):
+            return path.name
+    return None
+
+
+def write_sentence(claim: Claim) -> str:
+    """Return the words of a claim with its numbers."""
+    return claim.says.format(*claim.read())
+
+
+def hash_results() -> dict[str, str]:
+    """Return a digest of every committed result."""
+    paths = (path for path in sorted(HERE.glob("*.json")) if path.stem != "claims")
+    return {x.name: hashlib.sha256(x.read_bytes()).hexdigest()[:12] for x in paths}
+
+
+def date_results(known: dict[str, Any], today: str) -> dict[str, Any]:
+    """Return the digest and date of every result; what changed gets a new date."""
+    found = hash_results()
+    return {
+        name: known[name]
+        if known.get(name, {}).get("sha256") == digest
+        else {"sha256": digest, "date": today}
+        for name, digest in found.items()
+    }
+
+
+def render(dates: dict[str, Any]) -> str:
+    """Return both tables as Markdown."""
+    lines = ["| the README says | made by | result | date |", "|---|---|---|---|"]
+    for claim in CLAIMS:
+        name = Path(claim.result).name
+        date = dates[name]["date"] if name in dates else "in every run"
+        sentence = write_sentence(claim)
+        lines.append(f"| {sentence} | `{claim.script}` | `{claim.result}` | {date} |")
+    lines += ["", "The other measurements, each on its page:", ""]
+    lines += ["| page | made by | result | date |", "|---|---|---|---|"]
+    for name, result in dates.items():
+        stem = Path(name).stem
+        page = find_page(stem)
+        if page is not None:
+            made = f"`benchmarks/{stem}.py` | `benchmarks/{name}`"
+            lines.append(f"| [{Path(page).stem}]({page}) | {made} | {result['date']} |")
+    return "\n".join(lines)
+
+
+def render_beside() -> str:
+    """Return what a look costs here and elsewhere, from the results of both."""
+    ours, theirs = load("lens.json")["sizes"], load("peers.json")["sizes"]
+    sizes = sorted(ours, key=int)
+    rows = {
+        "regard": [f"{ours[n]['watched']['MB']:,.0f} MB" for n in sizes],
+        "regard, time": [f"{ours[n]['ratio']:.2f}" for n in sizes],
+        "transformers, `output_attentions`": [
+            write_size(ours[n].get("eager")) for n in sizes
+        ],
+        "TransformerLens, patterns only": [
+            write_size(theirs.get(n, {}).get("transformer_lens")) for n in sizes
+        ],
+        "nnsight": [write_size(theirs.get(n, {}).get("nnsight")) for n in sizes],
+    }
+    head = ["tokens", *(f"{int(n):,}" for n in sizes)]
+    table = [head, ["---"] * len(head), *([name, *x] for name, x in rows.items())]
+    return "\n".join(f"| {' | '.join(row)} |" for row in table)
+
+
+def write_size(found: Any) -> str:
+    """Return the memory of a peer; one that died has none."""
+    return f"{found['MB']:,.0f} MB" if isinstance(found, dict) else "dies"
+
+
+def main() -> None:
+    """Date the results and write the tables."""
+    readme = ROOT / "README.md"
+    before, _, after = readme.read_text("utf-8").split(BESIDE)
+    text = f"{before}{BESIDE}\n{render_beside()}\n{BESIDE}{after}"
+    readme.write_text(text, "utf-8")
+    path = HERE / "claims.json"
+    known = load("claims.json") if path.exists() else {}
+    dates = date_results(known, datetime.now(tz=UTC).date().isoformat())
+    path.write_text(json.dumps(dates, indent=1) + "\n", "utf-8")
+    page = ROOT / "docs" / "benchmarks.md"
+    before, _, after = page.read_text("utf-8").split(MARK)
+    page.write_text(f"{before}{MARK}\n{render(dates)}\n{MARK}{after}", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,6 @@
+"""What every head of a model does, over many documents.
+
+    files ─▶ corpus ─▶ shards ─▶ workers ─▶ a tally of each shard ─▶ one table ─▶ a page
+
+Next: corpus.py
+"""

@@ -1,0 +1,249 @@
+"""The commands of `regard atlas`; the work is in job.py.
+
+    regard atlas run DIR --model M --corpus TEXTS    begin; stopped, it goes on later
+    regard atlas run DIR                             go on
+    regard atlas show DIR                            the table in the terminal
+    regard atlas show DIR OTHER --page x.html        two atlases, and what differs
+    regard atlas record DIR --layer 18 --head 8      the map of an example
+
+Next: plan.py
+"""
+
+from __future__ import annotations
+
+import json as json_text
+import time
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from regard.errors import OptionError
+from regard.terminal import STOPPED, Commands, NewFile, need_extras
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from regard.atlas.job import Standing
+    from regard.atlas.plan import Plan
+
+FOLDER = click.argument("folder", type=click.Path(path_type=Path))
+
+
+@click.group(
+    cls=Commands,
+    epilog="\b\n"
+    "Example:  regard atlas run atlas --model SmolLM2.gguf --corpus texts\n"
+    "Then:     regard atlas show atlas",
+)
+def atlas() -> None:
+    """Measure what every head of a model does, over many documents."""
+
+
+@atlas.command(
+    epilog="\b\n"
+    "Example:  regard atlas run atlas --model SmolLM2.gguf --corpus texts\n"
+    "Then:     regard atlas show atlas"
+)
+@FOLDER
+@click.option("--plan", "file", type=click.Path(exists=True), help="A TOML file.")
+@click.option("--model", help="A GGUF file, a safetensors folder, or module:function.")
+@click.option("--corpus", multiple=True, help="Text, .jsonl, .parquet, or a folder.")
+@click.option("--field", help="The field of JSONL and Parquet that holds the text.")
+@click.option("--statistics", help="Some of them, with commas: sink,induction.")
+@click.option("--length", type=int, help="Tokens of a piece at most  [512]")
+@click.option("--pieces", type=int, help="Pieces of a document at most  [1]")
+@click.option("--packed", is_flag=True, default=None, help="Documents end to end.")
+@click.option("--batch", type=int, help="Pieces that run at once  [1]")
+@click.option("--precision", help="float32, bfloat16, …")
+@click.option("--device", help="cpu, cuda, …")
+@click.option(
+    "--shard", type=int, help="Documents of a shard, kept when all are done  [32]"
+)
+@click.option("--examples", type=int, help="Places kept for a head  [4]")
+@click.option("--documents", type=int, help="A random sample of so many.")
+@click.option("--tokens", type=int, help="Stop after so many.")
+@click.option("--until-interval", type=float, help="Stop when means are ± so narrow.")
+@click.option("--runner", default="pool", show_default=True, help="loop, pool or ray.")
+@click.option("--workers", type=int, help="Processes or actors; one for each core.")
+@click.option("--threads", default=1, show_default=True, help="Of torch, in each.")
+@click.option("--address", help="Of a Ray cluster: auto, or host:port.")
+def run(*, folder: Path, file: str | None, **options: Any) -> None:
+    """Begin an atlas in FOLDER, or go on with the one that is there.
+
+    It may be stopped at any time, by Ctrl-C or worse: what was done is kept.
+    """
+    need_extras("atlas")
+    from regard.atlas.job import run as do  # noqa: PLC0415 (help comes at once)
+    from regard.atlas.runners import Crew  # noqa: PLC0415
+
+    names = ("runner", "workers", "threads", "address")
+    crew = Crew(**{name: options.pop(name) for name in names})
+    plan = choose_plan(file, {k: v for k, v in options.items() if v not in (None, ())})
+    if plan is None and not (folder / "about.json").exists():
+        raise OptionError(
+            f"{folder} holds no atlas yet. Write: "
+            f"regard atlas run {folder} --model MODEL --corpus TEXTS"
+        )
+    began = time.monotonic()
+    try:
+        with draw_progress() as (progress, reading):
+            end = do(folder, crew=crew, plan=plan, progress=progress, reading=reading)
+    except KeyboardInterrupt:
+        told = f"stopped. What was done is kept; go on: regard atlas run {folder}"
+        click.echo(told, err=True)
+        raise SystemExit(STOPPED) from None
+    for words in end.damaged:
+        click.echo(f"a damaged result was set aside, and done again: {words}")
+    minutes = (time.monotonic() - began) / 60
+    click.echo(
+        f"{end.documents:,} documents, {end.tokens:,} tokens, {end.aside:,} set aside, "
+        f"{minutes:.1f} minutes: {end.ended}."
+    )
+    click.echo(f"Now: regard atlas show {folder}")
+
+
+def choose_plan(file: str | None, given: dict[str, Any]) -> Plan | None:
+    """Return the plan of a file and of options, or nothing if there are none."""
+    from regard.atlas.plan import make_plan, read_plan  # noqa: PLC0415
+
+    if "statistics" in given:
+        given["statistics"] = given["statistics"].split(",")
+    if file is not None:
+        known = asdict(read_plan(file))
+        return make_plan(known | given)
+    if not given:
+        return None
+    for name in ("model", "corpus"):
+        if name not in given:
+            raise click.UsageError(
+                f"--{name} is missing. To go on with an atlas give its folder alone, "
+                "without options of the plan."
+            )
+    return make_plan(given)
+
+
+@contextmanager
+def draw_progress() -> Iterator[tuple[Any, Any]]:
+    """Show how far an atlas is, how fast, and how long it will take."""
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import (  # noqa: PLC0415
+        BarColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[told]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        read = bars.add_task("corpus", total=None, told="", visible=False)
+        line = bars.add_task("starting", total=None, told="")
+        first: list[tuple[float, int]] = []
+
+        def reading(done: int, total: int) -> None:
+            told = f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB"
+            seen = done < total
+            bars.update(read, completed=done, total=total, told=told, visible=seen)
+
+        def progress(now: Standing) -> None:
+            first.append((time.monotonic(), now.tokens)) if not first else None
+            seconds = time.monotonic() - first[0][0]
+            speed = (now.tokens - first[0][1]) / seconds if seconds > 0 else 0.0
+            told = f"{now.tokens:,} tokens, {speed:,.0f} a second"
+            if now.aside:
+                told += f", {now.aside} documents set aside"
+            bars.update(
+                line,
+                description="shards",
+                completed=now.shards,
+                total=now.of,
+                told=f"{now.shards} of {now.of}, {told}",
+            )
+
+        yield progress, reading
+
+
+@atlas.command(
+    epilog="\b\n"
+    "Example:  regard atlas show atlas --statistic sink\n"
+    "Then:     regard atlas record atlas --layer 18 --head 8"
+)
+@FOLDER
+@click.argument("other", required=False, type=click.Path(path_type=Path))
+@click.option("--statistic", help="One of those that were measured; the first.")
+@click.option("--layer", type=int, help="With --head: one head, and its examples.")
+@click.option("--head", type=int, help="With --layer.")
+@click.option("--page", type=NewFile(), help="Write an HTML file.")
+@click.option("--json", is_flag=True, help="Print it for a program.")
+def show(
+    *,
+    folder: Path,
+    other: Path | None,
+    statistic: str | None,
+    layer: int | None,
+    head: int | None,
+    page: str | None,
+    json: bool,
+) -> None:
+    """Show the atlas in FOLDER; with OTHER, what is different there.
+
+    The table itself is FOLDER/table.parquet, for pandas, polars or DuckDB.
+    """
+    need_extras("atlas")
+    from rich.console import Console  # noqa: PLC0415
+
+    from regard.atlas.page import write_page  # noqa: PLC0415
+    from regard.atlas.table import read_table  # noqa: PLC0415
+    from regard.atlas.text import draw_difference, draw_head, draw_table  # noqa: PLC0415
+
+    tables = [read_table(x) for x in (folder, other) if x is not None]
+    names = [x.name or str(x) for x in (folder, other) if x is not None]
+    name = statistic or tables[0].statistics[0]
+    if page is not None:
+        write_page(page, tables, names=names)
+        click.echo(f"the page is in {page}, with words of the documents")
+        return
+    if json:
+        rows = {x: y.list_rows() for x, y in zip(names, tables, strict=True)}
+        click.echo(json_text.dumps(rows))
+        return
+    width = Console().width
+    if len(tables) == 2:
+        click.echo(draw_difference(tables[0], tables[1], name, names, width=width))
+    elif layer is not None and head is not None:
+        click.echo(draw_head(tables[0], layer, head, width=width))
+    else:
+        click.echo(draw_table(tables[0], name, width=width))
+
+
+@atlas.command(
+    epilog="\b\n"
+    "Example:  regard atlas record atlas --layer 18 --head 8 --save one.regard\n"
+    "Then:     regard show one.regard"
+)
+@FOLDER
+@click.option(
+    "--statistic", default="induction", show_default=True, help="What it did most."
+)
+@click.option("--layer", type=int, required=True, help="Of the head, from 0.")
+@click.option("--head", type=int, required=True, help="In its layer, from 0.")
+@click.option("--rank", default=0, show_default=True, help="0 is the strongest.")
+@click.option("--save", type=NewFile(), help="Keep the recording in this file.")
+def record(*, folder: Path, save: str | None, **which: Any) -> None:
+    """Run the model on an example of a head again, and show its map."""
+    need_extras("atlas")
+    from regard.atlas.example import Place, record_example  # noqa: PLC0415
+
+    seen = record_example(folder, Place(**which))
+    if save is None:
+        seen.show()
+        return
+    seen.save(save)
+    click.echo(f"the recording is in {save}: regard show {save}")

@@ -1,0 +1,242 @@
+"""An atlas from its plan to its table: begin, go on where it stopped, know when to end.
+
+    folder/about.json        the plan, and which model and corpus it met
+    folder/corpus.parquet    the documents in the order of their hashes
+    folder/results/          what was done so far (store.py)
+    folder/table.parquet     what it adds up to; examples.json: where heads did it most
+
+The order of the documents is random and known beforehand, so any first part of them is
+a fair sample. An atlas may end when it has read so many tokens, or when every mean is
+known well enough; it ends after the first shard for which that holds, whatever else is
+done by then.
+
+Next: table.py
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import math
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from regard.atlas.corpus import Corpus, open_corpus, plan_corpus
+from regard.atlas.example import find_examples
+from regard.atlas.model import open_words
+from regard.atlas.plan import Plan, fingerprint, read_about, write_about
+from regard.atlas.runners import Crew
+from regard.atlas.store import Result, Store, write_whole
+from regard.atlas.table import Table
+from regard.errors import FileError, OptionError
+
+WEIGHTS = ("sink", "previous", "self", "induction", "local")  # between 0 and 1
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+Progress = Callable[["Standing"], object]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far an atlas is."""
+
+    shards: int
+    of: int
+    documents: int
+    tokens: int
+    aside: int
+    damaged: tuple[str, ...] = ()  # files of results that are done again, and why
+    ended: str = ""  # why nothing more is to be done
+
+
+def run(
+    folder: str | Path,
+    *,
+    crew: Crew,
+    plan: Plan | None = None,
+    progress: Progress = lambda _: None,
+    reading: Callable[[int, int], object] | None = None,
+) -> Standing:
+    """Do what is left of an atlas, then write its table; return how far it is.
+
+    plan: what it is to be; unless given, what the folder says
+    progress: called after each shard
+    reading: called with the bytes of the corpus that were read at first, and all
+    """
+    folder = Path(folder)
+    try:
+        with lock(folder):
+            plan, corpus = begin(folder, plan, reading)
+            store = Store(folder / "results", keep=plan.examples)
+            standing = look(store, plan, corpus)
+            progress(standing)
+            while not standing.ended:
+                standing = go_on(store, plan, corpus, crew, progress)
+            finish(folder, plan, corpus, store)
+            return standing
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise FileError(
+            f"the disk of {folder} is full. What was done is kept: make room, then "
+            f"write: regard atlas run {folder}"
+        ) from error
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Let nobody else work in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OptionError(f"{folder} is being worked on by another run.") from None
+        yield
+
+
+def begin(
+    folder: Path, plan: Plan | None, reading: Callable[[int, int], object] | None
+) -> tuple[Plan, Corpus]:
+    """Write down what a folder is for, or refuse if it is for something else."""
+    path, manifest = folder / "about.json", folder / "corpus.parquet"
+    if plan is not None:
+        words = open_words(plan.model)  # what is no model is refused before all else
+        plan = replace(plan, length=min(plan.length, words.context))
+        if not path.exists():
+            corpus = plan_corpus(
+                plan.corpus,
+                manifest,
+                field=plan.field,
+                shard=plan.shard,
+                documents=plan.documents,
+                progress=reading,
+            )
+            write_whole(path, write_about(plan, corpus.digest).encode())
+    known, about = read_about(path)
+    for name, mine in (known if plan is None else plan).identify().items():
+        if mine != (theirs := getattr(known, name)):
+            raise OptionError(
+                f"{folder} holds an atlas with {name}={theirs!r}, given {mine!r}. "
+                "Choose another folder, or go on with its own plan: "
+                f"regard atlas run {folder}"
+            )
+    if fingerprint(known.model) != about["model"]:
+        raise OptionError(f"{known.model} is another model than {folder} began with.")
+    corpus = open_corpus(manifest)
+    if corpus.digest != about["corpus"]:
+        raise FileError(f"{manifest} is another corpus than {folder} began with.")
+    return plan or known, corpus
+
+
+def go_on(
+    store: Store, plan: Plan, corpus: Corpus, crew: Crew, progress: Progress
+) -> Standing:
+    """Run the shards that are missing, and stop when enough is known."""
+    missing = (n for n in range(corpus.shards) if not store.has(n))
+    with closing(crew.run(plan, map(corpus.shard, missing))) as results:
+        for data in results:
+            store.commit(data)
+            standing = look(store, plan, corpus)
+            progress(standing)
+            if standing.ended:
+                break
+    return look(store, plan, corpus)
+
+
+def look(store: Store, plan: Plan, corpus: Corpus) -> Standing:
+    """Fold shard by shard, as far as there is no gap and not enough is known."""
+    while True:
+        parts = store.parts
+        standing = Standing(
+            shards=store.first_missing,
+            of=corpus.shards,
+            documents=sum(x.documents for x in parts),
+            tokens=sum(x.tokens for x in parts),
+            aside=sum(x.n_aside for x in parts),
+            damaged=tuple(store.damaged),
+        )
+        ended = decide(store, plan, standing)
+        if ended or not store.fold():
+            return replace(standing, ended=ended)
+
+
+def decide(store: Store, plan: Plan, standing: Standing) -> str:
+    """Return why nothing more is to be done, if so."""
+    if standing.shards >= standing.of:
+        return "every document was read"
+    if plan.tokens is not None and standing.tokens >= plan.tokens:
+        return f"{plan.tokens:,} tokens were asked for"
+    if plan.until_interval is not None and (total := store.total()):
+        widest, what = find_widest(total, plan)
+        if widest <= plan.until_interval:
+            return (
+                f"every mean weight is known to ± {plan.until_interval:g}; the widest "
+                f"is ± {widest:.4f}, {what}"
+            )
+    return ""
+
+
+def find_widest(total: Result, plan: Plan) -> tuple[float, str]:
+    """Return the widest half interval of all mean weights, and whose it is."""
+    tally, worst = total.tally, (-math.inf, "")
+    half, documents = tally.half(), tally.sums[..., 0]
+    for s, name in enumerate(plan.statistics):
+        if name not in WEIGHTS:  # bits and tokens have other sizes
+            continue
+        known = np.where(np.isnan(half[s]) & (documents[s] > 0), math.inf, half[s])
+        if np.isnan(known).all():  # nobody ever has it
+            continue
+        at = int(np.nanargmax(known))
+        if known[at] > worst[0]:
+            layer = int(np.searchsorted(np.cumsum(tally.heads), at, side="right"))
+            head = at - sum(tally.heads[:layer])
+            worst = float(known[at]), f"{name} of layer {layer} head {head}"
+    return worst if worst[1] else (math.inf, "")
+
+
+def finish(folder: Path, plan: Plan, corpus: Corpus, store: Store) -> None:
+    """Write the table, and the words around the places that were found."""
+    total = store.total()
+    if total is None:
+        raise FileError("no shard was done.")
+    there = min(total.last * plan.shard, len(corpus))
+    if total.documents + total.n_aside != there:
+        raise FileError(
+            f"{total.documents} documents and {total.n_aside} set aside are not the "
+            f"{there} of the first {total.last} shards. Remove {store.folder}, and run "
+            "again."
+        )
+    table = Table(
+        about=describe(folder, plan, corpus, total),
+        tally=total.tally,
+        found=find_examples(plan, corpus, total),
+    )
+    table.save(folder)
+
+
+def describe(folder: Path, plan: Plan, corpus: Corpus, total: Result) -> dict[str, Any]:
+    """Return what the numbers are of, in words and numbers."""
+    return {
+        "folder": str(folder),
+        "model": Path(plan.model).name,
+        "corpus": ", ".join(Path(x).name for x in plan.corpus),
+        "documents": total.documents,
+        "of": corpus.different,
+        "tokens": total.tokens,
+        "length": plan.length,
+        "pieces": plan.pieces,
+        "packed": plan.packed,
+        "precision": plan.precision,
+        "shards": total.last,
+        "whole": total.last == corpus.shards,
+        "aside": total.n_aside,
+        "set_aside": [[name, reason] for _, name, reason in total.aside],
+        "left_out": corpus.counts,
+        "copies": corpus.copies,
+        "missed": total.missed,
+    }

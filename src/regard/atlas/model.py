@@ -1,0 +1,115 @@
+"""The model of an atlas: ours if we know its family, else of transformers, or yours.
+
+    model.gguf, folder       read by regard.load: GGUF and safetensors, never pickle
+    folder                   of any other family, read by transformers
+    package.module:function  a function of yours that returns a Model
+
+Next: pieces.py
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import FileError, OptionError
+from regard.nn.weights import load, open_source
+
+OPTIONS: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+FAR = 1 << 30  # tokens of a model that does not say how many it takes
+
+
+@dataclass(frozen=True)
+class Words:
+    """Text to tokens and back, and how many the model takes."""
+
+    encode: Callable[[str], list[int]]
+    decode: Callable[[list[int]], str]
+    context: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """What an atlas needs of a model."""
+
+    network: nn.Module
+    run: Callable[[Tensor], object]  # tokens (B, N); what it returns is not looked at
+    words: Words
+
+
+def open_model(name: str, *, precision: str = "float32", device: str = "cpu") -> Model:
+    """Return the model at a path, or of a function."""
+    dtype = getattr(torch, precision)
+    if not Path(name).exists():
+        found = call_function(name)
+    else:
+        try:
+            network, tokenizer = load(name, dtype=dtype)
+            words = Words(tokenizer.encode, tokenizer.decode, network.config.context)
+            # what predicts the next token is left out: nobody looks at it
+            found = Model(network, network.read, words)
+        except FileError as reason:  # a family that we do not know
+            with_head = load_theirs("AutoModel", name, reason, dtype=dtype)
+            found = Model(with_head, with_head, open_their_words(name, reason))
+    found.network.to(device).eval()
+    return found
+
+
+def open_words(name: str) -> Words:
+    """Return only what turns text into tokens: no weights are read."""
+    if not Path(name).exists():
+        return call_function(name).words
+    try:
+        source = open_source(Path(name))
+        tokenizer = source.make_tokenizer()
+        return Words(tokenizer.encode, tokenizer.decode, source.config.context)
+    except FileError as reason:
+        return open_their_words(name, reason)
+
+
+def open_their_words(name: str, reason: FileError) -> Words:
+    """Return the tokenizer of transformers."""
+    tokenizer = load_theirs("AutoTokenizer", name, reason)
+    config = load_theirs("AutoConfig", name, reason).get_text_config()
+    return Words(
+        encode=lambda text: list(tokenizer(text, verbose=False)["input_ids"]),
+        decode=lambda ids: str(tokenizer.decode(ids)),
+        context=int(getattr(config, "max_position_embeddings", FAR)),
+    )
+
+
+def load_theirs(
+    kind: str, name: str, reason: FileError, *, dtype: torch.dtype | None = None
+) -> Any:
+    """Return what transformers makes of a folder on this machine, without pickle."""
+    try:
+        import transformers  # noqa: PLC0415 (optional)
+    except ImportError:
+        raise FileError(f'{reason} For others: pip install "regard[hf]"') from reason
+    more = {} if dtype is None else {"dtype": dtype, "use_safetensors": True}
+    try:
+        return getattr(transformers, kind).from_pretrained(name, **OPTIONS, **more)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise FileError(f"{name} cannot be read: {reason} {error}") from error
+
+
+def call_function(name: str) -> Model:
+    """Return what a function of the user's returns."""
+    place, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(place), function)()
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise OptionError(
+            f"there is no model {name!r}, expected a GGUF file, a safetensors folder, "
+            f"or module:function ({error})."
+        ) from error
+    if not isinstance(found, Model):
+        kind = type(found).__name__
+        raise OptionError(f"{name} returns a {kind}, expected a regard.atlas Model.")
+    return found

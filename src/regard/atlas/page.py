@@ -1,0 +1,177 @@
+"""The page of one or two atlases: one HTML file, no server, no network.
+
+    write_page("atlas.html", [table], names=["prose"])
+    write_page("two.html", [prose, code], names=["prose", "code"])
+
+    assets ──────────────────────────▶ one script, one style, allowed by their hashes
+    tables ─▶ means and intervals ───▶ JSON, every number as it is
+           ─▶ examples ──────────────▶ packed, opened when a head is looked at
+
+Of a large model not all examples fit: then each head has its first ones, and the page
+says so. What is in a text is never markup: it is escaped here and a text node there.
+
+Next: assets/atlas.js
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shlex
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.atlas.table import Difference, Example, Table, compare
+from regard.atlas.text import describe, fit_scale, fit_signs, tell, tell_marked
+from regard.errors import FileError, OptionError
+from regard.show.bundle import join_modules, read_asset
+from regard.show.page import allow
+from regard.show.text import clean
+
+ASSETS = Path(__file__).parent / "assets"
+MARKER = re.compile(r"<!-- (\w+) -->")
+EXAMPLES = 60_000  # of all heads and statistics together, about
+AROUND = 160  # characters on each side of a token
+
+
+def write_page(
+    path: str | Path, tables: Sequence[Table], *, names: Sequence[str]
+) -> None:
+    """Write the page of one atlas, or of two that are compared.
+
+    names: what each is called on the page, "prose" and "code"
+    """
+    if len(tables) not in (1, 2) or len(names) != len(tables):
+        raise OptionError(
+            f"{len(tables)} tables with {len(names)} names, expected one or two tables "
+            'and a name for each: write_page(path, [a, b], names=["a", "b"]).'
+        )
+    page = make_html(tables, names)
+    try:
+        Path(path).write_bytes(page)
+    except OSError as error:
+        raise FileError(f"{path} cannot be written: {error.strerror}.") from None
+
+
+def make_html(tables: Sequence[Table], names: Sequence[str]) -> bytes:
+    """Return the file."""
+    first = tables[0]
+    statistics = [x for x in first.statistics if x in tables[-1].statistics]
+    if not statistics or not sum(first.heads):
+        raise OptionError("there is nothing to show: no head has any statistic.")
+    each = max(1, EXAMPLES // (sum(first.heads) * len(statistics) * len(tables)))
+    data = {
+        "title": write_title(tables),
+        "names": list(names),
+        "about": [describe(table.about) for table in tables],
+        "folders": [name_folder(table) for table in tables],
+        "layers": list(first.layers),
+        "heads": list(first.heads),
+        "statistics": [pack_statistic(tables, name) for name in statistics],
+        "cut": each if count_most(tables) > each else None,
+    }
+    held = (
+        f'<script type="text/plain" id="examples-{t}-{s}">'
+        f"{pack_examples(table, name, each)}</script>"
+        for t, table in enumerate(tables)
+        for s, name in enumerate(statistics)
+    )
+    script = join_modules("atlas.js", ASSETS)
+    style = read_asset("map.css") + read_asset("atlas.css", ASSETS)
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    parts = {
+        "policy": f"default-src 'none'; script-src {allow(script)}; style-src "
+        f"{allow(style)}; img-src data:; base-uri 'none'; form-action 'none'",
+        "style": style,
+        "data": text.replace("<", "\\u003c"),  # no token ends the element
+        "examples": "\n".join(held),
+        "script": script,
+    }
+    page = read_asset("page.html", ASSETS)
+    return MARKER.sub(lambda found: parts[found[1]], page).encode()
+
+
+def write_title(tables: Sequence[Table]) -> str:
+    """Return what the page is called."""
+    models = dict.fromkeys(clean(str(x.about.get("model", ""))) for x in tables)
+    return f"Atlas of {' and '.join(filter(None, models)) or 'a model'}"
+
+
+def name_folder(table: Table) -> str | None:
+    """Return the folder of an atlas as a shell reads it, if it is known."""
+    folder = table.about.get("folder")
+    return None if folder is None else shlex.quote(str(folder))
+
+
+def pack_statistic(tables: Sequence[Table], name: str) -> dict[str, Any]:
+    """Return all numbers of a statistic, of each table and of what they differ by."""
+    scale = fit_scale(*(table.mean(name) for table in tables))
+    packed = {
+        "name": name,
+        "unit": tables[0].unit(name),
+        "told": tell(name),
+        "scale": [scale.low, scale.high],
+        "tables": [
+            {
+                "mean": list_numbers(table, table.mean(name)),
+                "half": list_numbers(table, table.half(name)),
+                "count": list_numbers(table, table.count(name)),
+            }
+            for table in tables
+        ],
+    }
+    if len(tables) == 1:
+        return packed
+    found = compare(tables[0], tables[1], name)
+    return packed | {"difference": pack_difference(tables[0], found)}
+
+
+def pack_difference(table: Table, found: Difference) -> dict[str, Any]:
+    """Return what two tables differ by, and which differences are marked."""
+    scale = fit_signs(found)
+    return {
+        "mean": list_numbers(table, found.difference),
+        "half": list_numbers(table, found.half),
+        "marked": list_numbers(table, found.marked),
+        "told": tell_marked(found),
+        "scale": [scale.low, scale.high],
+    }
+
+
+def list_numbers(table: Table, grid: NDArray[Any]) -> list[list[float | None]]:
+    """Return the numbers of each layer, one for each head; None: unknown."""
+    numbers = np.asarray(grid, np.float64)
+    return [
+        [x if np.isfinite(x) else None for x in row[:count].tolist()]
+        for row, count in zip(numbers, table.heads, strict=True)
+    ]
+
+
+def count_most(tables: Sequence[Table]) -> int:
+    """Return how many examples a head has at most."""
+    return max((len(x) for table in tables for x in table.found.values()), default=0)
+
+
+def pack_examples(table: Table, statistic: str, each: int) -> str:
+    """Return the first examples of every head, packed: [layer][head] -> examples."""
+    found = [
+        [
+            [list_example(x) for x in table.examples(statistic, layer, head)[:each]]
+            for head in range(count)
+        ]
+        for layer, count in enumerate(table.heads)
+    ]
+    text = json.dumps(found, allow_nan=False, separators=(",", ":"))
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+
+
+def list_example(x: Example) -> list[Any]:
+    """Return an example as the page reads it, its texts cut to what fits there."""
+    texts = [x.before[-AROUND:], x.token[:AROUND], x.after[:AROUND]]
+    return [x.value, x.document[:AROUND], x.piece, x.position, *texts]

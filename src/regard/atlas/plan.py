@@ -1,0 +1,173 @@
+"""What an atlas is to be: a small TOML file, or options of the command line.
+
+    model = "SmolLM2-135M-Instruct.Q4_1.gguf"
+    corpus = ["documentation", "licences.jsonl"]
+    statistics = ["entropy", "sink", "previous", "induction"]
+    length = 512                  longer documents are cut
+    until_interval = 0.01         stop when every mean is known so well
+
+Everything that changes a number is part of the plan's identity: a folder holds results
+of one plan, and another one is refused there. When to stop is not.
+
+Next: worker.py
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import asdict, dataclass, fields, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from regard.errors import FileError, OptionError
+
+STATISTICS = ("entropy", "sink", "previous", "self", "induction", "local", "distance")
+KNOWN = (*STATISTICS, "logit")
+PRECISIONS = ("float32", "bfloat16", "float16", "float64")
+STOPS = ("tokens", "until_interval")  # they change when it ends, and no number
+EDGE = 1 << 20  # bytes at both ends of a file of weights that tell it from others
+LISTS = ("corpus", "statistics")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything that decides what the numbers of an atlas are."""
+
+    model: str  # a GGUF file, a safetensors folder, or module:function
+    corpus: tuple[str, ...]  # files and folders
+    field: str = "text"  # of JSONL and Parquet
+    statistics: tuple[str, ...] = STATISTICS
+    length: int = 512  # tokens of a piece, at most
+    pieces: int = 1  # of a document, at most
+    packed: bool = False  # short documents end to end in one piece, or each alone
+    batch: int = 1  # pieces of equal length that run together
+    precision: str = "float32"
+    device: str = "cpu"
+    shard: int = 32  # documents of a shard
+    examples: int = 4  # places kept for each head and statistic
+    documents: int | None = None  # a random sample of so many
+    tokens: int | None = None  # stop after so many
+    until_interval: float | None = None  # stop when half an interval is so narrow
+
+    def __post_init__(self) -> None:
+        check_plan(self)
+
+    def identify(self) -> dict[str, Any]:
+        """Return what makes two results comparable."""
+        return {k: v for k, v in asdict(self).items() if k not in STOPS}
+
+
+def check_plan(plan: Plan) -> None:
+    """Refuse what cannot be run."""
+    for name in ("length", "pieces", "batch", "shard", "examples"):
+        check_count(name, getattr(plan, name))
+    for name in ("documents", "tokens"):
+        if getattr(plan, name) is not None:
+            check_count(name, getattr(plan, name))
+    if plan.length < 2:
+        raise OptionError("length=1, expected 2 or more: one token sees only itself.")
+    width = plan.until_interval
+    if width is not None and not (isinstance(width, float) and 0 < width < 1):
+        raise OptionError(
+            f"until_interval={width!r:.40}, expected between 0 and 1: 0.01."
+        )
+    if plan.precision not in PRECISIONS:
+        known = ", ".join(PRECISIONS)
+        raise OptionError(f"precision={plan.precision!r:.40}, expected one of {known}.")
+    names = plan.statistics
+    if not names or {*names} - {*KNOWN} or len({*names}) < len(names):
+        given = ", ".join(map(repr, names)) or "(none)"
+        raise OptionError(
+            f"statistics {given:.100}, expected each once of {', '.join(KNOWN)}."
+        )
+    if not plan.corpus or not all(isinstance(x, str) for x in plan.corpus):
+        raise OptionError("a plan needs a corpus: files or folders of text.")
+    if not isinstance(plan.packed, bool) or not isinstance(plan.model, str):
+        raise OptionError("packed is true or false, and model the path of a model.")
+
+
+def check_count(name: str, value: Any) -> None:
+    """Refuse what is no whole number from 1."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise OptionError(f"{name}={value!r:.40}, expected a whole number, 1 or more.")
+
+
+def read_plan(path: str | Path) -> Plan:
+    """Return the plan of a TOML file; paths in it are seen from its folder."""
+    path = Path(path)
+    try:
+        found = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise FileError(f"{path.name} is no plan: {str(error)!a:.200}") from error
+    plan = make_plan(found)
+    here = path.parent
+
+    def place(x: str) -> str:
+        try:
+            return str(here / x) if (here / x).exists() else x
+        except (OSError, ValueError):  # a name that no file can have
+            return x
+
+    return replace(plan, model=place(plan.model), corpus=tuple(map(place, plan.corpus)))
+
+
+def make_plan(found: dict[str, Any]) -> Plan:
+    """Return the plan of a table of names and values."""
+    names = [x.name for x in fields(Plan)]
+    if unknown := sorted(set(found) - set(names)):
+        raise OptionError(f"no option {unknown[0]!r:.40}, expected {', '.join(names)}.")
+    if missing := sorted({"model", "corpus"} - set(found)):
+        raise OptionError(f"a plan needs {' and '.join(missing)}.")
+    for name in LISTS:
+        value = found.get(name, [])
+        if isinstance(value, str):
+            value = [value]
+        if not isinstance(value, list | tuple):
+            raise OptionError(f"{name}={value!r:.40}, expected a list.")
+        if name in found:
+            found = found | {name: tuple(value)}
+    return Plan(**found)
+
+
+def fingerprint(model: str) -> str:
+    """Return what tells the weights of a model from others, without reading them all.
+
+    Names, sizes, and both ends of every file; a function is known by its name.
+    """
+    path = Path(model)
+    try:
+        if not path.exists():
+            return model
+    except OSError:  # a name that no file can have
+        return model
+    digest = blake2b(digest_size=16)
+    files = (
+        [path] if path.is_file() else sorted(x for x in path.iterdir() if x.is_file())
+    )
+    for file in files:
+        size = file.stat().st_size
+        digest.update(f"{file.name}\0{size}\0".encode())
+        with file.open("rb") as data:
+            digest.update(data.read(EDGE))
+            data.seek(max(0, size - EDGE))
+            digest.update(data.read(EDGE))
+    return digest.hexdigest()
+
+
+def write_about(plan: Plan, corpus: str) -> str:
+    """Return what is kept beside the results, as JSON."""
+    about = {"version": 1, "plan": asdict(plan)}
+    about |= {"model": fingerprint(plan.model), "corpus": corpus}
+    return json.dumps(about, indent=1)
+
+
+def read_about(path: Path) -> tuple[Plan, dict[str, Any]]:
+    """Return the plan of a folder, and what else is kept beside it."""
+    try:
+        about = json.loads(path.read_text("utf-8"))
+        return make_plan(about["plan"]), about
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        why = ascii(str(error))
+        raise FileError(f"{path.parent} holds no atlas: {why:.200}") from error

@@ -1,0 +1,287 @@
+"""The results of an atlas on disk: written once, read with doubt, folded in one order.
+
+    results/0-000000012-5f3a90c1.parquet     of shard 12; the last part is its crc
+    results/1-000000003-….parquet            of the shards 192 to 255, merged
+
+A result is whole or not there: it is written beside its place, then moved. 64 files in
+a row become one of the next level, so four million shards leave a few hundred files,
+and sums are always added in the same order: the table has the same bits whoever did
+which shard when. A file whose crc does not fit is set aside, and its shards done again.
+
+Next: plan.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from regard.atlas.tally import PLACE, SUMS, Tally, merge
+from regard.errors import FileError
+
+GROUP = 64  # results that become one
+PLACES = tuple(f"top_{name}" for name in PLACE.names or ())
+NUMBERS = [
+    *SUMS,
+    "peak",
+    *PLACES,
+]  # columns that are read again; the rest is for others
+WRONG = (AttributeError, KeyError, TypeError, ValueError, OverflowError, MemoryError)
+MANY = 1 << 16  # heads of a layer, places of a head
+NAMED = 1000  # documents set aside that are named; all are counted
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What some shards in a row add up to."""
+
+    first: int
+    last: int  # one past the last shard
+    tally: Tally
+    documents: int  # that were counted
+    tokens: int
+    n_aside: int = 0
+    aside: tuple[tuple[str, str, str], ...] = ()  # digest, name, why it was not
+    missed: dict[str, str] = field(default_factory=dict)  # layers not seen, and why
+
+
+def merge_results(results: Sequence[Result], *, keep: int) -> Result:
+    """Return one result of shards that follow each other."""
+    ends = [(x.first, x.last) for x in results]
+    if any(a[1] != b[0] for a, b in pairwise(ends)):
+        raise FileError(f"shards {ends} do not follow each other.")
+    missed: dict[str, str] = {}
+    for x in results:
+        missed |= x.missed
+    return Result(
+        first=results[0].first,
+        last=results[-1].last,
+        tally=merge([x.tally for x in results], keep=keep),
+        documents=sum(x.documents for x in results),
+        tokens=sum(x.tokens for x in results),
+        n_aside=sum(x.n_aside for x in results),
+        aside=tuple(one for x in results for one in x.aside)[:NAMED],
+        missed=missed,
+    )
+
+
+def pack_result(result: Result) -> bytes:
+    """Return a result as a file."""
+    about = {name: value for name, value in vars(result).items() if name != "tally"}
+    return pack(result.tally, about)
+
+
+def unpack_result(data: bytes) -> Result:
+    """Return what pack_result was given."""
+    tally, about = unpack(data)
+    try:
+        about["aside"] = tuple((a, b, c) for a, b, c in about["aside"])
+        result = Result(tally=tally, **about)
+        counts = (result.first, result.last, result.documents, result.tokens)
+        if not all(type(n) is int and n >= 0 for n in (*counts, result.n_aside)):
+            raise ValueError("counts that are no numbers")
+    except WRONG as error:
+        raise FileError(f"it is no result of an atlas: {str(error)!a:.200}") from error
+    return result
+
+
+def pack(
+    tally: Tally, about: dict[str, Any], more: dict[str, Any] | None = None
+) -> bytes:
+    """Return a Parquet file with a row for each statistic and head.
+
+    about: what is told of the whole, as JSON
+    more: further columns, for those who read the file without us
+    """
+    s, r, k = tally.top.shape
+    layers = np.repeat(np.arange(len(tally.heads)), tally.heads)
+    heads = [head for n in tally.heads for head in range(n)]
+    columns: dict[str, Any] = {
+        "statistic": pa.array(np.repeat(np.array(tally.statistics, object), r)),
+        "layer": pa.array(np.tile(layers, s), pa.int32()),
+        "name": pa.array([tally.layers[i] for i in layers] * s, pa.string()),
+        "head": pa.array(heads * s, pa.int32()),
+        **(more or {}),
+    }
+    for i, name in enumerate(SUMS):
+        columns[name] = pa.array(tally.sums[..., i].ravel())
+    columns["peak"] = pa.array(tally.peak.ravel())
+    for name in PLACE.names or ():
+        flat = pa.array(np.ascontiguousarray(tally.top[name]).ravel())
+        columns[f"top_{name}"] = pa.FixedSizeListArray.from_arrays(flat, k)
+    shape = {"layers": tally.layers, "heads": tally.heads}
+    shape |= {"statistics": tally.statistics, "top": k}
+    told = {"regard": json.dumps({"shape": shape, "about": about})}
+    sink = pa.BufferOutputStream()
+    table = pa.table(columns).replace_schema_metadata(told)
+    pq.write_table(table, sink, compression="zstd")
+    return bytes(sink.getvalue())
+
+
+def unpack(data: bytes) -> tuple[Tally, dict[str, Any]]:
+    """Return the tally of a file, and what is told of the whole."""
+    try:
+        file = pq.ParquetFile(pa.BufferReader(data), pre_buffer=False)
+        table = file.read(columns=NUMBERS, use_threads=False)  # it is small
+        told = json.loads(file.schema_arrow.metadata[b"regard"])
+        layers, heads, names, k = read_shape(told["shape"])
+        shape = (len(names), sum(heads))
+        sums = np.stack([take(table, name).reshape(shape) for name in SUMS], -1)
+        top = np.zeros((*shape, k), PLACE)
+        for name in PLACE.names or ():
+            top[name] = take(table, f"top_{name}").reshape(*shape, k)
+        peak = take(table, "peak").reshape(shape)
+        return Tally(layers, heads, names, sums, peak, top), told["about"]
+    except (pa.ArrowException, OSError, *WRONG) as error:
+        raise FileError(f"it is no result of an atlas: {str(error)!a:.200}") from error
+
+
+def read_shape(told: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], Any, int]:
+    """Return layers, heads, statistics and places, if they can be any of these."""
+    layers, heads, names = (
+        tuple(told[name]) for name in ("layers", "heads", "statistics")
+    )
+    words = (*layers, *names)
+    if not all(isinstance(x, str) and x.isprintable() and len(x) < 500 for x in words):
+        raise ValueError("names that are no words")
+    if len({*names}) < len(names) or len(heads) != len(layers):
+        raise ValueError("names that do not fit")
+    sizes = (*heads, told["top"])
+    if not all(type(n) is int and 0 < n < MANY for n in sizes):
+        raise ValueError("sizes that are no numbers")
+    return layers, heads, names, told["top"]
+
+
+def take(table: Any, name: str) -> Any:
+    """Return a column as one array, lists laid out."""
+    column = table.column(name).combine_chunks()
+    if pa.types.is_fixed_size_list(column.type):
+        column = column.flatten()
+    return column.to_numpy(zero_copy_only=False)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file that is whole or not there, whatever happens meanwhile."""
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with new.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+    finally:
+        with suppress(OSError):
+            new.unlink()
+
+
+class Store:
+    """The folder of results, and the fold of those that are there without a gap."""
+
+    def __init__(self, folder: Path, *, keep: int) -> None:
+        self.folder, self.keep = folder, keep
+        self.levels: list[list[Result]] = []  # fewer than GROUP each, in order
+        self.paths: dict[tuple[int, int], Path] = {}  # by level and first shard
+        self.waiting: dict[int, int] = {}  # first shard after a gap, to its level
+        self.later: set[int] = set()  # all shards after a gap
+        self.damaged: list[str] = []
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in sorted(folder.glob("*.parquet"), reverse=True):  # merged ones first
+            self.admit(path)
+        while self.waiting.get(self.first_missing):  # merged: it was folded before
+            self.fold()
+
+    @property
+    def parts(self) -> list[Result]:
+        """What is folded, in the order of the shards."""
+        return [x for row in reversed(self.levels) for x in row]
+
+    @property
+    def first_missing(self) -> int:
+        """The first shard that is not folded."""
+        return self.parts[-1].last if self.parts else 0
+
+    def has(self, number: int) -> bool:
+        """Tell whether a shard is done."""
+        return number < self.first_missing or number in self.later
+
+    def commit(self, data: bytes) -> None:
+        """Keep the result of a shard, unless it is there already."""
+        result = unpack_result(data)
+        if not self.has(result.first):
+            self.write(0, result, data)
+            self.wait(0, result)
+
+    def wait(self, level: int, result: Result) -> None:
+        """Note a result that is in the folder and not yet folded."""
+        self.waiting[result.first] = level
+        self.later |= set(range(result.first, result.last))
+
+    def fold(self) -> bool:
+        """Fold one more result, if there is one without a gap before it."""
+        first = self.first_missing
+        if first not in self.waiting:
+            return False
+        level = self.waiting.pop(first)
+        result = unpack_result(self.paths[level, first].read_bytes())
+        self.later -= set(range(result.first, result.last))
+        self.push(level, result)
+        return True
+
+    def push(self, level: int, result: Result) -> None:
+        """Add a result at its level; a full level becomes one of the next."""
+        self.levels += [[] for _ in range(level + 1 - len(self.levels))]
+        row = self.levels[level]
+        row.append(result)
+        if len(row) < GROUP:
+            return
+        whole = merge_results(row, keep=self.keep)
+        self.write(level + 1, whole, pack_result(whole))
+        for part in row:
+            if (path := self.paths.pop((level, part.first), None)) is not None:
+                path.unlink()
+        row.clear()
+        self.push(level + 1, whole)
+
+    def total(self) -> Result | None:
+        """Return the fold of all shards before the first that is missing."""
+        return merge_results(self.parts, keep=self.keep) if self.parts else None
+
+    def write(self, level: int, result: Result, data: bytes) -> None:
+        """Write a result under its name."""
+        name = f"{level}-{result.first:09d}-{zlib.crc32(data):08x}.parquet"
+        write_whole(self.folder / name, data)
+        self.paths[level, result.first] = self.folder / name
+
+    def admit(self, path: Path) -> None:
+        """Take in a file of an earlier run, unless it is damaged or merged already."""
+        try:
+            level, first, crc = path.stem.split("-")
+            data = path.read_bytes()
+            if zlib.crc32(data) != int(crc, 16):
+                raise FileError("its crc is another one.")
+            result = unpack_result(data)
+            if result.first != int(first):
+                raise FileError("it holds other shards.")
+        except (OSError, ValueError) as error:
+            self.damaged.append(f"{path.name}: {error}")
+            path.replace(path.with_suffix(".damaged"))
+            return
+        if result.first in self.later:
+            path.unlink()
+            return
+        self.paths[int(level), result.first] = path
+        self.wait(int(level), result)

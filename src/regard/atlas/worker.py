@@ -1,0 +1,143 @@
+"""One shard of documents in, its result out: what every runner does.
+
+    pieces ─▶ model, watched ─▶ numbers of every query ─▶ tally of each document ─▶ sum
+
+A document that cannot be done, for whatever reason, is set aside with that reason: the
+others of its batch run again without it, and the shard is done.
+
+Next: guard.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from regard.arrays import to_numpy
+from regard.atlas.corpus import Shard
+from regard.atlas.model import open_model
+from regard.atlas.pieces import Piece, batch_pieces, cut_shard, explain
+from regard.atlas.plan import Plan
+from regard.atlas.store import Result, pack_result
+from regard.atlas.tally import PLACE, SUMS, Tally, join_pieces, merge, tally_document
+from regard.lens.watch import watch
+from regard.record import Record
+from regard.seen import Seen
+from regard.stats.table import measure_rows
+
+
+@dataclass
+class Work:
+    """What became of a shard so far."""
+
+    aside: dict[str, str]  # digests of documents that cannot be done, and why
+    tallies: list[tuple[Piece, Tally]] = field(default_factory=list)
+    missed: dict[str, str] = field(default_factory=dict)  # layers
+
+
+class Worker:
+    """A plan and its model, ready for any shard."""
+
+    def __init__(self, plan: Plan, *, threads: int | None = 1) -> None:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self.plan = plan
+        self.model = open_model(
+            plan.model, precision=plan.precision, device=plan.device
+        )
+
+    def __call__(self, shard: Shard, *, skip: Collection[str] = ()) -> bytes:
+        """Return the result of a shard, as a file.
+
+        skip: digests of documents to set aside
+        """
+        pieces, aside = cut_shard(shard, self.plan, self.model.words, skip)
+        work = Work(aside)
+        for batch in batch_pieces(pieces, self.plan.batch):
+            self.run(batch, work)
+        return pack_result(self.finish(shard, work))
+
+    def run(self, batch: Sequence[Piece], work: Work) -> None:
+        """Tally some pieces of one length; what fails together runs alone."""
+        try:
+            work.tallies += list(self.measure(batch, work))
+        except Exception as error:  # noqa: BLE001 (whatever it is, it is told)
+            if len(batch) == 1:
+                work.aside |= dict.fromkeys(batch[0].owners, explain(error))
+                return
+            for piece in batch:
+                self.run([piece], work)
+
+    def measure(
+        self, batch: Sequence[Piece], work: Work
+    ) -> Iterator[tuple[Piece, Tally]]:
+        """Yield the tally of each piece."""
+        seen = self.watch(batch)
+        for covered in seen.coverage():
+            if covered.reason:
+                work.missed[covered.name] = covered.reason
+        records: list[list[Record]] = [[] for _ in batch]
+        pairs = zip(seen.recording.records, seen.recording.sequences, strict=True)
+        for record, sequence in pairs:
+            records[sequence].append(record)
+        for piece, mine in zip(batch, records, strict=True):
+            if not mine:
+                raise LookupError("no layer of the model could be seen")
+            tally = tally_document(
+                [record.name for record in mine],
+                [self.describe(record, piece) for record in mine],
+                self.plan.statistics,
+                document=piece.document,
+                piece=piece.number,
+            )
+            yield piece, tally
+
+    def describe(self, record: Record, piece: Piece) -> dict[str, np.ndarray]:
+        """Return the numbers of every query, (H, Nq), by statistic."""
+        found = measure_rows(record, piece.tokens, self.plan.statistics)
+        rows = {name: to_numpy(x.values).astype("f8") for name, x in found.items()}
+        if any(np.isinf(x).any() for x in rows.values()):
+            raise ArithmeticError(f"{record.name} has numbers without bounds")
+        return rows
+
+    def watch(self, batch: Sequence[Piece]) -> Seen:
+        """Return what the model does with some pieces of one length."""
+        tokens = torch.tensor([piece.tokens for piece in batch])
+        with watch(self.model.network) as seen, torch.inference_mode():
+            self.model.run(tokens.to(self.plan.device))
+        return seen
+
+    def finish(self, shard: Shard, work: Work) -> Result:
+        """Return what a shard adds up to.
+
+        One draw is a document, with all its pieces or not at all; or it is a pack.
+        """
+        packed, aside = self.plan.packed, work.aside
+        draws: dict[tuple[int, int], list[Tally]] = {}
+        done = sorted(work.tallies, key=lambda x: (x[0].document, x[0].number))
+        done = [x for x in done if packed or aside.keys().isdisjoint(x[0].owners)]
+        for piece, tally in done:
+            draw = (piece.document, piece.number if packed else 0)
+            draws.setdefault(draw, []).append(tally)
+        parts = [join_pieces(x) for x in draws.values()] or [self.blank()]
+        names = {place.digest: place.name for place in shard.places}
+        return Result(
+            first=shard.number,
+            last=shard.number + 1,
+            tally=merge(parts, keep=self.plan.examples),
+            documents=len(shard.places) - len(aside),
+            tokens=sum(len(piece.tokens) for piece, _ in done),
+            n_aside=len(aside),
+            aside=tuple((x, names[x], reason) for x, reason in aside.items()),
+            missed=work.missed,
+        )
+
+    def blank(self) -> Tally:
+        """Return the tally of nothing."""
+        names = self.plan.statistics
+        s = len(names)
+        sums, peak = np.zeros((s, 0, len(SUMS))), np.zeros((s, 0))
+        return Tally((), (), names, sums, peak, np.zeros((s, 0, 1), PLACE))

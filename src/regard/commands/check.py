@@ -1,0 +1,98 @@
+"""regard check: the pitfalls that an attention falls into.
+
+    module:function, and what it declares → the cases of a level → a report
+    0 it falls into none, 1 into some, 2 it cannot be judged
+
+Next: judge/judgement.py
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from regard.errors import RegardError
+from regard.terminal import NewFile, guide, is_debugged
+
+if TYPE_CHECKING:
+    from regard.judge.report import Report
+
+
+class Refused(click.ClickException):
+    """What cannot be judged at all; 1 is for what was judged and failed."""
+
+    exit_code = 2
+
+
+@click.command(
+    short_help="Name the pitfalls that an attention falls into.",
+    epilog=guide(
+        "regard check my_code:attend --layout bnhd --level basic",
+        "docs/check.md has every case; in your tests one class does the same.",
+    ),
+)
+@click.argument("place")
+@click.option("--level", default="complete", help="basic, complete or kernel.")
+@click.option("--layout", help="Axes of q, k, v: bhnd, bnhd, hnd, bnd, nd, bn(hd), …")
+@click.option("--order", help="qkv or qvk.")
+@click.option("--library", help="numpy, torch or jax.")
+@click.option("--device", help="cpu, cuda, …")
+@click.option("--true-means", help="Of a mask: attend, hide or added.")
+@click.option("--mask-axes", help="bhqk, bqk, qk or bk.")
+@click.option("--causal-from", help="Where row 0 stands if Nq < Nk: start or end.")
+@click.option("--returns", help="out; out,weights; out,lse; …")
+@click.option("--shared-heads", is_flag=True, default=None, help="It takes Hk < H.")
+@click.option("--convention", help="module:name of a Convention, for all the rest.")
+@click.option("--seed", default=0, show_default=True, help="Of the random arrays.")
+@click.option("--limit", default=30.0, show_default=True, help="Seconds for a call.")
+@click.option(
+    "--markdown", type=NewFile(dash=True), help='Write the report; "-" prints it.'
+)
+@click.option("--json", type=NewFile(dash=True), help="The same for programs.")
+@click.option("--junit", type=NewFile(dash=True), help="The same for CI.")
+def check(*, place: str, level: str, convention: str | None, **options: Any) -> None:
+    """Name the pitfalls that an attention falls into; PLACE is module:function.
+
+    Exits with 0 if it falls into none, 1 if into some, 2 if it cannot be judged.
+    """
+    from regard.judge.convention import Convention, read_convention
+    from regard.judge.judgement import check as judge
+    from regard.judge.judgement import load_attention
+
+    files = {name: options.pop(name) for name in ("markdown", "json", "junit")}
+    seed, limit = options.pop("seed"), options.pop("limit")
+    try:
+        fn = load_attention(place)
+        words = load_attention(convention) if convention else read_convention(fn)
+        if not isinstance(words, Convention):
+            raise Refused(f"{convention} is a {type(words).__name__}, no Convention.")
+        if options["returns"] is not None:
+            options["returns"] = tuple(options["returns"].split(","))
+        given = {name: value for name, value in options.items() if value is not None}
+        report = judge(fn, replace(words, **given), level=level, seed=seed, limit=limit)
+    except (RegardError, ModuleNotFoundError) as error:
+        if is_debugged():
+            raise
+        raise Refused(str(error)) from error
+    write_report(report, files)
+    sys.exit(0 if report.ok else 1)
+
+
+def write_report(report: Report, files: dict[str, str | None]) -> None:
+    """Print the report, unless another form of it is printed; write the files."""
+    written = {
+        "markdown": report.to_markdown,
+        "json": report.to_json,
+        "junit": report.to_junit,
+    }
+    if "-" not in files.values():
+        report.show()
+    for kind, path in files.items():
+        if path == "-":
+            click.echo(written[kind]())
+        elif path is not None:
+            Path(path).write_text(written[kind](), encoding="utf-8")

@@ -1,0 +1,108 @@
+"""regard generate: what a model says, as it says it.
+
+    PROMPT → tokens → stream(network, …) → pieces of text, as soon as they are whole
+
+Next: nn/generation.py
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from regard.terminal import (
+    blame_options,
+    clean,
+    guide,
+    need_extras,
+    need_model,
+    read_text,
+)
+
+EXAMPLE = 'regard generate "Why is the sky blue?" --model SmolLM2.gguf'
+
+
+@click.command(
+    short_help="Stream what a model says to a prompt.",
+    epilog=guide(EXAMPLE, "regard show says what its attention did."),
+)
+@click.argument("prompt")
+@click.option(
+    "--model",
+    type=click.Path(),
+    required=True,
+    help="A GGUF file or a safetensors folder.",
+)
+@click.option(
+    "-n",
+    "--n-new",
+    type=click.IntRange(min=1),
+    default=128,
+    show_default=True,
+    help="New tokens at most.",
+)
+@click.option("--chat/--raw", default=None, help="Ask, or let it go on with the text.")
+@click.option("--temperature", default=0.0, help="0, the default, is greedy.")
+@click.option("--top-k", type=int, help="Only the k likeliest tokens.")
+@click.option("--top-p", type=float, help="Only the likeliest that reach p together.")
+@click.option("--min-p", type=float, help="Only those with min-p of the likeliest.")
+@click.option("--repetition", default=1.0, help="Above 1: repeats are less likely.")
+@click.option("--seed", default=0, show_default=True, help="Of what is drawn.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16"]),
+    default="float32",
+    show_default=True,
+    help="Of the weights.",
+)
+def generate(
+    *,
+    prompt: str,
+    model: str,
+    n_new: int,
+    chat: bool | None,
+    seed: int,
+    dtype: str,
+    **sampling: Any,
+) -> None:
+    """Stream what a model says to PROMPT, which may be a file; "-" reads stdin."""
+    need_extras("torch")
+    from regard.plain.sample import Sampling
+
+    with blame_options():
+        chosen = Sampling(**sampling)
+    need_model(model)
+    import torch
+
+    from regard.nn.generation import stream
+    from regard.nn.weights import load
+
+    network, tokenizer = load(model, dtype=getattr(torch, dtype))
+    text = read_text(prompt)
+    if chat or (chat is None and tokenizer.template is not None):
+        text = tokenizer.chat([{"role": "user", "content": text}])
+        tokens = tokenizer.encode(text, whole=False)
+    else:
+        tokens = tokenizer.encode(text)
+        click.echo(clean(text), nl=False)
+    began, count = time.perf_counter(), 0
+
+    def listen() -> Iterator[int]:
+        nonlocal count
+        stop = tokenizer.stop
+        steps = stream(network, [tokens], n_new, sampling=chosen, seed=seed, stop=stop)
+        for (token,) in steps:
+            count += 1
+            if token is not None:
+                yield token
+
+    for piece in tokenizer.stream(listen()):
+        click.echo(clean(piece), nl=False)
+    click.echo()
+    speed = count / (time.perf_counter() - began)
+    click.echo(
+        f"{len(tokens)} tokens read, {count} new, {speed:.1f} a second", err=True
+    )

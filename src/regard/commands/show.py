@@ -1,0 +1,159 @@
+"""regard show: what the attention of a model did with a text.
+
+    TEXT --model M     run it, print the table of its layers      --json: of its heads
+                       --save the recording, --page or --map it
+    FILE               a recording that was saved: its map
+
+Next: lens/watch.py
+"""
+
+from __future__ import annotations
+
+import json as json_text
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from regard.errors import FileError, OptionError
+from regard.terminal import (
+    NewFile,
+    clean,
+    draw_progress,
+    guide,
+    need_extras,
+    need_model,
+    read_text,
+)
+
+if TYPE_CHECKING:
+    from regard.seen import Seen
+    from regard.stats.table import Table
+
+STRONGEST = ("sink", "previous", "induction")
+
+
+@click.command(
+    short_help="Say what the attention of a model did with a text.",
+    epilog=guide(
+        'regard show "The cat sat on the mat" --model SmolLM2.gguf',
+        "add --map to look at every head, --save FILE to keep what was seen.",
+    ),
+)
+@click.argument("text")
+@click.option("--model", type=click.Path(), help="A GGUF file or a safetensors folder.")
+@click.option(
+    "-n",
+    "--n-new",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Let it go on with so many tokens.",
+)
+@click.option("--save", type=NewFile(), help="Keep the recording in this file.")
+@click.option("--page", type=NewFile(), help="Write the map as one HTML file.")
+@click.option("--map", "draw", is_flag=True, help="Show the map in a browser.")
+@click.option("--json", is_flag=True, help="Print a row for each head, for programs.")
+def show(
+    *,
+    text: str,
+    model: str | None,
+    n_new: int,
+    save: str | None,
+    page: str | None,
+    draw: bool,
+    json: bool,
+) -> None:
+    """Run a model on TEXT, or on a file, and say what its attention did.
+
+    Without a model, TEXT is a recording that was saved, and its map is shown.
+    """
+    draw = draw or (model is None and not (page or json))
+    need_extras("torch", *(["serve"] if draw else []))
+    if model is None:
+        seen = open_recording(text)
+    else:
+        words = read_text(text)
+        need_model(model)
+        seen, new = run_model(model, words, n_new)
+        if new:
+            click.echo(clean(new), err=json)
+    if json:
+        click.echo(json_text.dumps(measure(seen).list_rows(), allow_nan=False))
+    elif model is not None:
+        print_table(seen)
+    if save:
+        seen.save(save)
+        click.echo(f"the recording is in {save}: regard show {save}", err=json)
+    if page:
+        write_page(seen, page, aside=json)
+    if draw:
+        seen.show()
+
+
+def open_recording(path: str) -> Seen:
+    """Return a recording, or say how a text is read."""
+    from regard.seen import open_seen
+
+    how = "To see what a model does with a text: regard show TEXT --model FILE"
+    if not os.path.exists(path):  # noqa: PTH110 (a Path refuses long texts)
+        raise FileError(f"there is no recording {path[:60]}. {how}")
+    try:
+        return open_seen(path)
+    except FileError as error:
+        raise FileError(f"{error} {how}") from error
+
+
+def run_model(model: str, text: str, n_new: int) -> tuple[Seen, str]:
+    """Return what was seen while a model read a text, and what it went on with."""
+    with draw_progress("reading the model", None):
+        import torch
+
+        from regard.lens.watch import watch
+        from regard.nn.generation import generate
+        from regard.nn.weights import load
+
+        network, tokenizer = load(model)
+    tokens, new = tokenizer.encode(text), ""
+    if not tokens:
+        raise OptionError("the text is empty: there is nothing to attend to.")
+    room = network.config.context - n_new
+    if len(tokens) > room:
+        click.echo(f"read the first {room:,} of {len(tokens):,} tokens", err=True)
+        tokens = tokens[:room]
+    wait = draw_progress("running it", None)
+    with wait, watch(network) as seen, torch.inference_mode():
+        if n_new:
+            (more,) = generate(network, [tokens], n_new, stop=tokenizer.stop)
+            new = tokenizer.decode(more)
+        else:
+            network(torch.tensor([tokens]))
+    return seen.label(tokenizer.decode), new
+
+
+def measure(seen: Seen) -> Table:
+    """Return the table of all heads."""
+    with draw_progress("statistics", len(seen.records)) as progress:
+        return seen.table(progress=progress)
+
+
+def print_table(seen: Seen) -> None:
+    """Print what the layers did, and which heads did it most."""
+    click.echo(str(seen).splitlines()[0])
+    table = measure(seen)
+    click.echo(str(table.by_layer()))
+    for name in STRONGEST:
+        first = table.sort(name).rows[0]
+        place = f"layer {first['layer']} head {first['head']}, {first[name]:.3f}"
+        known = first[name] == first[name]  # nan is no number, not even itself
+        click.echo(f"most {name}: {place if known else '–'}")
+
+
+def write_page(seen: Seen, path: str, *, aside: bool) -> None:
+    """Write the map as a file, after saying how large it is."""
+    from regard.show.page import make_page
+
+    with draw_progress("page", len(seen.records)) as progress:
+        page = make_page(seen, progress=progress)
+    click.echo(str(page), err=aside)
+    page.write(path)
+    click.echo(f"the map is in {path}, with the text that the model read", err=aside)

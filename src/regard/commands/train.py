@@ -1,0 +1,148 @@
+"""regard train: a small model on a puzzle or a text, in minutes.
+
+    task → batches → nn/train.py → loss curve, how good it is, three answers
+
+Next: nn/train.py
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from regard.terminal import blame_options, clean, guide, need_extras
+
+if TYPE_CHECKING:
+    from regard.nn.tasks import Task
+
+SIZES = ("layers", "width", "heads", "dropout")
+TASKS = ("copy", "reverse", "sort", "addition", "text")
+STEPS = {"copy": 400, "reverse": 400, "sort": 2000, "addition": 2000, "text": 2000}
+COUNT = click.IntRange(min=1)
+
+
+@click.command(
+    short_help="Train a small model on a puzzle or a text.",
+    epilog=guide(
+        "regard train copy", "the same line again goes on where it was stopped."
+    ),
+)
+@click.argument("task", type=click.Choice(TASKS))
+@click.argument("file", required=False, type=click.Path())
+@click.option("--folder", type=click.Path(), help="Of the run; runs/TASK unless given.")
+@click.option(
+    "--tokens",
+    default="bytes",
+    show_default=True,
+    help="Of a text: bytes, characters, or a model for its tokenizer.",
+)
+@click.option("--steps", type=COUNT, help="Of training; each task has its own number.")
+@click.option(
+    "--batch", type=COUNT, default=64, show_default=True, help="Examples of a step."
+)
+@click.option("--rate", default=3e-3, show_default=True, help="Of learning, at most.")
+@click.option(
+    "--layers", type=COUNT, default=2, show_default=True, help="Of the model."
+)
+@click.option("--width", type=COUNT, default=64, show_default=True, help="Of a token.")
+@click.option("--heads", type=COUNT, default=4, show_default=True, help="Of a layer.")
+@click.option(
+    "--length", type=COUNT, default=128, show_default=True, help="Of a piece of text."
+)
+@click.option(
+    "--dropout", default=0.0, show_default=True, help="Share that is dropped."
+)
+@click.option(
+    "--precision",
+    type=click.Choice(["float32", "bfloat16"]),
+    default="float32",
+    show_default=True,
+    help="Of the forward pass.",
+)
+@click.option("--seed", default=0, show_default=True, help="Of weights and batches.")
+def train(
+    *,
+    task: str,
+    file: str | None,
+    folder: str | None,
+    tokens: str,
+    steps: int | None,
+    length: int,
+    **options: Any,
+) -> None:
+    """Train a small model on TASK; on text, give FILE. Stopped, it goes on later."""
+    need_extras("torch")
+    import torch
+
+    from regard.nn.decoder import CausalTransformer
+    from regard.nn.train import Plan
+    from regard.nn.train import train as run
+    from regard.plain.config import Config
+    from regard.show.curve import draw
+
+    chosen = read_task(task, file, tokens, length)
+    place = Path(folder or f"runs/{task}")
+    sizes = {name: options.pop(name) for name in SIZES}
+    count = steps or STEPS[task]
+    warmup = min(100, count // 4)
+    with blame_options():
+        config = Config(vocabulary=chosen.vocabulary, context=chosen.length, **sizes)
+        plan = Plan(steps=count, warmup=warmup, save_every=100, **options)
+    torch.manual_seed(options["seed"])
+    model = CausalTransformer(config)
+    losses = run(model, chosen, plan, place)
+    if os.environ.get("RANK", "0") != "0":  # started by torchrun: one speaks
+        return
+    click.echo(draw(losses))
+    report(model, chosen)
+    save_figure(task, losses, place)
+
+
+def read_task(task: str, file: str | None, tokens: str, length: int) -> Task:
+    """Return the task that the arguments name."""
+    from regard.nn.tasks import PUZZLES, read_text
+    from regard.nn.weights import load
+
+    if task != "text":
+        if file is not None:
+            raise click.UsageError(f"{task} makes its own data, given {file}.")
+        return PUZZLES[task]()
+    if file is None:
+        raise click.UsageError("which text? Write: regard train text FILE")
+    if tokens not in ("bytes", "characters"):
+        return read_text(file, load(tokens)[1], length=length)
+    return read_text(file, cast(Any, tokens), length=length)
+
+
+def report(model: Any, task: Any) -> None:
+    """Print how good the model is on what it has not seen."""
+    from regard.nn.generation import generate
+    from regard.nn.tasks import Text, measure
+    from regard.nn.train import evaluate
+
+    shown, _ = task.batch(3, 0, 0, held_out=True)
+    if isinstance(task, Text):
+        click.echo(f"loss of the held-out tenth: {evaluate(model, task):.4f} a token")
+        start = task.length // 2
+    else:
+        right = measure(model, task)
+        click.echo(f"{right:.1%} of 1,000 held-out answers are exactly right")
+        start = task.prompt
+    for row in shown.tolist():
+        (new,) = generate(model, [row[:start]], task.length - start)
+        click.echo(f"  {clean(task.show(row[:start]))}▸{clean(task.show(new))}")
+
+
+def save_figure(name: str, losses: list[float], folder: Path) -> None:
+    """Keep the loss curve beside the run, if matplotlib is there."""
+    from regard.show.curve import plot
+
+    try:
+        plot({name: losses}).savefig(folder / "loss.png")
+    except ImportError as missing:
+        click.echo(f"no figure: {missing}", err=True)
+    else:
+        click.echo(f"the run and its loss curve are in {folder}")

@@ -1,0 +1,467 @@
+"""Atlases: three runners with one meaning, workers that die, runs that go on."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from atlas_model import make
+
+from regard.atlas.corpus import open_corpus, plan_corpus
+from regard.atlas.example import Place, record_example
+from regard.atlas.guard import Guard
+from regard.atlas.job import find_widest, lock, run
+from regard.atlas.plan import Plan, make_plan, read_plan
+from regard.atlas.runners import Crew
+from regard.atlas.store import Store
+from regard.atlas.table import compare, read_table
+from regard.errors import FileError, OptionError, RegardError
+from regard.lens.watch import watch
+from regard.stats.table import make_table
+
+HERE = Path(__file__).parent
+WORDS = [
+    "the",
+    "attention",
+    "of",
+    "a",
+    "head",
+    "is",
+    "read",
+    "by",
+    "who",
+    "asks",
+    "for",
+    "its",
+    "weights",
+    "and",
+    "no",
+    "one",
+    "else",
+]
+
+
+def write_corpus(folder, count=40, seed=0):
+    rng = random.Random(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    for i in range(count):
+        text = f"{i}: " + " ".join(rng.choices(WORDS, k=rng.randint(5, 30)))
+        (folder / f"{i}.txt").write_text(text)
+    return folder
+
+
+def plan_for(corpus, **options):
+    given = {"length": 48, "shard": 4, "examples": 2} | options
+    return Plan(model="atlas_model:make", corpus=(str(corpus),), **given)
+
+
+def check_same(one, two):
+    """Two folders hold the same table, to the last bit."""
+    a, b = read_table(one), read_table(two)
+    for name in ("sums", "peak", "top"):
+        x, y = (getattr(t.tally, name) for t in (a, b))
+        assert x.tobytes() == y.tobytes(), name
+    assert dict(a.found) == dict(b.found)
+    assert {**a.about, "folder": ""} == {**b.about, "folder": ""}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("texts") / "texts")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory, corpus):
+    """The atlas of a plain loop."""
+    folder = tmp_path_factory.mktemp("plain")
+    run(folder, crew=Crew(runner="loop"), plan=plan_for(corpus))
+    return folder
+
+
+def test_every_number_is_what_the_lens_says_of_each_document(plain, corpus):
+    model, table = make(), read_table(plain)
+    assert table.about["documents"] == 40
+    sums = {name: [[], []] for name in table.statistics}
+    for path in corpus.iterdir():
+        ids = model.words.encode(path.read_text())[:48]
+        with watch(model.network) as seen, torch.inference_mode():
+            model.network(torch.tensor([ids]))
+        rows = make_table(seen.recording).rows
+        for name in table.statistics:
+            # a mean over the queries that have it: all, or all but the first
+            n = len(ids) - (name == "previous")
+            if name == "induction":
+                last, n = {}, 0
+                for token in ids:
+                    n += token in last
+                    last[token] = True
+            mean = rows[name].reshape(2, 4)
+            sums[name][0].append(np.nan_to_num(mean) * n)
+            sums[name][1].append(n)
+    for name, (totals, counts) in sums.items():
+        expected = np.sum(totals, 0) / np.sum(counts)
+        np.testing.assert_allclose(table.mean(name), expected, rtol=1e-6, atol=1e-9)
+
+
+def test_the_pool_and_any_number_of_workers_give_the_same_bits(tmp_path, plain, corpus):
+    run(tmp_path, crew=Crew(workers=3), plan=plan_for(corpus))
+    check_same(plain, tmp_path)
+
+
+def test_the_order_of_the_files_and_their_kind_do_not_matter(tmp_path, plain, corpus):
+    texts = [path.read_text() for path in corpus.iterdir()]
+    random.Random(1).shuffle(texts)
+    lines = tmp_path / "texts.jsonl"
+    lines.write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    run(tmp_path / "a", crew=Crew(runner="loop"), plan=plan_for(lines))
+    one, two = read_table(plain).tally, read_table(tmp_path / "a").tally
+    assert one.sums.tobytes() == two.sums.tobytes()
+
+
+def test_ray_gives_the_same_bits_with_one_actor_and_with_two(
+    tmp_path, plain, corpus, monkeypatch
+):
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    code = (
+        "import sys; from pathlib import Path; from regard.atlas.job import run\n"
+        "from regard.atlas.runners import Crew; from test_atlas import plan_for\n"
+        "for n in (1, 2): run(Path(sys.argv[2]) / str(n), plan=plan_for(sys.argv[1]),"
+        " crew=Crew(runner='ray', workers=n))"
+    )
+    path = os.pathsep.join([str(HERE), *sys.path])
+    subprocess.run(
+        [sys.executable, "-c", code, str(corpus), str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": path},
+        check=True,
+        timeout=300,
+    )
+    check_same(plain, tmp_path / "1")
+    check_same(plain, tmp_path / "2")
+
+
+def test_batches_and_pieces_change_only_what_they_say(tmp_path, plain, corpus):
+    run(tmp_path / "a", crew=Crew(runner="loop"), plan=plan_for(corpus, batch=4))
+    one, two = read_table(plain), read_table(tmp_path / "a")
+    for name in one.statistics:
+        np.testing.assert_allclose(one.mean(name), two.mean(name), atol=1e-6)
+    run(tmp_path / "b", crew=Crew(runner="loop"), plan=plan_for(corpus, pieces=9))
+    whole = read_table(tmp_path / "b")
+    characters = sum(len(path.read_text()) for path in corpus.iterdir())
+    assert 0 <= characters - whole.about["tokens"] <= 40  # a last one alone is left
+    assert whole.count("sink")[0, 0] == 40  # pieces are not draws
+
+
+def test_packed_documents_fill_every_piece_but_the_last_of_a_shard(tmp_path, corpus):
+    run(tmp_path, crew=Crew(runner="loop"), plan=plan_for(corpus, packed=True))
+    table, known = read_table(tmp_path), open_corpus(tmp_path / "corpus.parquet")
+    sizes = [
+        sum(len(Path(place.file).read_bytes()) for place in known.shard(n).places)
+        for n in range(known.shards)
+    ]
+    assert table.about["tokens"] == sum(n - (n % 48 == 1) for n in sizes)
+    assert table.count("sink")[0, 0] == sum((n + 46) // 48 for n in sizes)
+    assert table.about["documents"] == 40
+    names = [x.document for row in table.found.values() for x in row]
+    assert any(" … " in name for name in names)  # a piece of two documents
+
+
+def spoil(folder):
+    """Put documents that cannot be done between the others."""
+    (folder / "killer.txt").write_text("a KILLER of its process")
+    (folder / "crash.txt").write_text("a CRASH of the model")
+    (folder / "unreadable.txt").write_text("UNREADABLE")
+    (folder / "short.txt").write_text("x")
+
+
+def test_documents_that_cannot_be_done_are_named_and_the_rest_is_as_without_them(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("regard.atlas.guard.LIVES", 2)
+    texts = write_corpus(tmp_path / "texts", 12)
+    plan = plan_for(texts, batch=4, shard=16)
+    run(tmp_path / "clean", crew=Crew(runner="loop"), plan=plan)
+    spoil(texts)
+    run(tmp_path / "spoiled", crew=Crew(workers=1), plan=plan)
+    table = read_table(tmp_path / "spoiled")
+    aside = {name.split("/")[-1]: reason for name, reason in table.about["set_aside"]}
+    assert aside == {
+        "killer.txt": "it ended its process, again and again",
+        "crash.txt": "RuntimeError: a document that breaks the model",
+        "unreadable.txt": "ValueError: a text that no tokenizer takes",
+        "short.txt": "ValueError: it has fewer than two tokens",
+    }
+    assert (table.about["documents"], table.about["aside"]) == (12, 4)
+    clean = read_table(tmp_path / "clean")
+    for name in table.statistics:
+        np.testing.assert_allclose(table.mean(name), clean.mean(name), atol=1e-6)
+
+
+def find_children(of):
+    """Return the processes that a process started, and theirs."""
+    found, parents = [of], {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        parents.setdefault(int(fields[1]), []).append(int(path.parent.name))
+    for one in found:
+        found += parents.get(one, [])
+    return found[1:]
+
+
+def is_worker(pid):
+    try:
+        return b"regard.atlas.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def test_workers_and_the_driver_may_be_killed_and_nothing_is_lost_or_counted_twice(
+    tmp_path, plain, corpus
+):
+    folder, rng = tmp_path / "atlas", random.Random(0)
+    code = (
+        "import sys; from regard.atlas.job import run; from test_atlas import plan_for\n"
+        "from regard.atlas.runners import Crew\n"
+        "run(sys.argv[2], plan=plan_for(sys.argv[1]), crew=Crew(workers=2))"
+    )
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
+    env |= {"ATLAS_SLOW": "0.2", "OMP_NUM_THREADS": "1"}
+    killed, drivers, words = 0, 0, (tmp_path / "words").open("w+b")
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline:
+        command = [sys.executable, "-c", code, str(corpus), str(folder)]
+        driver = subprocess.Popen(command, env=env, stderr=words)
+        drivers += 1
+        until = time.monotonic() + rng.uniform(12, 18)
+        while driver.poll() is None and (killed < 10 or time.monotonic() < until):
+            time.sleep(rng.uniform(0.3, 1.5))
+            workers = [pid for pid in find_children(driver.pid) if is_worker(pid)]
+            if workers and killed < 10:
+                os.kill(rng.choice(workers), signal.SIGKILL)
+                killed += 1
+        if drivers > 1:
+            driver.wait()
+        driver.kill()
+        if driver.wait() == 0:
+            break
+        words.seek(0)
+        assert drivers == 1, words.read().decode()
+    words.close()
+    assert killed == 10
+    assert drivers == 2
+    check_same(plain, folder)
+
+
+def test_a_run_that_ended_does_nothing_when_it_is_run_again(tmp_path, plain, corpus):
+    before = {x: x.stat().st_mtime_ns for x in (plain / "results").iterdir()}
+    begin = time.monotonic()
+    standing = run(plain, crew=Crew())  # no worker is started
+    assert standing.documents == 40
+    assert time.monotonic() - begin < 5
+    assert before == {x: x.stat().st_mtime_ns for x in (plain / "results").iterdir()}
+
+
+def test_a_damaged_result_is_done_again(tmp_path, plain, corpus):
+    folder = tmp_path / "a"
+    run(folder, crew=Crew(runner="loop"), plan=plan_for(corpus))
+    path = sorted((folder / "results").glob("*.parquet"))[3]
+    path.write_bytes(path.read_bytes()[:-7])
+    end = run(folder, crew=Crew(runner="loop"))
+    check_same(plain, folder)
+    assert len(list((folder / "results").glob("*.damaged"))) == 1
+    assert [path.name in words for words in end.damaged] == [True]
+
+
+def test_a_full_disk_is_said_and_the_run_goes_on_when_there_is_room(
+    tmp_path, plain, corpus
+):
+    small = tmp_path / "small"
+    small.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=48k", "tmpfs", str(small)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a small disk needs the right to mount one")
+    try:
+        with pytest.raises(FileError, match="is full"):
+            run(small, crew=Crew(runner="loop"), plan=plan_for(corpus))
+        kept = len(list((small / "results").glob("0-*.parquet")))
+        assert 0 < kept < 10
+        assert not list((small / "results").glob(".*"))  # nothing half written
+        subprocess.run(["mount", "-o", "remount,size=4m", str(small)], check=True)
+        run(small, crew=Crew(runner="loop"))
+        check_same(plain, small)
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+def test_a_model_that_cannot_be_loaded_is_said_with_its_last_words(
+    tmp_path, corpus, monkeypatch
+):
+    monkeypatch.setattr("regard.atlas.guard.STARTS", 2)
+    plan = Plan(model="atlas_model:never", corpus=(str(corpus),))
+    known = open_corpus_for(tmp_path, corpus)
+    with Guard(plan) as guard, pytest.raises(RegardError, match="no memory for this"):
+        guard.run(known.shard(0))
+    assert guard.deaths == 2
+
+
+def open_corpus_for(folder, corpus):
+    return plan_corpus([corpus], folder / "corpus.parquet")
+
+
+def test_documents_that_all_end_their_process_are_not_blamed(tmp_path, monkeypatch):
+    monkeypatch.setattr("regard.atlas.guard.LIVES", 1)
+    for i in range(2):
+        (tmp_path / f"{i}.txt").write_text(f"KILLER {i}")
+    known = open_corpus_for(tmp_path, tmp_path)
+    with (
+        Guard(plan_for(tmp_path)) as guard,
+        pytest.raises(RegardError, match="not the documents"),
+    ):
+        guard.run(known.shard(0))
+
+
+def test_it_stops_after_the_first_shard_at_which_enough_is_known(tmp_path, corpus):
+    rule = plan_for(corpus, statistics=("sink", "local"), until_interval=0.05)
+    ends = []
+    for name, crew in (("a", Crew(runner="loop")), ("b", Crew(workers=3))):
+        ends.append(run(tmp_path / name, crew=crew, plan=rule))
+    assert ends[0] == ends[1]
+    assert 0 < ends[0].shards < ends[0].of
+    assert "± 0.05" in ends[0].ended
+    check_same(tmp_path / "a", tmp_path / "b")
+    store = Store(tmp_path / "a" / "results", keep=2)
+    while store.first_missing < ends[0].shards - 1:
+        store.fold()
+    assert find_widest(store.total(), rule)[0] > 0.05  # one shard before
+    table = read_table(tmp_path / "a")
+    assert table.half("sink").max() <= 0.05
+    assert not table.about["whole"]
+
+
+def test_it_stops_after_so_many_tokens(tmp_path, corpus):
+    end = run(tmp_path, crew=Crew(runner="loop"), plan=plan_for(corpus, tokens=500))
+    assert end.tokens >= 500
+    assert end.shards < end.of
+    more = run(tmp_path, crew=Crew(runner="loop"), plan=plan_for(corpus))
+    assert more.shards == more.of  # without the rule it goes on
+
+
+def test_a_folder_of_another_plan_is_refused(tmp_path, plain, corpus):
+    for length in (32, 60):
+        with pytest.raises(OptionError, match=f"length=48, given {length}"):
+            run(plain, crew=Crew(), plan=plan_for(corpus, length=length))
+    with pytest.raises(FileError, match="holds no atlas"):
+        run(tmp_path / "nothing", crew=Crew())
+
+
+def test_two_runs_do_not_work_in_one_folder(tmp_path, plain):
+    with lock(plain), pytest.raises(OptionError, match="another run"):
+        run(plain, crew=Crew())
+
+
+def test_ctrl_c_ends_the_workers_and_keeps_what_was_done(tmp_path, corpus, monkeypatch):
+    monkeypatch.setenv("ATLAS_SLOW", "0.2")
+    seen = []
+
+    def interrupt(standing):
+        seen.append(standing.shards)
+        if standing.shards >= 2:
+            raise KeyboardInterrupt
+
+    threads = threading.active_count()
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, crew=Crew(workers=2), plan=plan_for(corpus), progress=interrupt)
+    assert not [pid for pid in find_children(os.getpid()) if is_worker(pid)]
+    assert threading.active_count() == threads
+    assert len(list((tmp_path / "results").glob("0-*"))) >= 2
+
+
+def test_an_example_is_recorded_again_and_the_map_opens_there(tmp_path, plain):
+    table = read_table(plain)
+    example = table.examples("previous", 1, 2)[1]
+    seen = record_example(plain, Place(statistic="previous", layer=1, head=2, rank=1))
+    weights = seen.layer(1).weights(heads=slice(2, 3))[0]
+    at = example.position
+    assert float(weights[at, at - 1]) == pytest.approx(example.value, rel=1e-5)
+    assert seen.recording.notes["address"] == f"l=1&h=2&pin={at}"
+    texts = seen.recording.texts[0]
+    assert texts[at] == example.token
+    assert "".join(texts[max(0, at - 24) : at]) == example.before
+    with pytest.raises(OptionError, match="not one of the 2 examples"):
+        record_example(plain, Place(statistic="previous", layer=1, head=2, rank=2))
+
+
+def test_halves_of_one_corpus_do_not_differ_and_another_one_does(tmp_path):
+    for name, words in (("a", WORDS), ("b", WORDS), ("c", ["00 11", "{}", "= 0;"])):
+        rng = random.Random(name)
+        (tmp_path / name).mkdir()
+        for i in range(24):
+            text = " ".join(rng.choices(words, k=20))
+            (tmp_path / name / f"{i}.txt").write_text(text)
+        plan = plan_for(tmp_path / name, shard=12, statistics=("entropy",))
+        run(tmp_path / f"{name}.atlas", crew=Crew(runner="loop"), plan=plan)
+    a, b, c = (read_table(tmp_path / f"{name}.atlas") for name in "abc")
+    assert not compare(a, b, "entropy").marked.any()
+    other = compare(a, c, "entropy")
+    size = np.abs(other.difference)
+    half = np.hypot(a.half("entropy"), c.half("entropy"))
+    wide = np.hypot(a.half("entropy", 1 - 0.05 / 8), c.half("entropy", 1 - 0.05 / 8))
+    np.testing.assert_allclose(other.half, half)
+    np.testing.assert_allclose(other.difference, c.mean("entropy") - a.mean("entropy"))
+    np.testing.assert_array_equal(other.marked, size > wide)
+    assert other.marked.any()
+    assert (other.alone, other.chance) == ((size > half).sum(), pytest.approx(0.4))
+
+
+def test_a_plan_is_read_from_a_small_file(tmp_path):
+    (tmp_path / "texts").mkdir()
+    file = tmp_path / "plan.toml"
+    file.write_text(
+        'model = "m:f"\ncorpus = "texts"\nstatistics = ["sink"]\nuntil_interval = 0.01\n'
+    )
+    plan = read_plan(file)
+    assert plan.corpus == (str(tmp_path / "texts"),)
+    assert (plan.statistics, plan.until_interval) == (("sink",), 0.01)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"length": 1}, "one token sees only itself"),
+        ({"length": True}, "length=True, expected a whole number"),
+        ({"shard": 0}, "shard=0"),
+        ({"statistics": ["sink", "sink"]}, "each once"),
+        ({"statistics": ["beauty"]}, "'beauty'"),
+        ({"statistics": []}, "none"),
+        ({"precision": "int8"}, "float32, bfloat16"),
+        ({"until_interval": 2.0}, "between 0 and 1"),
+        ({"corpus": []}, "needs a corpus"),
+        ({"corpus": 3}, "expected a list"),
+        ({"colour": "red"}, "no option 'colour'"),
+        ({"packed": "yes"}, "true or false"),
+        ({"tokens": -1}, "tokens=-1"),
+    ],
+)
+def test_a_plan_that_cannot_be_run_is_refused(given, words):
+    with pytest.raises(OptionError, match=words):
+        make_plan({"model": "m:f", "corpus": ["x"]} | given)
+
+
+def test_a_crew_that_cannot_work_is_refused():
+    for given, words in (
+        ({"runner": "spark"}, "expected one of loop, pool, ray"),
+        ({"workers": 0}, "1 or more"),
+        ({"address": "auto"}, "for Ray"),
+    ):
+        with pytest.raises(OptionError, match=words):
+            Crew(**given)

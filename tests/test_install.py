@@ -1,0 +1,253 @@
+"""The wheel and the sdist: built, installed into a clean venv, used, removed."""
+
+import email
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import regard
+from regard.terminal import PARTS
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+CPU = 0.5  # seconds until help is there
+BASE = {"numpy", "array-api-compat", "click", "rich", "markdown-it-py"}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Return the wheel and the sdist."""
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "hatchling", "build", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    (sdist,) = folder.glob("*.tar.gz")
+    return wheel, sdist
+
+
+def pip(folder, *arguments):
+    command = [sys.executable, "-m", "pip", "--python", str(folder / "bin/python")]
+    done = subprocess.run(
+        [*command, *map(str, arguments)], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def clean(built, tmp_path_factory):
+    """Return a venv with the wheel and what it asks for, and nothing else."""
+    folder = tmp_path_factory.mktemp("venv")
+    venv.create(folder, symlinks=True)
+    pip(folder, "install", "-q", built[0])
+    return folder
+
+
+def use(folder, *arguments, at=None):
+    """Run a program of a venv as one does, without this checkout in sight."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    program, *rest = map(str, arguments)
+    return subprocess.run(
+        [str(folder / "bin" / program), *rest],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=at or folder,
+        env=env | {"NO_COLOR": "1", "COLUMNS": "80"},
+    )
+
+
+def test_the_sdist_holds_all_that_git_keeps(built, tmp_path):
+    with tarfile.open(built[1]) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (inside,) = tmp_path.iterdir()
+    held = {p.relative_to(inside).as_posix() for p in inside.rglob("*") if p.is_file()}
+    if (ROOT / ".git").exists():
+        command = ["git", "ls-files", "-co", "--exclude-standard"]
+        done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+        kept = {x for x in done.stdout.decode().split("\n") if (ROOT / x).is_file()}
+        assert held - {"PKG-INFO"} == kept
+    for name in (
+        "benchmarks/masks.json",
+        ".ci/run",
+        "lessons/build.py",
+        "tests/spec.py",
+    ):
+        assert (inside / name).read_bytes() == (ROOT / name).read_bytes()
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(built):
+    with zipfile.ZipFile(built[0]) as wheel:
+        names = set(wheel.namelist())
+        about = next(x for x in names if x.endswith("METADATA"))
+        told = email.message_from_bytes(wheel.read(about))
+    source = ROOT / "src"
+    files = {
+        p for p in source.rglob("*") if p.is_file() and "__pycache__" not in p.parts
+    }
+    ours = {p.relative_to(source).as_posix() for p in files}
+    assert {x for x in names if x.startswith("regard/")} == ours
+    assert {x.partition("/")[0] for x in names} == {
+        "regard",
+        f"regard-{regard.__version__}.dist-info",
+    }
+    assert told["Version"] == regard.__version__
+    assert told["License-Expression"] == "Apache-2.0"
+
+
+def test_the_base_is_small_and_imports(clean):
+    found = {x["name"] for x in json.loads(pip(clean, "list", "--format", "json"))}
+    assert found >= BASE | {"regard"}
+    assert not found & {"torch", "transformers", "matplotlib", "pyarrow"}
+    code = "import regard, sys; print(regard.__version__, regard.__file__, sys.prefix)"
+    version, file, prefix = use(clean, "python", "-c", code).stdout.split()
+    assert version == regard.__version__
+    assert file.startswith(prefix)
+
+
+def test_the_version_stands_in_one_place(clean):
+    assert "version" in PROJECT["dynamic"]
+    said = use(clean, "regard", "--version").stdout
+    assert said == f"regard, version {regard.__version__}\n"
+    pattern = re.compile(rf"(?<![\w.]){re.escape(regard.__version__)}(?![\w.])")
+    files = [*(ROOT / "src").rglob("*.py"), ROOT / "pyproject.toml"]
+    found = [p.name for p in files if pattern.search(p.read_text("utf-8"))]
+    assert found == ["__init__.py"]
+
+
+def test_help_comes_at_once(clean):
+    code = (
+        "import resource, subprocess, sys;"
+        "subprocess.run([sys.argv[1], '--help'], check=True, capture_output=True);"
+        "used = resource.getrusage(resource.RUSAGE_CHILDREN);"
+        "print(used.ru_utime + used.ru_stime)"
+    )
+    took = [
+        float(use(clean, "python", "-c", code, clean / "bin/regard").stdout)
+        for _ in range(2)  # the first one writes bytecode
+    ]
+    assert min(took) < CPU
+
+
+def test_the_base_teaches_and_judges(clean, tmp_path):
+    listed = use(clean, "regard", "learn", "list", at=tmp_path)
+    assert "0 of 28 solved" in listed.stdout, listed.stderr
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\n"
+        "def attend(q, k, v):\n"
+        "    w = np.exp(q @ k.swapaxes(-1, -2) / q.shape[-1] ** 0.5)\n"
+        "    return w / w.sum(-1, keepdims=True) @ v\n"
+    )
+    judged = use(clean, "regard", "check", "mine:attend", "--json", "-", at=tmp_path)
+    assert judged.returncode == 1, judged.stderr
+    cases = json.loads(judged.stdout)["cases"]
+    failed = {x["case"] for x in cases if x["status"] == "failed"}
+    assert "softmax_is_stable" in failed
+    assert "softmax_over_keys" not in failed
+
+
+@pytest.mark.parametrize(
+    ("command", "missing", "extras"),
+    [
+        ("generate hello --model x.gguf", "torch", "torch"),
+        ("show hello --model x.gguf", "torch", "torch"),
+        ("show hello --model x.gguf --map", "torch and starlette", "torch,serve"),
+        ("show seen.regard", "torch and starlette", "torch,serve"),
+        ("show seen.regard --json", "torch", "torch"),
+        ("train copy", "torch", "torch"),
+        ("atlas run new --model x.gguf --corpus .", None, "atlas"),
+        ("atlas show old", None, "atlas"),
+        ("atlas record old --layer 0 --head 0", None, "atlas"),
+    ],
+)
+def test_a_missing_extra_is_named_with_its_line(
+    clean, command, missing, extras, tmp_path
+):
+    done = use(clean, "regard", *command.split(), at=tmp_path)
+    assert done.returncode == 1
+    wanted = re.escape(missing) if missing else r"[\w.]+"
+    line = rf'Error: this needs {wanted}: pip install "regard\[{extras}\]"\n'
+    assert re.fullmatch(line, done.stderr), done.stderr
+    for extra in extras.split(","):
+        assert extra in PROJECT["optional-dependencies"]
+
+
+def test_every_module_that_is_named_is_in_its_extra():
+    asked = PROJECT["optional-dependencies"]
+    for extra, modules in PARTS.items():
+        names = {re.match(r"[\w-]+", x)[0] for x in asked[extra]}
+        assert names - {"regard"} == set(modules)
+
+
+def test_what_is_removed_leaves_nothing(built, tmp_path):
+    venv.create(tmp_path, symlinks=True)
+    before = set(tmp_path.rglob("*"))
+    pip(tmp_path, "install", "-q", "--no-deps", built[0])
+    assert (tmp_path / "bin/regard").exists()
+    pip(tmp_path, "uninstall", "-y", "-q", "regard")
+    assert set(tmp_path.rglob("*")) == before
+
+
+@pytest.fixture
+def release(tmp_path, monkeypatch):
+    """Return the release script, at work in a small repository."""
+    spec = importlib.util.spec_from_file_location("release", ROOT / ".ci/release.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    (tmp_path / "src/regard").mkdir(parents=True)
+    (tmp_path / "src/regard/__init__.py").write_text('__version__ = "1.2.0"\n')
+    log = "# Changelog\n\n## 1.2.0 (2030-01-02)\n\n- New.\n\n## 1.1.0 (unreleased)\n\n- Old.\n"
+    (tmp_path / "CHANGELOG.md").write_text(log)
+    return module
+
+
+def test_a_release_has_a_dated_entry(release, tmp_path):
+    assert release.read_version() == "1.2.0"
+    assert release.read_entry("1.2.0", rehearsal=False) == "- New."
+    assert release.read_entry("1.1.0", rehearsal=True) == "- Old."
+    with pytest.raises(SystemExit, match=r"dates 1\.1\.0 'unreleased', expected YYYY"):
+        release.read_entry("1.1.0", rehearsal=False)
+    with pytest.raises(SystemExit, match=r"has no entry for 1\.2, expected ## 1\.2 "):
+        release.read_entry("1.2", rehearsal=True)
+    (tmp_path / "CHANGELOG.md").write_text("## 2.0 (2030-01-02)\n\n")
+    with pytest.raises(SystemExit, match=r"says nothing about 2\.0"):
+        release.read_entry("2.0", rehearsal=False)
+
+
+def test_a_release_is_of_what_is_committed(release, tmp_path):
+    who = ("-c", "user.name=x", "-c", "user.email=x@x.invalid")
+    for words in (("init", "-q"), ("add", "-A"), (*who, "commit", "-q", "-m", "x")):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    assert re.fullmatch(r"[0-9a-f]{7,}", release.check_tree())
+    (tmp_path / "new.txt").write_text("new")
+    with pytest.raises(SystemExit, match=r"1 files are not committed, new\.txt among"):
+        release.check_tree()
+
+
+def test_the_notes_are_the_entry_and_the_sums(release, tmp_path):
+    file = tmp_path / "a.whl"
+    file.write_bytes(b"abc")
+    text = release.write_notes(tmp_path, "1.2.0", "- New.", [file]).read_text()
+    assert text.startswith("# regard 1.2.0\n\n- New.\n")
+    known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert f"{known}  a.whl\n" in text
+
+
+def test_an_example_that_needs_more_is_left_out(release, tmp_path):
+    (tmp_path / "one.py").write_text("import json\nimport two\n")
+    (tmp_path / "two.py").write_text("import not_to_be_found.x\n")
+    needs = release.list_needs(tmp_path / "one.py")
+    assert needs == {"json", "not_to_be_found.x"}
+    assert release.find_missing(sys.executable, needs) == "not_to_be_found"
+    assert release.find_missing(sys.executable, {"json"}) == ""
