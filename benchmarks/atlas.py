@@ -39,7 +39,7 @@ from regard.atlas.worker import Work, Worker
 
 HERE = Path(__file__).parent
 MARK = "<!-- benchmark:atlas -->"
-DOCUMENTS, LENGTH, SHARD, ROUNDS = 208, 256, 8, 2
+DOCUMENTS, LENGTH, SHARD, ROUNDS = 208, 192, 8, 2
 LENGTHS = (256, 512)
 RUNS = {
     "loop": ("--runner", "loop"),

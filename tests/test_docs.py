@@ -353,6 +353,7 @@ def test_there_are_commands_and_wrong_ones_are_noticed():
         ("map", "docs/show.md"),
         ("page", "docs/show.md"),
         ("claims", "docs/benchmarks.md"),
+        ("atlas", "docs/scale.md"),
         ("cluster", "docs/scale.md"),
         ("merge", "docs/scale.md"),
     ],

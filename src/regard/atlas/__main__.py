@@ -60,7 +60,7 @@ def atlas() -> None:
 @click.option("--precision", help="float32, bfloat16, …")
 @click.option("--device", help="cpu, cuda, …")
 @click.option(
-    "--shard", type=int, help="Documents of a shard, kept when all are done  [32]"
+    "--shard", type=int, help="Documents of a shard, kept when all are done  [8]"
 )
 @click.option("--examples", type=int, help="Places kept for a head  [4]")
 @click.option("--documents", type=int, help="A random sample of so many.")

@@ -45,7 +45,7 @@ class Plan:
     batch: int = 1  # pieces of equal length that run together
     precision: str = "float32"
     device: str = "cpu"
-    shard: int = 32  # documents of a shard
+    shard: int = 8  # documents of a shard; a batch is never larger
     examples: int = 4  # places kept for each head and statistic
     documents: int | None = None  # a random sample of so many
     tokens: int | None = None  # stop after so many
