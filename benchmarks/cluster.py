@@ -22,7 +22,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from atlas import find_smollm, write_corpora
+from atlas import write_corpora
+from marks import fill
+from smollm import find_smollm
 
 from regard.atlas.table import read_table
 
@@ -171,9 +173,7 @@ def main() -> None:
     result = {"cluster": cluster, "same bits": same}
     (HERE / "cluster.json").write_text(json.dumps(result, indent=2) + "\n", "utf-8")
     print(render(result))
-    page = HERE.parent / "docs" / "scale.md"
-    before, _, after = page.read_text("utf-8").split(MARK)
-    page.write_text(f"{before}{MARK}\n{render(result)}\n{MARK}{after}", "utf-8")
+    fill("docs/scale.md", MARK, render(result))
 
 
 if __name__ == "__main__":

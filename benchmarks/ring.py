@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from marks import fill
 
 from regard import causal
 from regard.engine import attend, ring
@@ -91,9 +92,7 @@ def main() -> None:
         ratio = json.loads(Path(folder, "result.json").read_text("utf-8"))
     result = {"ranks": WORLD, "tokens": N, "torch": torch.__version__, "ratio": ratio}
     (HERE / "ring.json").write_text(json.dumps(result, indent=2) + "\n", "utf-8")
-    page = HERE.parent / "docs" / "engine.md"
-    before, _, after = page.read_text("utf-8").split(MARK)
-    page.write_text(f"{before}{MARK}\n{render(result)}\n{MARK}{after}", "utf-8")
+    fill("docs/engine.md", MARK, render(result))
 
 
 if __name__ == "__main__":

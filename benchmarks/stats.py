@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from lens import draw, forward, load
+from marks import fill
 from memory import read_peak, reset_peak
 from rich.progress import track
 
@@ -159,9 +160,7 @@ def main() -> None:
     about |= {"python": platform.python_version(), "threads": 1, "rounds": ROUNDS}
     result = {"about": about, "times": times, "table": table, "memory": memory}
     (HERE / "stats.json").write_text(json.dumps(result, indent=2) + "\n", "utf-8")
-    page = HERE.parent / "docs" / "stats.md"
-    before, _, after = page.read_text("utf-8").split(MARK)
-    page.write_text(f"{before}{MARK}\n{render(result)}\n{MARK}{after}", "utf-8")
+    fill("docs/stats.md", MARK, render(result))
 
 
 if __name__ == "__main__":

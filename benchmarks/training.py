@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from marks import fill
 from rich.progress import track
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
@@ -177,9 +178,7 @@ def main() -> None:
     about |= {"python": platform.python_version(), "threads": 2, "rounds": ROUNDS}
     result = {"about": about, "time": times}
     (HERE / "training.json").write_text(json.dumps(result, indent=2) + "\n", "utf-8")
-    page = HERE.parent / "docs" / "models.md"
-    before, _, after = page.read_text("utf-8").split(MARK)
-    page.write_text(f"{before}{MARK}\n{render(result)}\n{MARK}{after}", "utf-8")
+    fill("docs/models.md", MARK, render(result))
 
 
 if __name__ == "__main__":

@@ -54,8 +54,8 @@ class Shot:
 
 CELLS = f"l=17&h=5&i={FIRST + 203}&j=204&z=21&pin={FIRST + 203}&lo=-4"
 SHOTS = (
-    Shot("heads", "smollm"),
-    Shot("heads-dark", "smollm", "sort=induction", dark=True),
+    Shot("heads", "smollm", size=(1280, 1440)),
+    Shot("heads-dark", "smollm", size=(1280, 1440), dark=True),
     Shot("map", "smollm", "l=17&h=5&lo=-4", point=(0.35, 0.75)),
     Shot("map-dark", "smollm", "l=17&h=5&cmp=side&vs=16.0&lo=-4", dark=True),
     Shot("difference", "smollm", "l=17&h=5&cmp=diff&vs=17.6&lo=-4"),

@@ -10,14 +10,13 @@ Next: hunt.py
 
 from __future__ import annotations
 
-import random
 import shutil
 import sys
 from contextlib import ExitStack
 from functools import cache
 from typing import Any
 
-from damage import damage_bytes, damage_text
+from damage import damage_words
 from hunt import Target, main
 from playwright.sync_api import sync_playwright
 from question import make_source
@@ -86,15 +85,13 @@ def go(text: str) -> dict[str, Any]:
     return found
 
 
-def damage(rng: random.Random, data: bytes) -> bytes:
-    """Change words or bytes."""
-    if rng.random() < 0.2:
-        return damage_bytes(rng, data)
-    text = damage_text(rng, data.decode("utf-8", "replace"), WORDS)
-    return text.encode("utf-8", "replace")
-
-
-TARGET = Target("address", check, damage, longest=2**11, steered=False)
+TARGET = Target(
+    "address",
+    check,
+    damage_words(WORDS, "utf-8", "replace"),
+    longest=2**11,
+    steered=False,
+)
 if __name__ == "__main__":
     if not shutil.which("chromium") and not shutil.which("chromium-browser"):
         sys.exit("address: no Chromium here: apt-get install chromium")

@@ -8,12 +8,11 @@ Next: atlas_corpus.py
 
 from __future__ import annotations
 
-import random
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from damage import damage_bytes, damage_text
+from damage import damage_words
 from hunt import Target, main
 
 from regard.atlas.plan import Plan, read_about, read_plan, write_about
@@ -51,14 +50,6 @@ def compare(plan: Plan, path: Path) -> None:
     assert read_about(path)[0] == plan
 
 
-def damage(rng: random.Random, data: bytes) -> bytes:
-    """Change words or bytes."""
-    if rng.random() < 0.2:
-        return damage_bytes(rng, data)
-    text = damage_text(rng, data.decode("utf-8", "surrogateescape"), WORDS)
-    return text.encode("utf-8", "surrogateescape")
-
-
-TARGET = Target("atlas_plan", check, damage, longest=2**13)
+TARGET = Target("atlas_plan", check, damage_words(WORDS), longest=2**13)
 if __name__ == "__main__":
     main(TARGET)

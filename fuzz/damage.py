@@ -2,6 +2,7 @@
 
     damage_bytes(rng, data)              a bit, a number, a piece gone, doubled or moved
     damage_text(rng, text, words)        a word of the language in the wrong place
+    damage_words(words)                  the same to its bytes, now and then to any byte
     damage_tree(rng, tree)               a value of another kind, gone, or elsewhere
 
 A change that knows the form of its input comes further: most random bytes are refused
@@ -15,7 +16,7 @@ from __future__ import annotations
 import copy
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 NUMBERS: tuple[int, ...] = ()
@@ -53,6 +54,20 @@ def damage_text(rng: random.Random, text: str, words: Sequence[str]) -> str:
     piece = text[other : other + rng.choice((1, 3, 10, 40))]
     new = rng.choice((rng.choice(words), rng.choice(words), piece, "", chr(at)))
     return text[:at] + new + text[at + size :]
+
+
+def damage_words(
+    words: Sequence[str], coding: str = "utf-8", errors: str = "surrogateescape"
+) -> Callable[[random.Random, bytes], bytes]:
+    """Return how to change the bytes of a text of such words."""
+
+    def damage(rng: random.Random, data: bytes) -> bytes:
+        if rng.random() < 0.2:
+            return damage_bytes(rng, data)
+        text = damage_text(rng, data.decode(coding, errors), words)
+        return text.encode(coding, errors)
+
+    return damage
 
 
 def damage_tree(rng: random.Random, tree: Any, more: Sequence[Any] = ()) -> Any:

@@ -15,13 +15,12 @@ from __future__ import annotations
 import ast
 import json
 import math
-import random
 import tempfile
 import warnings
 from contextlib import suppress
 from pathlib import Path
 
-from damage import damage_bytes, damage_text
+from damage import damage_words
 from hunt import SENTENCE, Target, main
 
 from regard.errors import RegardError
@@ -104,14 +103,6 @@ def is_quiet(data: bytes) -> bool:
     return True
 
 
-def damage(rng: random.Random, data: bytes) -> bytes:
-    """Change words or bytes."""
-    if rng.random() < 0.2:
-        return damage_bytes(rng, data)
-    text = damage_text(rng, data.decode("utf-8", "surrogateescape"), WORDS)
-    return text.encode("utf-8", "surrogateescape")
-
-
-TARGET = Target("exercise", check, damage, longest=2**13)
+TARGET = Target("exercise", check, damage_words(WORDS), longest=2**13)
 if __name__ == "__main__":
     main(TARGET)

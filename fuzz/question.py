@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -22,7 +22,7 @@ from urllib.parse import parse_qsl, unquote
 
 import numpy as np
 import torch
-from damage import damage_bytes, damage_text
+from damage import damage_words
 from hunt import Target, main
 
 from regard.errors import FileError
@@ -101,7 +101,7 @@ def check_allowed(scope: dict[str, Any]) -> None:
     asked = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
     given = [x for name, x in asked if name == "token"]
     cookies = [b for a, b in headers if a == b"cookie"]
-    assert given or any(f"regard-{PORT}={TOKEN}" in x for x in cookies)
+    assert given or any(re.search(rf"regard-{PORT}\s*=\s*{TOKEN}", x) for x in cookies)
     assert all(x == TOKEN for x in given)
     assert scope["method"] == "GET"
 
@@ -140,14 +140,8 @@ async def ask(scope: dict[str, Any]) -> tuple[int, dict[bytes, bytes], bytes]:
     return start["status"], dict(start["headers"]), body
 
 
-def damage(rng: random.Random, data: bytes) -> bytes:
-    """Change words or bytes."""
-    if rng.random() < 0.2:
-        return damage_bytes(rng, data)
-    text = damage_text(rng, data.decode("latin-1"), WORDS)
-    return text.encode("latin-1", "replace")
-
-
-TARGET = Target("question", check, damage, longest=2**11)
+TARGET = Target(
+    "question", check, damage_words(WORDS, "latin-1", "replace"), longest=2**11
+)
 if __name__ == "__main__":
     main(TARGET)

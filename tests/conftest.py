@@ -84,7 +84,7 @@ def run_apart():
         tools = str(Path(__file__).parent.parent / "benchmarks")
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", code, *arguments],
-            env={**os.environ, "PYTHONPATH": tools},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([tools, *sys.path])},
             capture_output=True,
             text=True,
             check=False,

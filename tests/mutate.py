@@ -1,11 +1,11 @@
 """Prove that the tests can fail: single edits to the source, each of which must be seen.
 
-    python tests/mutate.py                    all of them, about four minutes
+    python tests/mutate.py                    all of them, hours
     python tests/mutate.py definition masks   those in files that begin so
 
-Each edit is made in a copy of the source; the tests of the definition, the masks and the
-blocked path then run on the copy until the first failure. A survivor is a defect of the
-tests, and so is an edit that no longer applies.
+Each edit is made in a copy of the source; the tests of that part then run on the copy
+until the first failure. A survivor is a defect of the tests, and so is an edit that no
+longer applies.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ ROOT = Path(__file__).parent.parent
 SKIP = "not jax and not strict and not memory and not four_thousand and not long and not compiles"
 CORE = ("definition", "position", "messages", "pitfalls", "masks", "blocked")
 TESTS = {
+    "definition/steps.py": ("steps",),
     "engine": ("engine", "ring"),
     "plain": ("plain", "sample", "nn"),
     "nn": ("nn", "generation", "weights", "train"),
@@ -54,9 +55,11 @@ TESTS = {
     "learn/attempt.py": ("grade", "runner", "fuzz", "security"),
     "learn/exercise.py": ("grade", "runner", "fuzz", "security"),
     **dict.fromkeys(("atlas/corpus.py", "atlas/sources.py"), ("atlas_corpus",)),
-    **dict.fromkeys(("atlas/tally.py", "atlas/store.py"), ("atlas_tally",)),
+    **dict.fromkeys(("atlas/tally.py", "atlas/store.py"), ("atlas_tally", "atlas_cli")),
     **dict.fromkeys(("atlas/page.py", "atlas/text.py"), ("atlas_page",)),
     "atlas/assets": ("browser/atlas_map",),
+    "atlas/__main__.py": ("atlas_cli",),
+    "whole_file.py": ("recording",),
     "atlas": ("atlas",),
     "judge": ("check",),
     "judge/subject.py": ("grade", "check"),
@@ -173,7 +176,7 @@ MUTATIONS = [
     Mutation("engine: a gradient from the lse of one part", "engine/tiles.py",
              "(out, lse),\n            write_bias", "(out, lse + 0.01),\n            write_bias"),
     Mutation("engine: bias in the dtype of q", "engine/tiles.py",
-             "wide = accumulator(call.q)", "wide = call.q.dtype"),
+             "wide = accumulator(call.xp, call.q)", "wide = call.q.dtype"),
     Mutation("engine: the diagonal one key early", "engine/tiles.py",
              "before, after = min(start, n_k), min(start + n_q, n_k)",
              "before, after = min(start + 1, n_k), min(start + n_q, n_k)"),
@@ -186,6 +189,30 @@ MUTATIONS = [
              "return self.mask(b, h, q, k)"),
     Mutation("engine: a sink takes too much", "engine/choose.py",
              "torch.sigmoid(lse - beside)", "torch.sigmoid(lse - 2 * beside)"),
+    Mutation("engine: -inf less -inf", "engine/choose.py", "lse = lse.masked_fill(nothing, 0)", "pass"),
+    Mutation("engine: a blind row has lse 0", "engine/choose.py", ".masked_fill(nothing, -math.inf)", ""),
+    Mutation("engine: the kernel is given an array as scale", "engine/choose.py", " and not is_array(scale)", ""),
+    Mutation("engine: let garbage of blind rows through", "engine/flash.py", "torch.where(empty[..., None], 0, q)", "q"),
+    Mutation("engine: let it through to gradients", "engine/flash.py", "q = hide_blind(q, find_empty(bias))", "pass"),
+    Mutation("engine: no cells have no block", "engine/sdpa.py", "(max(1, shape[-2]), max(1, shape[-1]))", "(shape[-2], shape[-1])"),
+    Mutation("ring: forget that a scale learns", "engine/ring.py", "if is_array(call.scale):", "if False:"),
+    Mutation("a number of NumPy widens", "definition/contract.py", "if isinstance(x, NUMPY) and x.ndim == 0:", "if False:"),
+    Mutation("a cap at infinity", "definition/contract.py", "0 < softcap < math.inf", "softcap > 0"),
+    Mutation("divide by no heads", "definition/contract.py", "if min(n_heads, n_keys, q.shape[-1]) == 0:", "if False:"),
+    Mutation("start between two tokens", "masks/grid.py", 'if not holds(start, "integral"):', "if False:"),
+    Mutation("a start of NumPy is an array", "masks/grid.py", "return int(start) if start.ndim == 0", "return start if start.ndim == 0"),
+    Mutation("a number is one for each batch", "masks/patterns.py", "return x if x.ndim else to_numpy(x).item()", "return x"),
+    Mutation("bounds of other lengths", "masks/patterns.py", "if len(sizes) > 1:", "if False:"),
+    Mutation("ids of other lengths", "masks/patterns.py", "if len(set(sizes)) > 1:", "if False:"),
+    Mutation("any kind of number", "masks/patterns.py", " or not holds(x, kind):", ":"),
+    Mutation("half a token", "masks/patterns.py", "None if n is None else index(n) for", "n for"),
+    Mutation("no ids have an edge", "masks/primitives.py", "((0, 0), (0, 1)))  #", '((0, 0), (0, 1)), mode="edge")  #'),
+    Mutation("one side of a block", "masks/tiles.py", "if len(sides) != 2 or not", "if not"),
+    Mutation("fewer than no heads", "plain/config.py", "0 if usual else 1", "-9 if usual else 1"),
+    Mutation("half a neuron", "plain/config.py", "not isinstance(value, Integral) or ", ""),
+    Mutation("nn: fewer than no heads", "nn/attention.py", "if kv_heads < 0 or heads", "if heads"),
+    Mutation("nn: tokens below 0", "nn/generation.py", "if not 0 <= x < n]", "if not x < n]"),
+    Mutation("nn: prompts of arrays", "nn/generation.py", "if one or any(map(is_array, prompts)):", "if one:"),
     Mutation("plain: softmax without the maximum", "plain/norm.py",
              "parts = xp.exp(x - top)", "parts = xp.exp(x)"),
     Mutation("plain: variance around 0", "plain/norm.py",
@@ -243,7 +270,7 @@ MUTATIONS = [
     Mutation("lens: keys that a cache forgot are lost", "lens/ledger.py",
              "            self.first += gone\n", ""),
     Mutation("lens: a cache written in place is not copied", "lens/ledger.py",
-             "front = self.edge[:-1] if self.edge and gone == 1 else kept", "front = kept"),
+             "front = self.edge if self.edge and gone == 1 else kept", "front = kept"),
     Mutation("lens: a row that sees nothing has the kernel's lse", "lens/ledger.py",
              "lse = lse.masked_fill(hidden.all(-1).expand(lse.shape), -math.inf)", "pass"),
     Mutation("lens: a view keeps what it is a view of", "lens/pages.py",
@@ -252,7 +279,45 @@ MUTATIONS = [
              "self.notes.setdefault(threading.get_ident(), Notes())",
              "self.notes.setdefault(0, Notes())"),
     Mutation("lens: the worst error is the last", "lens/watch.py",
-             "if not error <= self.errors.get(name, 0.0):", "if True:"),
+             "if not (error <= worst or math.isnan(worst)):", "if True:"),
+    Mutation("lens: a number takes the place of NaN", "lens/watch.py",
+             "if not (error <= worst or math.isnan(worst)):", "if not error <= worst:"),
+    Mutation("lens: the kernel counts from its last key", "lens/ledger.py",
+             "                q_start=0,\n", "                q_start=k.shape[2] - n_q,\n"),
+    Mutation("lens: a mask across sequences is read elsewhere", "lens/ledger.py",
+             "(rows, columns)", "(at[kept] - int(keys[0]), columns)"),
+    Mutation("lens: a call with any keys goes on", "lens/ledger.py",
+             "bool(mine.numel()) and bool(torch.equal(theirs, mine))",
+             "bool(mine.numel())"),
+    Mutation("lens: padding inside of a text has positions", "lens/ledger.py",
+             "rows = real.cumsum(0)[rows] - 1", "rows = rows - int(keys[0])"),
+    Mutation("lens: a batch of one is not widened", "lens/sight.py",
+             "if q.ndim > 4 or any(", "if False and any("),
+    Mutation("lens: a call in which nobody looks is kept", "lens/watch.py",
+             "if not asked or not sight.q.numel():", "if not asked:"),
+    Mutation("lens: beams are mixed", "lens/watch.py",
+             "last.is_reordered(sight)", "False"),
+    Mutation("lens: a second pass goes on across sequences", "lens/watch.py",
+             "last.is_cross and self.anew and not fresh", "False"),
+    Mutation("lens: a layer that is used again is of the next pass", "lens/watch.py",
+             "len(self.valid) - (self.inside and not fresh)", "len(groups) - 1"),
+    Mutation("lens: tokens from the middle are the first", "lens/watch.py",
+             "groups[-1].rows[0].start == 0", "True"),
+    Mutation("lens: the engine's q_start is not told", "lens/huggingface.py",
+             "(start is None or not bool(torch.as_tensor(start).any()))", "True"),
+    Mutation("audit: keys of width 1 are the identity", "lens/evidence.py",
+             "bool(ones & rising)", "bool(((k != 0).sum(-1) == 1).all())"),
+    Mutation("audit: expect may begin later", "lens/evidence.py",
+             "reaches(node.extent, case", "reaches(node.extent._replace(q=None), case"),
+    Mutation("audit: a sequence of padding is judged", "lens/audit.py",
+             "if not record.q.shape[1]:", "if False:"),
+    Mutation("audit: there is always a key", "lens/audit.py",
+             " if case.k.numel() else 0.0", ""),
+    Mutation("audit: pad takes the place of valid", "lens/audit.py",
+             "if valid is not None and pad is not None:", "if False:"),
+    Mutation("audit: unknown tokens are no tokens", "lens/audit.py",
+             "if not any(recording.tokens[sequence : sequence + 1]):",
+             "if sequence >= len(recording.tokens):"),
     Mutation("spans: a token on a border is on both sides", "spans.py",
              "if 2 * (min(b, stop) - max(a, start)) > b - a > 0",
              "if min(b, stop) - max(a, start) > 0"),
@@ -285,6 +350,11 @@ MUTATIONS = [
              "        stack.callback(CUTTERS.remove, editor)\n", ""),
     Mutation("effect: KL the other way round", "lens/intervene.py",
              "first.exp() * (first - second)", "second.exp() * (second - first)"),
+    Mutation("effect: NaN is no change", "lens/intervene.py",
+             "torch.where(old == new, 0, old - new)", "(old - new).nan_to_num(0)"),
+    Mutation("effect: NaN is no KL", "lens/intervene.py",
+             "torch.where(first == -math.inf, 0, first.exp() * (first - second))",
+             "(first.exp() * (first - second)).nan_to_num(0)"),
     Mutation("effect: loss after and before", "lens/intervene.py",
              "else (old_loss, new_loss)", "else (new_loss, old_loss)"),
     Mutation("lens: the fast path of a module is switched off", "lens/intercept.py",
@@ -397,8 +467,20 @@ MUTATIONS = [
              "same(ids) & causal() & ~window(0)", "same(ids) & causal()"),
     Mutation("presets: a mean over queries that have no such key", "stats/presets.py",
              "count = there.sum(1)", "count = there.sum(1) * 0 + there.shape[1]"),
+    Mutation("presets: SnapKV divides by queries that are not there", "stats/presets.py",
+             " or last > n_q", ""),
+    Mutation("presets: nothing has a largest logit", "stats/presets.py",
+             ".max(1, initial=-np.inf)", ".max(1)"),
+    Mutation("presets: a Laplacian of two sequences", "stats/presets.py",
+             "if not np.array_equal(*places):", "if False:"),
+    Mutation("walk: another walk's one thread is kept", "stats/walk.py",
+             ", *RUNNING[:1]]", "]"),
+    Mutation("walk: a thread born in a walk keeps one", "stats/walk.py",
+             "if not RUNNING:", "if False:"),
+    Mutation("table: long names are cut", "stats/table.py",
+             'f"U{max(map(len, names), default=0) or 1}"', '"U64"'),
     Mutation("table: entropy in nats", "stats/table.py",
-             'values / math.log(2) if name == "entropy" else values', "values"),
+             '(rows["entropy"]) / math.log(2)', '(rows["entropy"])'),
     Mutation("show: a log scale in equal steps", "show/palette.py",
              "np.log(x / self.low) / np.log(self.high / self.low)",
              "(x - self.low) / (self.high - self.low)"),
@@ -675,7 +757,7 @@ MUTATIONS = [
     Mutation("attempt: files beside hide NumPy", "learn/attempt.py", '"-P", ', ""),
     Mutation("attempt: the learner's folder first", "learn/attempt.py", "sys.path.append(str(", "sys.path.insert(0, str("),
     Mutation("attempt: let it steer the terminal", "learn/attempt.py", "c.isprintable() or c in", "c or c in"),
-    Mutation("attempt: forget what was printed", "learn/attempt.py", "printed=printed)\n\n\ndef clean", "printed='')\n\n\ndef clean"),
+    Mutation("attempt: forget what was printed", "learn/attempt.py", "sentence=said, printed=printed)", "sentence=said)"),
     Mutation("runner: overwrite the learner's file", "learn/runner.py", "if not path.exists():", "if path.parent:"),
     Mutation("runner: the same hint again", "learn/runner.py", "self.progress.hints.get(exercise.name, 0) + 1", "self.progress.hints.get(exercise.name, 0) or 1"),
     Mutation("runner: reset loses the work", "learn/runner.py", "path.replace(old)", "path.unlink()"),
@@ -778,7 +860,7 @@ MUTATIONS = [
     Mutation("an interval around the centre", "atlas/tally.py", "spread + weight * (centre - self.mean) ** 2", "spread"),
     Mutation("a normal interval for few documents", "atlas/tally.py", "return z + first / v + second / v**2", "return z + 0 * v"),
     Mutation("an interval of two documents", "atlas/tally.py", "d < FEW", "d < 2"),
-    Mutation("examples where there was no choice", "atlas/tally.py", "known[:, : FIRST.get(name, 1)] = -np.inf", "known[:, :0] = -np.inf"),
+    Mutation("examples where there was no choice", "atlas/tally.py", "known[:, : count_forced(name)] = -np.inf", "known[:, :0] = -np.inf"),
     Mutation("pieces are draws", "atlas/tally.py", "return replace(whole, sums=sum_draw(n, y))", "return whole"),
     Mutation("ties by the order of merging", "atlas/tally.py", '(top["position"], top["piece"], top["document"], -top["value"])', '(top["value"],)'),
     Mutation("add layers by their place", "atlas/tally.py", "    if len(names) == 1:", "    if len({sum(x.heads) for x in tallies}) == 1 or len(names) == 1:"),
@@ -788,6 +870,13 @@ MUTATIONS = [
     Mutation("trust the name of a file", "atlas/store.py", "if result.first != int(first):", "if False:"),
     Mutation("keep what was merged", "atlas/store.py", "        if result.first in self.later:\n            path.unlink()\n            return\n", ""),
     Mutation("merge in the order of arrival", "atlas/store.py", "        first = self.first_missing\n        if first not in self.waiting:", "        first = next(iter(self.waiting), -1)\n        if first not in self.waiting:"),
+    Mutation("open notes that cannot be saved", "array_file.py", "if not math.isfinite(number := float(text)):", "if math.isnan(number := float(text)) and False:"),
+    Mutation("half a character ends a text", "nn/tokens.py", 'with refusing(FileError, f"{files[-1]} is damaged"):', "if True:"),
+    Mutation("call a function that only a file names", "atlas/__main__.py", "if model != given and not", "if False and not"),
+    Mutation("a layer without a head", "atlas/__main__.py", "if (layer is None) != (head is None):", "if False:"),
+    Mutation("torch to show an atlas", "atlas/tally.py", "from dataclasses import dataclass, replace\n", "from dataclasses import dataclass, replace\n\nimport torch\n"),
+    Mutation("a file that is half written", "whole_file.py", "        flush(new)\n        new.replace(path)\n", "        new.replace(path)\n"),
+    Mutation("leave what was half written", "whole_file.py", "            new.unlink()", "            pass"),
     Mutation("blame the documents for a dead machine", "atlas/guard.py", "if len(guilty) == len(shard.places) > 1:", "if False:"),
     Mutation("give up after one death", "atlas/guard.py", "for _ in range(LIVES):\n            self.start()", "for _ in range(1):\n            self.start()"),
     Mutation("start workers after Ctrl-C", "atlas/guard.py", "        if self.over:\n", "        if False:\n"),
@@ -799,7 +888,7 @@ MUTATIONS = [
     Mutation("a last token alone", "atlas/pieces.py", "range(0, len(tokens) - 1, length)", "range(0, len(tokens), length)"),
     Mutation("forget who killed", "atlas/pieces.py", "elif place.digest in skip:", "elif False:"),
     Mutation("stop a shard too late", "atlas/job.py", "if ended or not store.fold():", "if not store.fold():"),
-    Mutation("go on in a folder of another plan", "atlas/job.py", "if mine[name] != theirs[name]:", "if False:"),
+    Mutation("go on in a folder of another plan", "atlas/job.py", "if mine != (theirs := getattr(known, name)):", "if False:"),
     Mutation("two runs in one folder", "atlas/job.py", "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)", "file.fileno()"),
     Mutation("a full disk is a traceback", "atlas/job.py", "if error.errno not in FULL:", "if True:"),
     Mutation("intervals of bits and tokens count", "atlas/job.py", "if name not in WEIGHTS:", "if False:"),
@@ -895,6 +984,14 @@ class Recorder:
             self.failed = report.nodeid.split("::")[-1]
 
 
+def find_tests(mutation: Mutation) -> list[Path]:
+    """Return the tests of the nearest place that has its own."""
+    places = (mutation.file, *map(str, Path(mutation.file).parents))
+    names = next((TESTS[place] for place in places if place in TESTS), CORE)
+    paths = (ROOT / "tests" / name for name in names)
+    return [path.with_name(f"test_{path.name}.py") for path in paths]
+
+
 def run(mutation: Mutation) -> str:
     """Return the first test that fails on an edited copy, in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
@@ -908,10 +1005,7 @@ def run(mutation: Mutation) -> str:
         sys.path.insert(0, str(source))
         os.environ["PYTHONPATH"] = str(source)  # for the processes that tests start
         recorder = Recorder()
-        places = (mutation.file, *map(str, Path(mutation.file).parents))
-        names = next((TESTS[place] for place in places if place in TESTS), CORE)
-        paths = (ROOT / "tests" / name for name in names)
-        tests = [str(path.with_name(f"test_{path.name}.py")) for path in paths]
+        tests = map(str, find_tests(mutation))
         options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", SKIP]
         with Path(os.devnull).open("w") as quiet, contextlib.redirect_stdout(quiet):
             code = pytest.main([*options, *tests], plugins=[recorder])

@@ -23,6 +23,7 @@ from regard.lens.compare import compare
 from regard.lens.finding import ADVICE
 from regard.lens.watch import watch
 from regard.masks.patterns import (
+    array,
     causal,
     everything,
     padding,
@@ -592,6 +593,40 @@ def test_masks_that_are_added_hide_as_well_as_others():
             assert (found.what, found.heads) == ("window too narrow", (0, 1))
 
 
+def test_heads_of_width_1_are_no_logits():
+    q, k = torch.randn(2, 1, 12, 1, generator=torch.manual_seed(0))
+    assert audit(wrap(make_record(q, k, causal()))) == ()
+    assert evidence.find_columns(torch.ones(1, 3, 1)) is None
+    assert evidence.find_columns(torch.eye(3)[None] * 2) is None
+    assert evidence.find_columns(torch.eye(3)[None, 1:]).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(("n_q", "n_k"), [(0, 0), (0, 6), (6, 0)])
+def test_a_sequence_of_padding_alone_does_not_end_the_audit(n_q, n_k):
+    q, k = torch.randn(2, 2, 6, 8, generator=torch.manual_seed(0))
+    whole = make_record(q, k, causal())
+    nothing = replace(
+        whole,
+        q=q[:, :n_q],
+        k=k[:, :n_k],
+        lse=torch.full((2, n_q), -math.inf),
+        q_positions=torch.arange(n_q),
+        k_positions=torch.arange(n_k),
+    )
+    recording = wrap(nothing, whole, tokens=((), (1, 2, 3, 4, 5, 6)))
+    expected = [("empty rows", 0)] if n_q else []
+    for options in ({}, {"expect": causal()}, {"pad": 0} if not n_k else {}):
+        found = audit(recording, **options)
+        assert [(x.what, x.numbers["sequence"]) for x in found] == expected
+
+
+def test_positions_may_be_short_numbers():
+    q, k = torch.randn(2, 2, 12, 8, generator=torch.manual_seed(0))
+    whole, at = make_record(q, k), torch.arange(12).int()
+    short = replace(whole, q_positions=at, k_positions=at)
+    assert audit(wrap(short), expect=causal()) == audit(wrap(whole), expect=causal())
+
+
 def test_a_bias_counts():
     q, k = torch.randn(2, 2, 12, 8, generator=torch.manual_seed(0))
     whole = make_record(q, k, causal(), bias=torch.randn(2, 12, 12))
@@ -709,8 +744,17 @@ def test_what_does_not_fit_is_refused():
         audit(recording, valid=torch.ones(1, 12, dtype=torch.bool))
     with pytest.raises(MaskError, match="does not reach all of layers"):
         audit(recording, expect=same(torch.zeros(5).long()))
-    with pytest.raises(OptionError, match="tokens of sequence 0 are not known"):
-        audit(replace(recording, tokens=()), pad=0)
+    for unknown in ((), ((), ())):
+        with pytest.raises(OptionError, match="tokens of sequence 0 are not known"):
+            audit(replace(recording, tokens=unknown), pad=0)
+    with pytest.raises(OptionError, match="valid= and pad= together: give one"):
+        audit(recording, valid=torch.ones(2, 12, dtype=torch.bool), pad=0)
+    late = array(torch.ones(8, 12, dtype=torch.bool), q_start=4)
+    with pytest.raises(MaskError, match="queries 0 to 11 and keys 0 to 11 in sequence"):
+        audit(recording, expect=late)
+    nowhere = padding(torch.ones(2, 0, dtype=torch.bool))
+    with pytest.raises(MaskError, match="does not reach all of layers"):
+        audit(recording, expect=nowhere)
     with pytest.raises(OptionError, match="different tokens"):
         compare(recording, record(Plan(), TOKENS.flip(1)))
     with pytest.raises(ShapeError, match="6 in the other, expected the same"):

@@ -167,6 +167,9 @@ def test_show_says_what_attention_did(smollm, tmp_path):
 
 
 def test_show_prints_a_dash_where_a_text_has_no_such_number(smollm):
+    done = run("show", "Hello", "--model", smollm, "-n", 9000)
+    assert done.exit_code == 1
+    assert "--n-new 9000, but this model takes 8192 tokens in all" in done.stderr
     done = run("show", "Hello", "--model", smollm)  # no token before it, none again
     assert done.exit_code == 0, done.output
     assert "nan" not in done.stdout

@@ -193,6 +193,16 @@ def test_the_start_can_be_any_kind_of_number(library, rng):
             np.testing.assert_allclose(np.asarray(seen.out), expected, atol=1e-13)
 
 
+def test_a_number_of_numpy_widens_nothing(library, rng):
+    given = rng.normal(size=(3, 4, 6, 3))
+    q, k, v = (library.make(x, library.single) for x in given)
+    plain = regard.attention(q, k, v, scale=0.5, softcap=2.0)
+    for half, two in ((np.float64(0.5), np.float64(2)), map(np.asarray, (0.5, 2.0))):
+        seen = regard.attention(q, k, v, scale=half, softcap=two)
+        assert seen.lse.dtype == plain.lse.dtype
+        assert np.array_equal(np.asarray(seen.lse), np.asarray(plain.lse))
+
+
 def test_a_read_only_array_is_enough(rng):
     q, k, v = draw_inputs(rng)
     for x in (q, k, v):

@@ -88,17 +88,22 @@ def make_llama():
 
 def give_lens():
     ours = load_once(MODEL)[1]
-    names = {"tokenizer_object": ours.core, "pad_token": "<|im_end|>"}
-    tokenizer = PreTrainedTokenizerFast(**names)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=ours.core,
+        pad_token="<|im_end|>",
+        model_input_names=["input_ids", "attention_mask"],
+    )
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Why is the sky blue?"},
     ]
     text = ours.chat(messages)
-    inputs = tokenizer(text, return_tensors="pt")
-    inputs.pop("token_type_ids", None)
-    names = {"messages": messages, "text": text, "tokens": inputs["input_ids"]}
-    return {"model": make_llama(), "inputs": inputs, "tokenizer": tokenizer, **names}
+    inputs, model = tokenizer(text, return_tensors="pt"), make_llama()
+    for part in (model, tokenizer):
+        part.save_pretrained("their-model")  # in the folder of the test
+    given = {"messages": messages, "text": text, "tokens": inputs["input_ids"]}
+    given |= {"model": model, "inputs": inputs, "tokenizer": tokenizer}
+    return {**given, "folder": "their-model"}
 
 
 def give_seen():

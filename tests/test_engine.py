@@ -16,6 +16,7 @@ from regard.errors import OptionError
 from regard.masks import (
     added,
     alibi,
+    array,
     causal,
     everything,
     keys,
@@ -166,6 +167,26 @@ def test_one_sink_for_all_heads(rng):
         torch.testing.assert_close(fast.lse, slow.lse, atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("sinks", [[-np.inf] * 2, [-np.inf, 0.5], [-1.0, 800.0]])
+def test_sinks_may_be_minus_infinity_even_where_nothing_is_seen(rng, sinks):
+    arrays = [torch.tensor(rng.normal(size=(1, 2, 4, 3))) for _ in "qkv"]
+    seen = torch.ones(4, 4, dtype=torch.bool)
+    seen[1] = False  # a row that sees nothing
+    for mask, cap in ((seen, None), (keys(0, 0), None), (causal(), None), (seen, 5.0)):
+        found = []
+        for run in (attend, regard.attention):
+            given = [*arrays, torch.tensor(sinks, dtype=torch.float64)]
+            q, k, v, sink = (x.clone().requires_grad_() for x in given)
+            done = run(q, k, v, mask, sink=sink, softcap=cap)
+            lse = torch.where(torch.isneginf(done.lse), 0, done.lse)
+            loss = (done.out * arrays[0]).sum() + (lse * arrays[1][..., 0]).sum()
+            grads = torch.autograd.grad(loss, (q, k, v, sink))
+            found.append([done.out, done.lse, *grads])
+        for fast, slow in zip(*found, strict=True):
+            assert not fast.isnan().any()
+            torch.testing.assert_close(fast, slow, atol=1e-12, rtol=0)
+
+
 def test_gradients_pass_gradcheck(rng):
     arrays = [
         torch.tensor(rng.normal(size=(1, 2, 6, 3)), requires_grad=True) for _ in "qkv"
@@ -196,6 +217,23 @@ def test_edit_and_block_ask_for_the_definition(rng):
         fast = attend(q, k, v, causal(), **options)
         slow = regard.attention(q, k, v, causal(), **options)
         assert torch.equal(fast.out, slow.out)
+
+
+def test_a_scale_may_be_an_array(rng):
+    q, k, v = (torch.tensor(rng.normal(size=(1, 2, 4, 3))) for _ in "qkv")
+    for scale in (torch.tensor([0.5, 2.0])[:, None, None], np.array([0.5])):
+        with torch.no_grad():
+            fast = attend(q, k, v, scale=scale)
+        slow = regard.attention(q, k, v, scale=scale)
+        torch.testing.assert_close(fast.out, slow.out, atol=1e-12, rtol=0)
+
+
+def test_a_number_of_numpy_is_a_number(rng):
+    q, k, v = (torch.tensor(rng.normal(size=(1, 2, 4, 3))) for _ in "qkv")
+    given = {"scale": 1 / np.sqrt(3), "q_start": np.int64(0)}
+    assert choose(q, k, v, causal(), **given).kernel == "flash"
+    fast, slow = attend(q, k, v, causal(), **given), attend(q, k, v, causal())
+    assert torch.equal(fast.out, slow.out)
 
 
 def test_see_takes_no_keys_and_block_takes_no_zero(rng):
@@ -256,6 +294,22 @@ def test_trap_garbage_behind_the_mask_does_not_leak(rng):
         seen = attend(q, k, v, mask)
         torch.testing.assert_close(seen.out, expected.out, atol=1e-12, rtol=0)
         grads = torch.autograd.grad(seen.out[1].sum(), (q, k, v))
+        assert all(torch.isfinite(grad).all() for grad in grads)
+
+
+def test_trap_garbage_that_sees_nothing_does_not_leak(rng):
+    q, k, v = (torch.tensor(rng.normal(size=(1, 2, 4, 3))) for _ in "qkv")
+    seen = torch.ones(4, 4, dtype=torch.bool)
+    seen[1] = False
+    expected = regard.attention(q, k, v, seen)
+    q[:, :, 1] = torch.nan
+    for x in (q, k, v):
+        x.requires_grad_()
+    for mask in (seen, array(seen)):
+        done = attend(q, k, v, mask)
+        torch.testing.assert_close(done.out, expected.out, atol=1e-12, rtol=0)
+        torch.testing.assert_close(done.lse, expected.lse, atol=1e-12, rtol=0)
+        grads = torch.autograd.grad(done.out.sum(), (q, k, v))
         assert all(torch.isfinite(grad).all() for grad in grads)
 
 
@@ -370,6 +424,12 @@ def test_sdpa_arguments_mean_the_same(rng):
         torch.testing.assert_close(
             SDPA(q, k, v, **arguments), regard.attention(q, k, v, mask).out
         )
+
+
+def test_sdpa_arguments_of_no_cells_are_nothing():
+    for shape in ((0, 5), (5, 0), (2, 4, 0, 0)):
+        arguments = sdpa_arguments(causal() & window(2), shape, q_start=0)
+        assert arguments == {"attn_mask": None, "is_causal": False}
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")

@@ -1,5 +1,6 @@
 """Generating: the same tokens alone, in company, streamed, and without a cache."""
 
+import numpy as np
 import pytest
 import torch
 from configurations import draw_config
@@ -81,4 +82,12 @@ def test_prompts_that_cannot_be_read_are_refused():
         generate(model, [[1] * 30], 4)
     with pytest.raises(ShapeError, match="token 40, but the vocabulary has 0 to 39"):
         generate(model, [[40]], 4)
+    with pytest.raises(ShapeError, match="token -1, but the vocabulary has 0 to 39"):
+        generate(model, [[-1, 5]], 4)
+    with pytest.raises(OptionError, match=r"arrays, .* Write prompts\.tolist\(\)\."):
+        generate(model, torch.tensor([[1, 2]]), 4)
+    with pytest.raises(OptionError, match=r"Write \[x\.tolist\(\) for x in prompts\]"):
+        generate(model, [np.array([1, 2])], 4)
+    with pytest.raises(OptionError, match="n_new=-1, expected at least 0"):
+        generate(model, [[1]], -1)
     assert len(generate(model, [[1] * 30], 2)[0]) == 2

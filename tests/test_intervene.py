@@ -1,5 +1,6 @@
 """Heads and keys cut out of running models, against zeroed weights and the definition."""
 
+import math
 import os
 import sys
 import threading
@@ -830,6 +831,20 @@ def test_a_watch_on_our_engine_is_told_all_of_its_options(what):
     assert largest(out, expected.out) < 1e-5
 
 
+@pytest.mark.parametrize("start", [2, torch.tensor([0, 3])], ids=["one", "each"])
+def test_a_watch_on_our_engine_is_told_where_the_queries_start(start):
+    torch.manual_seed(0)
+    model, (q, k, v) = Engine(q_start=start), torch.randn(3, 2, 4, 6, 8)
+    with watch(model) as seen:
+        model(q, k, v)
+    assert [x.reason for x in seen.coverage()] == [""]
+    expected = regard.attention(
+        q, k, v, regard.causal(), q_start=start, see=("weights",)
+    ).weights
+    for mine, theirs in zip(weigh(seen), expected, strict=True):
+        assert largest(mine, theirs) < 1e-5
+
+
 # --- nothing stays --------------------------------------------------------------------
 
 
@@ -1163,6 +1178,25 @@ def test_an_effect_of_nothing_is_nothing():
     assert found.loss is None
 
 
+def test_an_effect_does_not_hide_what_is_no_number():
+    _, model, inputs = open_family("llama")
+    spoil = iter((0.0, torch.nan, 0.0, torch.inf, torch.inf, torch.inf))
+
+    def run(model):
+        logits = model(**inputs).logits.clone()
+        logits[0, -1, 3] -= next(spoil)
+        return logits
+
+    found = effect(model, run, keys=[9], queries=[0])
+    assert math.isnan(found.logits)
+    assert math.isnan(found.kl[0])
+    assert found.kl[1] == pytest.approx(0, abs=1e-6)
+    found = effect(model, run, keys=[9], queries=[0])  # a token became impossible
+    assert (found.logits, found.kl[0]) == (math.inf, math.inf)
+    found = effect(model, run, keys=[9], queries=[0])  # and so it was before
+    assert (found.logits, found.kl[0]) == (0, pytest.approx(0, abs=1e-6))
+
+
 def test_an_effect_is_a_short_table():
     found = Effect(
         logits=1.25, kl=(0.5,), before=((7, 0.25),), after=((9, 0.5),), loss=(1.0, 1.5)
@@ -1177,6 +1211,8 @@ def test_an_effect_is_a_short_table():
 
 def test_an_effect_refuses_what_it_cannot_compare():
     _, model, inputs = open_family("llama")
+    with pytest.raises(OptionError, match="nothing can be cut out of a int, expected"):
+        effect(3, lambda m: m(**inputs).logits)
     with pytest.raises(OptionError, match="run returned a str, expected logits"):
         effect(model, lambda _: "text", [(0, 0)])
     lengths = iter((4, 5))

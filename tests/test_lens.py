@@ -1,10 +1,12 @@
 """The lens: the same bits, nothing missed, nothing left behind."""
 
+import copy
 import subprocess
 import sys
 import threading
 from collections import OrderedDict
 from contextlib import nullcontext
+from fnmatch import fnmatchcase
 
 import numpy as np
 import pytest
@@ -268,8 +270,12 @@ def test_a_model_in_float64_is_seen_in_float64():
 class Bare(nn.Module):
     """Attention and nothing else."""
 
+    def __init__(self, **options):
+        super().__init__()
+        self.options = options
+
     def forward(self, q, k, v, mask=None):
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **self.options)
 
 
 def test_rows_that_see_nothing_have_an_lse_of_minus_infinity():
@@ -309,6 +315,79 @@ def test_the_worst_error_of_a_layer_is_told(monkeypatch):
     assert [x.error for x in seen.coverage()] == [3e-5]
 
 
+def test_nan_is_worse_than_any_error(monkeypatch):
+    errors = iter([torch.nan, 0.5])
+    module = sys.modules["regard.lens.watch"]
+    monkeypatch.setattr(module, "settle", lambda sight: (sight, next(errors)))
+    model = Bare()
+    q = torch.ones(1, 2, 4, 8)
+    with watch(model) as seen:
+        model(q, q, q)
+        model(q, q, q)
+    (found,) = seen.coverage()
+    assert np.isnan(found.error)
+    assert found.reason == "its output could not be rebuilt: nan off"
+    assert [x.what for x in seen.audit()] == ["not finite"]
+    assert str(seen).splitlines() == [
+        "Bare: 0 of 1 attention layers seen, 0 sequences",
+        "  the model itself: sdpa, 2 calls, error nan its output could not be rebuilt: "
+        "nan off",
+    ]
+
+
+@pytest.mark.parametrize("axes", [3, 4])
+def test_a_kernel_counts_from_the_first_key_whatever_its_axes(axes):
+    q, k = (torch.randn(2, n, 8, generator=torch.manual_seed(n)) for n in (2, 4))
+    causal = torch.ones(2, 4, dtype=torch.bool).tril()
+    expected = (q @ k.mT / 8**0.5).masked_fill(~causal, -torch.inf).softmax(-1)
+    model = Bare(is_causal=True)
+    with watch(model) as seen:
+        model(*((x[None] if axes == 4 else x) for x in (q, k, k)))
+    assert str(seen).splitlines()[1].startswith("  the model itself: sdpa, 1 call, err")
+    found = seen.layer(0).weights()  # keys that no row reaches are not kept
+    assert float((found - expected[..., :2]).abs().max()) < 1e-6
+
+
+class Across(nn.Module):
+    """Two sequences, each with its padding on the left; the mask counts slots."""
+
+    def __init__(self):
+        super().__init__()
+        self.cross = Bare()
+
+    def forward(self, input_ids, attention_mask, q, k, mask):
+        return self.cross(q, k, k, mask & attention_mask[:, None, None].bool())
+
+
+def test_a_mask_across_sequences_is_read_at_the_positions_of_the_record():
+    q, k = torch.randn(2, 1, 2, 6, 8, generator=torch.manual_seed(0))
+    valid = torch.tensor([[0, 0, 1, 1, 1, 1]])
+    mask = torch.ones(6, 6, dtype=torch.bool).tril()  # row i sees the slots 0 … i
+    model = Across()
+    with watch(model) as seen:
+        model(torch.ones(1, 6).long(), attention_mask=valid, q=q, k=k, mask=mask)
+    record = seen.layer(0)
+    assert record.q_positions.tolist() == list(range(6))
+    assert record.k_positions.tolist() == list(range(4))
+    scores = (q[0] @ k[0].mT / 8**0.5).masked_fill(~mask, -torch.inf)[..., 2:]
+    expected = scores.softmax(-1).nan_to_num(0)  # two rows see nothing
+    assert float((record.weights() - expected).abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("keep", ["qk", "qkv"])
+def test_a_sequence_of_nothing_but_padding_is_an_empty_record(keep):
+    model, tokens = make_llama(), draw_tokens(2, 5)
+    valid = torch.tensor([[1] * 5, [0] * 5])
+    with watch(model, keep=keep) as seen, torch.no_grad():
+        model(tokens, attention_mask=valid)
+    assert seen.layer(0, sequence=1).q.shape[1] == 0
+    rows = seen.table().rows
+    assert np.isfinite(rows["logit"][rows["sequence"] == 0]).all()
+    assert np.isnan(rows["logit"][rows["sequence"] == 1]).all()
+    whole = {tuple(x.worst) for x in seen.audit(valid=valid.bool())}
+    assert whole == {tuple(x.worst) for x in seen.audit()}
+
+
 def test_a_layer_with_nan_is_kept_as_it_is():
     q, k, v = torch.randn(3, 1, 2, 6, 8, generator=torch.Generator().manual_seed(1))
     q[0, 1, 3] = torch.nan
@@ -318,6 +397,180 @@ def test_a_layer_with_nan_is_kept_as_it_is():
     (record,) = seen.recording.records
     assert record.lse[1, 3].isnan()
     assert bool(record.lse[0].isfinite().all())
+
+
+FRONT = {  # shapes in front of q, of k and v, of the mask
+    "five axes": ((2, 3, 4), (2, 3, 4), (2, 1, 1)),
+    "five axes, a mask of four": ((2, 3, 4), (2, 3, 4), (3, 1)),
+    "one query for all": ((1, 4), (2, 4), ()),
+    "one text for all": ((2, 4), (1, 4), (1, 1)),
+    "one head of queries": ((2, 1), (2, 4), ()),
+}
+
+
+@pytest.mark.parametrize("which", FRONT)
+def test_what_torch_widens_is_seen_as_wide(which):
+    rng = torch.Generator().manual_seed(0)
+    q, k, cells = (
+        torch.randn(*lead, 5, n, generator=rng)
+        for lead, n in zip(FRONT[which], (8, 8, 5), strict=True)
+    )
+    mask, model = (cells > -0.5) | torch.eye(5, dtype=torch.bool), Bare()
+    with watch(model) as seen:
+        out = model(q, k, k, mask)
+    expected = (q @ k.mT / 8**0.5).masked_fill(~mask, -torch.inf).softmax(-1)
+    expected = expected.reshape(-1, *expected.shape[-3:])
+    assert torch.equal(out, model(q, k, k, mask))
+    assert len(seen.records) == len(expected)
+    for record, theirs in zip(seen.records, expected, strict=True):
+        assert float((record.weights() - theirs).abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 3, 8), (2, 2, 0, 8)], ids=str)
+def test_a_call_in_which_nobody_looks_is_left_alone(shape):
+    model, q = Bare(), torch.zeros(shape)
+    k = torch.ones(shape[0], 2, 3, 8)
+    with watch(model) as seen:
+        assert torch.equal(model(q, k, k), q)
+        model(k, k, k)
+    assert len(seen.records) == shape[0]
+    assert [(x.calls, x.reason) for x in seen.coverage()] == [(2, "")]
+
+
+# --- which calls are one sequence -----------------------------------------------------
+
+
+def read_eager(model, tokens, **inputs):
+    """Return what the model itself calls its attentions, from its eager code."""
+    plain = copy.deepcopy(model)
+    plain.set_attn_implementation("eager")
+    with torch.no_grad():
+        return plain(tokens, **inputs, output_attentions=True, use_cache=False)
+
+
+def measure_rows(records, attentions, sequence=0):
+    """Return how far the weights of some layers are from the model's own."""
+    errors = []
+    for record, theirs in zip(records, attentions, strict=True):
+        q, k = record.q_positions, record.k_positions
+        errors.append(record.weights() - theirs[sequence][:, q][..., k])
+    return max(float(x.abs().max()) for x in errors)
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Mistral"])
+def test_two_conversations_in_one_watch_are_kept_apart(kind):
+    model = make_llama(kind, **({"sliding_window": 4} if kind == "Mistral" else {}))
+    texts = [draw_tokens(1, 9), draw_tokens(1, 9).flip(1)]
+    caches = [None, None]
+    with watch(model) as seen, torch.no_grad():
+        for part in (slice(0, 6), *(slice(i, i + 1) for i in (6, 7, 8))):
+            for i, text in enumerate(texts):
+                done = model(text[:, part], past_key_values=caches[i], use_cache=True)
+                caches[i] = done.past_key_values
+    assert len(seen.records) == 2 * 8
+    for number in range(8):
+        expected = read_eager(model, texts[number % 2]).attentions
+        own = [seen.layer(i, sequence=number) for i in (0, 1)]
+        if kind == "Llama":  # the other cache forgets where it stands
+            assert measure_rows(own, expected) < 1e-6
+        known = seen.recording.tokens[number]  # what came before was another group
+        assert known == (tuple(texts[number][0, :6].tolist()) if number < 2 else ())
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Mistral", "T5"])
+def test_a_beam_search_is_named_and_never_mixed(kind):
+    options = {"do_sample": False, "max_new_tokens": 8, "num_beams": 3}
+    if kind == "T5":
+        model, tokens = make_t5(), draw_tokens(2, 6)
+    else:
+        model, tokens = make_llama(kind, sliding_window=4), draw_tokens(2, 6)
+        options["attention_mask"] = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
+    with watch(model) as seen:
+        model.generate(tokens, **options)
+    named = {x.name for x in seen.coverage() if "as in a beam search" in x.reason}
+    assert named == {x.name for x in seen.coverage()} - set(seen.layers)
+    assert all(x.startswith("encoder.") for x in seen.layers)
+    assert len(named) == (4 if kind == "T5" else 2)
+    with watch(model) as seen:  # all beams are one: nothing changes places
+        model.generate(tokens, **options | {"num_beams": 1})
+    assert [x.reason for x in seen.coverage() if x.reason] == []
+
+
+def make_t5():
+    torch.manual_seed(0)
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+    config = transformers.T5Config(
+        vocab_size=99, decoder_start_token_id=0, eos_token_id=None, **sizes
+    )
+    return transformers.T5ForConditionalGeneration(config).eval()
+
+
+@pytest.mark.parametrize("again", ["pass", "generate", "no cache"])
+def test_a_second_run_looks_at_keys_of_its_own(again):
+    model, texts = make_t5(), draw_tokens(2, 6).split(1)
+    starts = draw_tokens(2, 4).split(1)
+    options = {
+        "do_sample": False,
+        "max_new_tokens": 4,
+        "use_cache": again != "no cache",
+    }
+    with watch(model) as seen, torch.no_grad():
+        if again == "pass":
+            runs = list(zip(texts, starts, strict=True))
+            for text, start in runs:
+                model(text, decoder_input_ids=start)
+        else:
+            done = [(x, model.generate(x, **options)[:, :-1]) for x in texts]
+            runs = done
+            if again == "no cache":
+                runs = [(x, out[:, :n]) for x, out in done for n in range(1, 5)]
+    for number, (text, start) in enumerate(runs):
+        records = [r for r, n in pair_up(seen) if n == number]
+        theirs = read_eager(model, text, decoder_input_ids=start)
+        for name, attentions in (
+            ("decoder.*SelfAttention", theirs.decoder_attentions),
+            ("decoder.*EncDecAttention", theirs.cross_attentions),
+        ):
+            own = [r for r in records if fnmatchcase(r.name, name)]
+            assert [r.q.shape[1] for r in own] == [start.shape[1]] * 2
+            assert measure_rows(own, attentions) < 1e-6
+
+
+def pair_up(seen):
+    return zip(seen.records, seen.recording.sequences, strict=True)
+
+
+def test_padding_has_no_position_wherever_it_is():
+    model, tokens = make_llama(), draw_tokens(2, 6)
+    valid = torch.tensor([[1, 1, 1, 1, 0, 0], [1, 0, 1, 1, 1, 1]])
+    with watch(model) as seen:
+        model.generate(tokens, attention_mask=valid, do_sample=False, max_new_tokens=3)
+    for record, number in pair_up(seen):
+        n = len(seen.recording.tokens[number])
+        assert n == int(valid[number].sum()) + 2
+        assert record.q_positions.tolist() == record.k_positions.tolist()
+        assert record.q_positions.tolist() == list(range(n))
+        assert float((record.weights().sum(-1) - 1).abs().max()) < 1e-5
+
+
+def test_a_layer_that_is_used_again_knows_the_tokens_of_its_pass():
+    config = transformers.AlbertConfig(
+        vocab_size=99,
+        embedding_size=16,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+    )
+    model = transformers.AlbertModel(config).eval()
+    texts = draw_tokens(2, 5).split(1)
+    valid = [torch.tensor([[1, 1, 1, 0, 0]]), torch.tensor([[1, 1, 1, 1, 0]])]
+    with watch(model) as seen, torch.no_grad():
+        for text, real in zip(texts, valid, strict=True):
+            model(text, attention_mask=real)
+    assert [x.q.shape[1] for x in seen.records] == [3, 3, 4, 4]
+    expected = [tuple(texts[i][0, : 3 + i].tolist()) for i in (0, 0, 1, 1)]
+    assert list(seen.recording.tokens) == expected
 
 
 def touch():

@@ -13,7 +13,7 @@ from regard import masks
 from regard.definition.position import alibi_slopes
 from regard.errors import MaskError, PositionError
 from regard.masks.__main__ import main
-from regard.masks.grid import evaluate
+from regard.masks.grid import evaluate, read_start
 from regard.masks.tiles import EMPTY, FULL, UNDECIDED
 
 IDS = [0, 0, 0, 1, 1, 2, 2, 2]
@@ -208,6 +208,26 @@ def test_mixed_documents_are_proved_neither_empty_nor_full():
         assert (masks.same(ids).tiles((4, 4), block=2).kinds[0, 0, 0, 1]) == UNDECIDED
     apart = masks.same([0, 1, 2, 2]).tiles((4, 4), block=2).kinds[0, 0]
     assert apart.tolist() == [[UNDECIDED, EMPTY], [EMPTY, FULL]]
+
+
+def test_bounds_may_be_numbers_of_any_library(library):
+    for number in (np.int64(2), np.asarray(2), library.asarray(2)):
+        mask = masks.prefix(number)
+        assert repr(mask) == "causal() | keys(0, 2)"
+        assert (mask.dense((4, 4)) == masks.prefix(2).dense((4, 4))).all()
+        given = masks.array([[True]], q_start=number)
+        assert repr(given) == "array([[[[True]]]], q_start=2)"
+        assert read_start(number) == 2
+    assert type(read_start(np.int64(2))) is int  # as kernels and labels want it
+    assert masks.causal().tiles((4, 4), block=np.int64(2)).kinds.shape[2:] == (2, 2)
+    assert repr(masks.per_head(m for m in [masks.last(1)])) == "per_head([window(0)])"
+
+
+def test_no_tokens_have_no_tiles():
+    none = masks.same(np.zeros(0, dtype=int))
+    assert none.tiles((0, 0)).kinds.shape == (1, 1, 0, 0)
+    some = masks.same(np.zeros(0, dtype=int), np.arange(3))
+    assert some.tiles((0, 3)).kinds.shape == (1, 1, 0, 1)
 
 
 def test_biases_are_their_formulas(library, rng):

@@ -97,6 +97,31 @@ def test_positions_without_a_start_are_refused():
         regard.attention(Q, K, K, bias=masks.alibi(np.ones(4)))
 
 
+def test_positions_that_are_no_whole_numbers_are_refused():
+    for start in (1.5, [0.0, 2.0]):
+        refuse(
+            PositionError,
+            f"q_start={start}, expected a position: a whole number, or one for each "
+            "batch. Write q_start=0 if queries and keys start together.",
+            *(Q, K, K, causal()),
+            q_start=start,
+        )
+
+
+def test_no_heads_and_no_width_are_refused():
+    for q, k, shapes in (
+        (Q[:, :0], K[:, :0], "q (2, 0, 3, 8), k (2, 0, 5, 8), v (2, 0, 5, 8)"),
+        (Q, K[:, :0], "q (2, 4, 3, 8), k (2, 0, 5, 8), v (2, 0, 5, 8)"),
+        (Q[..., :0], K[..., :0], "q (2, 4, 3, 0), k (2, 4, 5, 0), v (2, 4, 5, 0)"),
+    ):
+        refuse(
+            ShapeError,
+            f"{shapes}: no heads, or heads of width 0, expected at least 1 of both. "
+            "Leave the call out where there are none.",
+            *(q, k, k),
+        )
+
+
 def test_head_counts_that_do_not_divide_are_refused():
     refuse(
         ShapeError,
@@ -215,6 +240,18 @@ def test_options_that_mean_nothing_are_refused():
         softcap=0,
     )
     refuse(
+        OptionError,
+        "softcap=inf, expected a number above 0, or None.",
+        *(Q, K, K),
+        softcap=np.inf,
+    )
+    refuse(
+        OptionError,
+        "block=(2,), expected rows and keys of at least 1.",
+        *(Q, K, K),
+        block=(2,),
+    )
+    refuse(
         ShapeError,
         "sink has shape (3,), expected a number, or one for each head: (4,).",
         *(Q, K, K),
@@ -234,6 +271,57 @@ def test_patterns_say_how_they_are_called():
             lambda: masks.window(-1),
             "window(-1, 0): both count other tokens, so neither is below 0. Write "
             "window(0) for only itself.",
+        ),
+        (
+            lambda: masks.window(2.5),
+            "window(2.5, 0): both count other tokens, expected whole numbers or None. "
+            "Write window(2) for two others before it.",
+        ),
+        (
+            lambda: masks.keys([0, 1], [1, 2, 3]),
+            "keys() has 2 bounds lo and 3 hi, expected one of each for every batch. "
+            "Write a number for what is the same in all of them.",
+        ),
+        (
+            lambda: masks.prefix(0.5),
+            "hi has shape () and dtype float64, expected () or (B,) of integers.",
+        ),
+        (
+            lambda: masks.same(np.zeros((2, 4), int), np.zeros((3, 4), int)),
+            "same() has ids of 2 batches for queries and of 3 for keys, expected as "
+            "many. Write ids (N,) if they are the same for all.",
+        ),
+        (
+            lambda: masks.padding(lengths=5),
+            "lengths has shape () and dtype int64, expected (B,) of integers.",
+        ),
+        (
+            lambda: masks.added(np.ones((3, 3), dtype=bool)),
+            "values has shape (3, 3) and dtype bool, expected (B, H, Nq, Nk) or "
+            "(H, Nq, Nk) or (Nq, Nk) of numbers.",
+        ),
+        (
+            lambda: masks.added(np.ones((1, 1, 1, 3, 3))),
+            "values has shape (1, 1, 1, 3, 3) and dtype float64, expected "
+            "(B, H, Nq, Nk) or (H, Nq, Nk) or (Nq, Nk) of numbers.",
+        ),
+        (
+            lambda: masks.added(np.ones((3, 3)), q_start=[0, 1]),
+            "added() starts at one position, not at [0, 1]. Write bias=x instead: the "
+            "rows of an array are the queries of the call.",
+        ),
+        (
+            lambda: masks.alibi(1),
+            "slopes has shape () and dtype int64, expected (H,) of numbers.",
+        ),
+        (
+            lambda: masks.table(np.zeros((1, 4))),
+            "4 buckets, expected an odd number: -R … 0 … R. Give values (H, 5), or say "
+            "which offset has which: table(values, bucket).",
+        ),
+        (
+            lambda: masks.per_head(causal()),
+            "per_head() takes a list of masks, one for each head.",
         ),
         (
             lambda: masks.last(0),

@@ -218,6 +218,8 @@ def test_attention_to_a_context_is_plain_multi_head(kv_heads, bias, rng):
         torch.testing.assert_close(attention(x, context=other), expected)
     with pytest.raises(OptionError, match="rotation= with context="):
         attention(x, context=context, rotation=(x, x))
+    with pytest.raises(OptionError, match="4 heads cannot share -2 heads of keys"):
+        MultiHeadAttention(8, 4, kv_heads=-2)
 
 
 def test_one_row_is_the_same_product():

@@ -180,6 +180,16 @@ def test_a_long_bias_is_refused_in_a_sentence():
         make_page(make_seen(record))
 
 
+def test_padding_alone_has_no_cells():
+    none = draw((0, 0))
+    seen = Seen(
+        Recording(model="Tiny", records=(none, draw(), none), sequences=(0, 1, 2))
+    )
+    assert [x["sequence"] for x in read_meta(make_page(seen))["records"]] == [1]
+    with pytest.raises(OptionError, match="nothing to show"):
+        make_page(make_seen(none))
+
+
 def test_nothing_recorded_is_no_page():
     with pytest.raises(OptionError, match="nothing to show"):
         make_page(make_seen())

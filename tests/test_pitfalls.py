@@ -364,7 +364,7 @@ def test_rope_pairing_named(rng):
     at = np.arange(3)
     with pytest.raises(TypeError, match="pairing"):
         rotary(x, at)
-    with pytest.raises(OptionError, match="expected HALVES or NEIGHBOURS"):
+    with pytest.raises(OptionError, match=r"NEIGHBOURS\. Write pairing=HALVES for"):
         rotary(x, at, pairing="half")
     halves, neighbours = (rotary(x, at, pairing=p) for p in (HALVES, NEIGHBOURS))
     assert np.abs(halves - neighbours)[1:].max() > 0.1

@@ -205,9 +205,16 @@ def test_weights_that_do_not_fit_are_named():
         ({"heads": 3}, "a width of 8 cannot be split into 3 heads"),
         ({"kv_heads": 3, "heads": 4}, "4 heads cannot share 3 heads"),
         ({"norm": "batch"}, "norm='batch', expected one of 'layer', 'rms'"),
-        ({"position": "rotary", "head_width": 3}, "a head is 3 wide"),
+        ({"kv_heads": -2}, "kv_heads=-2, .* at least 1, or 0 for as many as heads."),
+        ({"head_width": -8}, "head_width=-8, .* at least 1, or 0 for width / heads."),
+        ({"hidden": -1}, "hidden=-1, .* at least 1, or 0 for 4"),
+        ({"hidden": 2.5}, "hidden=2.5, expected a whole number of at least 1, or 0"),
+        (
+            {"position": "rotary", "head_width": 3},
+            "a head is 3 wide. Give an even head_width=.",
+        ),
         ({"dropout": 1.0}, "expected 0 <= dropout < 1"),
-        ({"layers": 0}, "layers=0, expected at least 1"),
+        ({"layers": 0}, "layers=0, expected a whole number of at least 1"),
         ({"window": 0}, "window=0, expected at least 1 or None"),
     ],
 )
@@ -236,9 +243,9 @@ def test_a_seed_gives_the_same_tokens_on_every_library():
     for make in (np.asarray, torch.from_numpy, jnp.asarray):
         decoder = Decoder(config, {n: make(w) for n, w in weights.items()})
         drawn[make] = [
-            list(decoder.generate([1, 2], 8, sampling=sampling, seed=s))
-            for s in range(4)
+            list(decoder.generate([1, 2], 5, sampling=sampling, seed=s))
+            for s in range(3)
         ]
     first, *others = drawn.values()
     assert all(other == first for other in others)
-    assert len({tuple(tokens) for tokens in first}) == 4
+    assert len({tuple(tokens) for tokens in first}) == 3

@@ -2,6 +2,9 @@
 
 import json
 import math
+import re
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -155,6 +158,15 @@ def test_a_preset_is_its_published_formula(name, dtype):
     assert np.abs(found - expected).max() <= limit * size
 
 
+def test_a_record_of_a_training_step_has_scores():
+    record = draw()[0]
+    tensors = {name: getattr(record, name).clone() for name in ("q", "k", "lse")}
+    learning = replace(record, **{n: x.requires_grad_() for n, x in tensors.items()})
+    for name in ("tova", "h2o", "kvzip", "largest_logit", "previous_token"):
+        ask = getattr(presets, name)
+        np.testing.assert_allclose(np.asarray(ask(learning)), np.asarray(ask(record)))
+
+
 def test_windows_count_only_queries_that_may_see_a_key():
     record, weights, _ = draw(mask=9)
     seen = [weights[:, j : j + 10, j].mean(1) for j in range(N)]
@@ -167,6 +179,61 @@ def test_scores_that_do_not_fit_are_refused():
         presets.snapkv(draw()[0], last=N)
     with pytest.raises(OptionError, match="an odd pool"):
         presets.snapkv(draw()[0], last=4, pool=4)
+    record, short = draw()[0], draw(n_q=3)[0]
+    refused = {
+        "last=4 and pool=5 for 3 queries": lambda: presets.snapkv(short, last=4),
+        "key=37: layer has 37 keys": lambda: presets.sink_rate(record, key=N),
+        "key=-1: layer has 37 keys": lambda: presets.sink_rate(record, key=-1),
+        "-1 is no head of layer": lambda: presets.alignment(record, [-1]),
+        "an empty list of heads": lambda: presets.alignment(record, []),
+        "context=0, expected": lambda: presets.lookback_ratio(record, 0),
+        "3 queries and 37 keys": lambda: presets.laplacian_diagonal(short),
+    }
+    needles = ((4, 4), TOKENS), ((4, N + 1), TOKENS), ((4, 6), TOKENS[1:])
+    for needle, tokens in needles:
+        words = f"needle={needle} in {len(tokens)} tokens"
+        refused[words] = partial(presets.retrieval_score, record, tokens, needle)
+    for words, ask in refused.items():
+        with pytest.raises(OptionError, match=re.escape(words)):
+            ask()
+
+
+EMPTY = {
+    "previous_token": (),
+    "induction_score": (TOKENS,),
+    "duplicate_token": (TOKENS,),
+    "retrieval_score": (TOKENS, (0, 4)),
+    "lookback_ratio": (4,),
+    "rerank_score": ((0, 4), [(4, 8)]),
+    "h2o": (),
+    "tova": (),
+    "kvzip": (),
+    "alignment": ([0],),
+    "largest_logit": (),
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("n_k", [0, N])
+@pytest.mark.parametrize("name", EMPTY)
+def test_a_record_without_queries_or_keys_has_a_score_of_nothing(name, n_k):
+    n_q = 0 if n_k else 3
+    record = draw(n_q=n_q or 1)[0]
+    record = replace(
+        record,
+        q=record.q[:, :1].expand(-1, n_q, -1),
+        k=record.k[:, :n_k],
+        lse=torch.full((HEADS, n_q), -math.inf, dtype=torch.float64),
+        q_positions=torch.arange(n_q),
+        k_positions=torch.arange(n_k),
+    )
+    found = np.asarray(getattr(presets, name)(record, *EMPTY[name]).values)
+    assert not np.nan_to_num(found, nan=0).any()
+    if name == "largest_logit":
+        assert np.isnan(found).all()
+    if not n_q:
+        with pytest.raises(OptionError, match="has no queries"):
+            presets.attention_tracker(record, (0, 4), (4, 8))
 
 
 def make_recording(tokens=TOKENS):
@@ -202,6 +269,20 @@ def test_a_table_has_the_numbers_of_every_head():
     assert np.isnan(unknown["induction"]).all()  # its tokens are not known
 
 
+def test_a_table_keeps_the_whole_name_of_a_layer(tmp_path):
+    record = draw()[0]
+    names = ["x" * 200, "y"]
+    records = tuple(replace(record, name=name) for name in names)
+    recording = Recording(model="Toy", records=records, sequences=(0, 0))
+    table = make_table(recording)
+    for some in (table, table.by_layer(), table.sort("name")):
+        assert set(some.rows["name"].tolist()) == set(names)
+    table.to_parquet(tmp_path / "t.parquet")
+    assert set(pq.read_table(tmp_path / "t.parquet")["name"].to_pylist()) == set(names)
+    np.save(tmp_path / "t.npy", table.rows)
+    assert (np.load(tmp_path / "t.npy")["name"] == table.rows["name"]).all()
+
+
 def test_a_table_is_sorted_and_what_is_not_known_is_last():
     table = make_table(make_recording()[0])
     order = table.sort("induction").rows
@@ -220,8 +301,11 @@ def test_a_table_prints_a_dash_for_what_is_not_defined():
         printed = str(some)
         assert "nan" not in printed
         last = printed.splitlines()[-1].split()
-        assert last[2 + COLUMNS[4:].index("induction")] == "–"
-        assert last[2] == f"{some.rows['entropy'][-1]:.3f}"
+        first = len(last) - len(COLUMNS[4:])
+        assert last[first + COLUMNS[4:].index("induction")] == "–"
+        assert last[first] == f"{some.rows['entropy'][-1]:.3f}"
+        several = len({*some.rows["sequence"]}) > 1
+        assert printed.startswith("sequence") == several
 
 
 def test_a_table_prints_and_goes_to_json_and_parquet(tmp_path):

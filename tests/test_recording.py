@@ -31,6 +31,7 @@ from regard.errors import (
     ShapeError,
 )
 from regard.masks.algebra import Mask
+from regard.masks.primitives import Same
 from regard.record import Covered, Record, Recording
 from regard.recording import open_recording, save_recording
 
@@ -884,7 +885,7 @@ def test_arrays_without_numbers_are_small_too(tmp_path, rng):
         table["0.q"]["shape"], table["0.lse"]["shape"] = [heads, 0, 3], [heads, 0]
         found = try_to_open(tmp_path / "b", pack(table, about, numbers))
         assert (found is not None) == fits
-    nobody = masks.same(np.zeros((0, 7), int), np.zeros((2, 7), int))
+    nobody = Same(np.zeros((0, 7), int), np.zeros((2, 7), int))
     with pytest.raises(FileError, match="a part of a mask is of another kind or shape"):
         save_and_open(tmp_path, replace(none, mask=nobody))
 

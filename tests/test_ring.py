@@ -143,6 +143,15 @@ def test_a_batch_that_shares_its_keys(alone):
     assert k.grad.shape == k.shape
 
 
+def test_sinks_may_be_minus_infinity_where_a_row_sees_nothing(alone):
+    q, k, v = torch.randn(3, 1, 2, 4, 8, dtype=torch.float64)
+    mask, sink = causal() & ~window(0), torch.tensor([-torch.inf, 0.5]).double()
+    seen = ring.attend(q, k, v, mask, places=FOUR, sink=sink)
+    expected = regard.attention(q, k, v, mask, sink=sink)
+    torch.testing.assert_close(seen.out, expected.out)
+    torch.testing.assert_close(seen.lse, expected.lse)
+
+
 X = torch.zeros(1, 2, 4, 8)
 FOUR = ring.zigzag(4, 1)
 REFUSED = {
@@ -151,6 +160,12 @@ REFUSED = {
         "softcap=30.0: the ring runs on fused kernels, and none of them does that. "
         "Write regard.engine.attend(...) in one process.",
         {"softcap": 30.0},
+    ),
+    "scale": (
+        OptionError,
+        "scale is an array: the ring runs on fused kernels, and they take one number. "
+        "Write scale=float(scale), or regard.engine.attend(...).",
+        {"scale": torch.tensor(0.5, requires_grad=True)},
     ),
     "learned bias": (
         OptionError,

@@ -585,7 +585,9 @@ def test_ctrl_c_leaves_no_process_and_no_file(tmp_path, moment):
         assert line == f"The map is at {url}\n"
         assert httpx.get(url, timeout=30).status_code == 200
         process.send_signal(signal.SIGINT)
-        out, wrong = process.communicate(timeout=30)
+        with process.stdout, process.stderr:
+            out, wrong = process.stdout.read(), process.stderr.read()
+        process.wait(30)
     finally:
         process.kill()
     assert wrong == ""

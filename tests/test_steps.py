@@ -136,6 +136,11 @@ def test_every_head_can_be_printed(rng):
     assert steps.text(at=(1, 3)).startswith("batch and head: 1 of 2, 3 of 4\n")
     with pytest.raises(OptionError, match=r"at=\(1,\), expected an index for each of"):
         steps.text(at=(1,))
+    with pytest.raises(OptionError) as caught:
+        steps["weights"].text(at=(1, 4))
+    words = "at=(1, 4), expected an index for each of (2, 4), counted from 0."
+    assert str(caught.value) == words
+    assert steps["q"].text(at=(-1, -1)) == steps["q"].text(at=(1, 3))
 
 
 def test_steps_that_do_nothing_are_left_out(rng):
@@ -160,6 +165,44 @@ def test_queries_are_named_by_their_place_among_the_keys(rng):
         ShapeError, match="tokens give 2 labels for 3 queries and 2 for"
     ):
         regard.explain(x, x, x, tokens=["a", "b"])
+
+
+def test_queries_are_named_wherever_their_start_comes_from(library, rng):
+    x, words = library.make(rng.normal(size=(1, 1, 3, 2))), ["a", "b", "c"]
+    for start in (np.int64(2), library.asarray(2), library.asarray([2])):
+        steps = regard.explain(x[:, :, 2:, :], x, x, causal(), q_start=start)
+        assert steps["weights"].rows == ("2",)
+        steps = regard.explain(
+            x[:, :, 2:, :], x, x, causal(), q_start=start, tokens=words
+        )
+        assert steps["weights"].rows == ("c",)
+
+
+def test_one_list_cannot_name_queries_that_start_apart(rng):
+    x, words = rng.normal(size=(2, 1, 3, 2)), ["a", "b", "c"]
+    one, starts = x[:, :, :1], [0, 2]
+    steps = regard.explain(one, x, x, causal(), q_start=starts)
+    assert steps["weights"].rows == ("+0",)
+    with pytest.raises(ShapeError) as caught:
+        regard.explain(one, x, x, causal(), q_start=starts, tokens=words)
+    assert str(caught.value) == (
+        "queries start at [0 2], so one list of tokens cannot name them. Write "
+        "tokens=(tokens_of_queries, tokens_of_keys)."
+    )
+    with pytest.raises(ShapeError, match="start at -1, so one list of tokens cannot"):
+        regard.explain(one, x, x, causal(), q_start=-1, tokens=words)
+
+
+def test_no_keys_and_no_queries_are_explained(library, rng):
+    x = library.make(rng.normal(size=(20, 2)))
+    steps = regard.explain(x, x[:0, :], x[:0, :])
+    assert steps["weights"].shape == (20, 0)
+    assert np.isneginf(np.asarray(steps["lse"].values)).all()
+    assert not np.asarray(steps["out"].values).any()
+    assert "log(Σ exp(scores))   (20,)" in str(steps)
+    none = regard.explain(x[:0, :], x, x)
+    assert none["out"].shape == (0, 2)
+    assert "weights v   (0, 2)" in str(none)
 
 
 def test_hostile_tokens_stay_in_their_column(rng):

@@ -2,6 +2,7 @@
 
 import math
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import numpy as np
@@ -412,6 +413,31 @@ def test_torch_has_its_threads_back_and_no_worker_is_left():
         assert seen == [(n, 16) for n in range(1, 6)]
         assert torch.get_num_threads() == 2
         assert threading.active_count() == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+def ask_new_thread(ask=torch.get_num_threads):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(ask).result()
+
+
+def test_a_thread_that_is_born_during_a_walk_leaves_torch_its_threads():
+    before, record = torch.get_num_threads(), make_record()
+    torch.set_num_threads(2)
+    try:
+        with ThreadPoolExecutor(1) as young, ThreadPoolExecutor(1) as late:
+
+            def meet(*_):
+                young.submit(torch.get_num_threads).result()  # it is given 1
+                late.submit(walk, record, ColumnSums()).result()
+
+            walk(record, ColumnSums(), workers=1, progress=meet)
+            assert (torch.get_num_threads(), ask_new_thread()) == (2, 2)
+            assert late.submit(torch.get_num_threads).result() == 2
+            young.submit(walk, record, ColumnSums()).result()
+            assert young.submit(torch.get_num_threads).result() == 2
+            assert (torch.get_num_threads(), ask_new_thread()) == (2, 2)
     finally:
         torch.set_num_threads(before)
 

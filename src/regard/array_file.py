@@ -134,12 +134,20 @@ def read_header(raw: bytes, size: int) -> tuple[dict[str, Any], dict[str, Entry]
 def parse(text: str | bytes) -> dict[str, Any]:
     """Return a JSON object."""
     try:
-        found = json.loads(text if isinstance(text, str) else text.decode())
+        text = text if isinstance(text, str) else text.decode()
+        found = json.loads(text, parse_constant=read_number, parse_float=read_number)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise FileError("it is damaged, or no safetensors file.")
     return found
+
+
+def read_number(text: str) -> float:
+    """Return a finite number: JSON has no other, and none is written."""
+    if not math.isfinite(number := float(text)):
+        raise ValueError(text)
+    return number
 
 
 def read_entry(x: Any) -> Entry:
@@ -184,8 +192,6 @@ def write_arrays(path: Path, about: dict[str, Any], arrays: dict[str, Array]) ->
             file.write(raw)
         file.seek(0)
         file.write(pack_header(about, entries))  # as long as before
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def pack_header(about: dict[str, Any], entries: dict[str, Entry]) -> bytes:

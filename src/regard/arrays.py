@@ -31,8 +31,13 @@ def as_array(x: Any) -> Any:
 
 def is_floating(x: Array) -> bool:
     """Tell whether x holds floating point numbers that its library computes with."""
+    return holds(x, "real floating")
+
+
+def holds(x: Array, kind: str) -> bool:
+    """Tell whether x holds numbers of a kind of the Array API, such as "integral"."""
     try:
-        return bool(namespace(x=x).isdtype(x.dtype, "real floating"))
+        return bool(namespace(x=x).isdtype(x.dtype, kind))
     except TypeError:  # a dtype that NumPy stores for others, such as ml_dtypes
         return False
 

@@ -1,12 +1,12 @@
 """What was caught of a running model: one Record for each layer and sequence.
 
-    weights[i, j] = exp(scale * q_i · k_j - lse_i)        where the mask allows
+    weights[i, j] = exp(capped(scale q_i · k_j) + bias_ij - lse_i)     where allowed
 
 So q, k and lse are enough to give back any row, column or cell of the weights, exactly,
 in memory linear in N. Positions are absolute: row i of q is the token q_positions[i] of
 its sequence, padding is gone, and a generation is one Record, whatever steps it took.
 
-Next: lens/watch.py
+Next: stats/rows.py
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from regard.definition.attention import attention
 from regard.definition.contract import ALL
 from regard.errors import ArrayError, MaskError, OptionError, ShapeError
 from regard.masks.algebra import Mask
+from regard.masks.grid import Extent
 
 FLOATS, WHOLE, BITS = "real floating", "integral", "bool"
 
@@ -163,18 +164,20 @@ def check_record(record: Record) -> None:
 def check_reach(record: Record, mask: Mask) -> None:
     """Refuse a formula whose data does not reach every head and position."""
     for node in mask.walk():
-        known = node.extent
-        far = None if known.k is None else (0, known.k)
-        heads = known.heads in (None, record.heads) and known.batch != 0
-        rows, keys = (
-            covers(known.q, record.q_positions),
-            covers(far, record.k_positions),
-        )
-        if not (heads and rows and keys):
+        if not reaches(node.extent, record):
             raise MaskError(
                 f"{record.name}: {node!r} does not reach all heads and positions of "
                 f"q {tuple(record.q.shape)} and k {tuple(record.k.shape)}."
             )
+
+
+def reaches(known: Extent, record: Record, sequence: int = 0) -> bool:
+    """Tell whether data reaches every head and position of a record."""
+    far = None if known.k is None else (0, known.k)
+    heads = known.heads in (None, record.heads)
+    batch = known.batch is None or sequence < known.batch
+    rows, keys = covers(known.q, record.q_positions), covers(far, record.k_positions)
+    return heads and batch and rows and keys
 
 
 def covers(known: tuple[int, int] | None, positions: Array) -> bool:

@@ -23,9 +23,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +36,7 @@ from regard.errors import FileError, MaskError, RegardError
 from regard.masks.algebra import And, Mask, Not, Or, PerHead
 from regard.masks.primitives import Band, Given, Keys, Same, Valid
 from regard.record import Covered, Record, Recording
+from regard.whole_file import write_whole
 
 SMALL = 2**24  # bytes of a file that is checked whole at opening
 CELLS, STRIP = 2**28, 2**22  # of a mask that is written out: at most, and at once
@@ -85,19 +84,12 @@ def save_recording(path: str | Path, recording: Recording) -> None:
     path = Path(path)
     arrays = Arrays()
     about = describe(recording, arrays)
-    new = path.parent / f"{path.name}.{os.getpid()}.new"
     try:
-        write_arrays(new, about, arrays.found)
-        open_recording(new)  # what could not be opened is not kept
-        new.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        os.fsync(folder)  # the move itself
-        os.close(folder)
+        with write_whole(path) as new:
+            write_arrays(new, about, arrays.found)
+            open_recording(new)  # what could not be opened is not kept
     except (OSError, FileError) as error:
         raise FileError(f"{path} was not written: {error}") from error
-    finally:
-        with suppress(OSError):
-            new.unlink()
 
 
 def describe(recording: Recording, arrays: Arrays) -> dict[str, Any]:

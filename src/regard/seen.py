@@ -196,18 +196,22 @@ class Seen:
 
     def __str__(self) -> str:
         found = self.recording
-        seen = [x for x in found.coverage if x.door]
-        of = f"{len(seen)} of {len(found.coverage)} attention layers seen"
+        kept = [x for x in found.coverage if x.door and not x.reason]
+        of = f"{len(kept)} of {len(found.coverage)} attention layers seen"
         count = len(set(found.sequences))
         of = f"{of}, {count} sequence{'' if count == 1 else 's'}"
         lines = [f"{found.model}: {of}"]
         for x in found.coverage:
-            about = f"{x.door}, {x.calls} calls, error {x.error:.0e}" if x.door else ""
+            calls = f"{x.calls} call{'' if x.calls == 1 else 's'}"
+            about = f"{x.door}, {calls}, error {x.error:.0e}" if x.door else ""
             name = x.name or "the model itself"
             lines.append(f"  {name}: {' '.join(filter(None, (about, x.reason)))}")
         return "\n".join(lines)
 
 
-def open_seen(path: str | Path) -> Seen:
-    """Open a recording that was saved with `seen.save(path)`."""
-    return Seen(open_recording(Path(path)))
+def open_seen(path: str | Path, *, verify: bool = False) -> Seen:
+    """Open a recording that was saved with `seen.save(path)`.
+
+    verify: hold all numbers against their checksums, as is always done in small files
+    """
+    return Seen(open_recording(Path(path), verify=verify))

@@ -105,8 +105,7 @@ def need_extras(*extras: str) -> None:
     """Refuse at once what would end at a missing module after minutes of work."""
     missing = {x: PARTS[x][0] for x in extras if find_spec(PARTS[x][0]) is None}
     if missing:
-        names = " and ".join(missing.values())
-        wanted = "atlas" if "atlas" in extras else ",".join(missing)  # it brings torch
+        names, wanted = " and ".join(missing.values()), ",".join(missing)
         raise click.ClickException(
             f'this needs {names}: pip install "regard[{wanted}]"'
         )

@@ -89,6 +89,13 @@ def makes_empty_rows_uniform(q, k, v, mask=None):
     return softmax(np.where(True if mask is None else mask, scores(q, k), low)) @ v
 
 
+@breaks("softmax_is_stable", mask="mask")
+def overflows_beside_a_right_mask(q, k, v, mask=None):
+    parts = np.exp(hide(scores(q, k), True if mask is None else mask))
+    total = parts.sum(-1, keepdims=True)
+    return np.divide(parts, total, out=np.zeros_like(parts), where=total != 0) @ v
+
+
 @breaks("mask_beats_any_score", mask="mask")
 def fills_with_minus_ten_thousand(q, k, v, mask=None):
     mask = True if mask is None else mask

@@ -199,6 +199,7 @@ MAKERS = {
     "long": lambda: make_recording((600, 600), heads=2, mask=causal(), seed=1),
     "one": lambda: make_recording((1, 1), mask=causal(), texts=("only",)),
     "five": lambda: make_recording((5, 5), layers=1, heads=1, mask=causal()),
+    "pieces": lambda: make_recording((5, 5), layers=1, heads=1, texts=(*"abcde",)),
     "across": lambda: make_recording((220, 440), layers=1),
     "tall": lambda: make_recording((300, 9), layers=1),
     "hostile": lambda: make_recording(

@@ -226,3 +226,11 @@ def test_tokens_of_an_encoder_are_not_laid_at_a_decoders_queries(open_window):
     assert window.hover(3, 2).startswith("query 3 → key 2: ")
     window.look(l=0, h=0, i=30, j=30, z=20)  # the encoder's
     assert window.hover(30, 20).startswith(f"query 30 “{tokens[30]}” → key 20 “")
+
+
+def test_tokens_without_spaces_of_their_own_stand_apart(open_window):
+    for name, told in (("pieces", "query a b c d e "), ("five", "query ·the·")):
+        window = open_window(name, "l=0&h=0")
+        corner = window.at("plane").bounding_box()
+        window.page.mouse.move(corner["x"] + 120, corner["y"] + 120)
+        window.await_text("queryText", told)

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from regard.atlas.plan import KNOWN
 from regard.errors import OptionError
-from regard.terminal import STOPPED, Commands, NewFile, need_extras
+from regard.terminal import Commands, NewFile, guide, need_extras
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,27 +33,26 @@ if TYPE_CHECKING:
 FOLDER = click.argument("folder", type=click.Path(path_type=Path))
 
 
-@click.group(
-    cls=Commands,
-    epilog="\b\n"
-    "Example:  regard atlas run atlas --model SmolLM2.gguf --corpus texts\n"
-    "Then:     regard atlas show atlas",
+BEGIN = guide(
+    "regard atlas run prose --model MODEL.gguf --corpus prose.jsonl",
+    "regard atlas show prose",
 )
+
+
+@click.group(cls=Commands, epilog=BEGIN)
 def atlas() -> None:
     """Measure what every head of a model does, over many documents."""
 
 
-@atlas.command(
-    epilog="\b\n"
-    "Example:  regard atlas run atlas --model SmolLM2.gguf --corpus texts\n"
-    "Then:     regard atlas show atlas"
-)
+@atlas.command(epilog=BEGIN)
 @FOLDER
 @click.option("--plan", "file", type=click.Path(exists=True), help="A TOML file.")
 @click.option("--model", help="A GGUF file, a safetensors folder, or module:function.")
 @click.option("--corpus", multiple=True, help="Text, .jsonl, .parquet, or a folder.")
 @click.option("--field", help="The field of JSONL and Parquet that holds the text.")
-@click.option("--statistics", help="Some of them, with commas: sink,induction.")
+@click.option(
+    "--statistics", help=f"With commas, of {', '.join(KNOWN)}; all but logit."
+)
 @click.option("--length", type=int, help="Tokens of a piece at most  [512]")
 @click.option("--pieces", type=int, help="Pieces of a document at most  [1]")
 @click.option("--packed", is_flag=True, default=None, help="Documents end to end.")
@@ -68,8 +68,10 @@ def atlas() -> None:
 @click.option("--until-interval", type=float, help="Stop when means are ± so narrow.")
 @click.option("--runner", default="pool", show_default=True, help="loop, pool or ray.")
 @click.option("--workers", type=int, help="Processes or actors; one for each core.")
-@click.option("--threads", default=1, show_default=True, help="Of torch, in each.")
-@click.option("--address", help="Of a Ray cluster: auto, or host:port.")
+@click.option(
+    "--threads", default=1, show_default=True, help="Threads of torch in each."
+)
+@click.option("--address", help="A Ray cluster: auto, or host:port.")
 def run(*, folder: Path, file: str | None, **options: Any) -> None:
     """Begin an atlas in FOLDER, or go on with the one that is there.
 
@@ -81,20 +83,15 @@ def run(*, folder: Path, file: str | None, **options: Any) -> None:
 
     names = ("runner", "workers", "threads", "address")
     crew = Crew(**{name: options.pop(name) for name in names})
-    plan = choose_plan(file, {k: v for k, v in options.items() if v not in (None, ())})
-    if plan is None and not (folder / "about.json").exists():
-        raise OptionError(
-            f"{folder} holds no atlas yet. Write: "
-            f"regard atlas run {folder} --model MODEL --corpus TEXTS"
-        )
+    given = {k: v for k, v in options.items() if v not in (None, ())}
+    plan = choose_plan(folder, file, given)
     began = time.monotonic()
     try:
         with draw_progress() as (progress, reading):
             end = do(folder, crew=crew, plan=plan, progress=progress, reading=reading)
     except KeyboardInterrupt:
         told = f"stopped. What was done is kept; go on: regard atlas run {folder}"
-        click.echo(told, err=True)
-        raise SystemExit(STOPPED) from None
+        raise KeyboardInterrupt(told) from None
     for words in end.damaged:
         click.echo(f"a damaged result was set aside, and done again: {words}")
     minutes = (time.monotonic() - began) / 60
@@ -105,17 +102,22 @@ def run(*, folder: Path, file: str | None, **options: Any) -> None:
     click.echo(f"Now: regard atlas show {folder}")
 
 
-def choose_plan(file: str | None, given: dict[str, Any]) -> Plan | None:
-    """Return the plan of a file and of options, or nothing if there are none."""
-    from regard.atlas.plan import make_plan, read_plan  # noqa: PLC0415
+def choose_plan(folder: Path, file: str | None, given: dict[str, Any]) -> Plan:
+    """Return the plan of a file and of options, or that of the folder."""
+    from regard.atlas.plan import make_plan, read_about, read_plan  # noqa: PLC0415
 
     if "statistics" in given:
         given["statistics"] = given["statistics"].split(",")
-    if file is not None:
-        known = asdict(read_plan(file))
-        return make_plan(known | given)
+    about = folder / "about.json"
+    if file is not None or (about.exists() and given.keys() <= {"model"}):
+        known = read_about(about)[0] if file is None else read_plan(file)
+        trust(known.model, given.get("model"))
+        return make_plan(asdict(known) | given)
     if not given:
-        return None
+        raise OptionError(
+            f"{folder} holds no atlas yet. Write: "
+            f"regard atlas run {folder} --model MODEL --corpus TEXTS"
+        )
     for name in ("model", "corpus"):
         if name not in given:
             raise click.UsageError(
@@ -123,6 +125,15 @@ def choose_plan(file: str | None, given: dict[str, Any]) -> Plan | None:
                 "without options of the plan."
             )
     return make_plan(given)
+
+
+def trust(model: str, given: str | None) -> None:
+    """Refuse a function that only a file names: to call it is to run a program."""
+    if model != given and not Path(model).exists():
+        raise OptionError(
+            f"the plan names the model {model!r}, and there is no such file. If it is "
+            f"a function of yours, name it too: --model {model}"
+        )
 
 
 @contextmanager
@@ -142,7 +153,9 @@ def draw_progress() -> Iterator[tuple[Any, Any]]:
         TextColumn("{task.fields[told]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    console = Console(stderr=True)
+    quiet = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=quiet) as bars:
         read = bars.add_task("corpus", total=None, told="", visible=False)
         line = bars.add_task("starting", total=None, told="")
         first: list[tuple[float, int]] = []
@@ -171,9 +184,10 @@ def draw_progress() -> Iterator[tuple[Any, Any]]:
 
 
 @atlas.command(
-    epilog="\b\n"
-    "Example:  regard atlas show atlas --statistic sink\n"
-    "Then:     regard atlas record atlas --layer 18 --head 8"
+    epilog=guide(
+        "regard atlas show prose --statistic sink",
+        "regard atlas record prose --statistic sink --layer 18 --head 8",
+    )
 )
 @FOLDER
 @click.argument("other", required=False, type=click.Path(path_type=Path))
@@ -197,9 +211,10 @@ def show(
     The table itself is FOLDER/table.parquet, for pandas, polars or DuckDB.
     """
     need_extras("atlas")
+    if (layer is None) != (head is None):
+        raise click.UsageError("--layer and --head name one head together: give both.")
     from rich.console import Console  # noqa: PLC0415
 
-    from regard.atlas.page import write_page  # noqa: PLC0415
     from regard.atlas.table import read_table  # noqa: PLC0415
     from regard.atlas.text import draw_difference, draw_head, draw_table  # noqa: PLC0415
 
@@ -207,6 +222,8 @@ def show(
     names = [x.name or str(x) for x in (folder, other) if x is not None]
     name = statistic or tables[0].statistics[0]
     if page is not None:
+        from regard.atlas.page import write_page  # noqa: PLC0415
+
         write_page(page, tables, names=names)
         click.echo(f"the page is in {page}, with words of the documents")
         return
@@ -224,9 +241,10 @@ def show(
 
 
 @atlas.command(
-    epilog="\b\n"
-    "Example:  regard atlas record atlas --layer 18 --head 8 --save one.regard\n"
-    "Then:     regard show one.regard"
+    epilog=guide(
+        "regard atlas record prose --layer 17 --head 5 --save one.regard",
+        "regard show one.regard",
+    )
 )
 @FOLDER
 @click.option(
@@ -235,12 +253,15 @@ def show(
 @click.option("--layer", type=int, required=True, help="Of the head, from 0.")
 @click.option("--head", type=int, required=True, help="In its layer, from 0.")
 @click.option("--rank", default=0, show_default=True, help="0 is the strongest.")
+@click.option("--model", help="Only if it is a function of yours: its name again.")
 @click.option("--save", type=NewFile(), help="Keep the recording in this file.")
-def record(*, folder: Path, save: str | None, **which: Any) -> None:
+def record(*, folder: Path, model: str | None, save: str | None, **which: Any) -> None:
     """Run the model on an example of a head again, and show its map."""
     need_extras("atlas")
     from regard.atlas.example import Place, record_example  # noqa: PLC0415
+    from regard.atlas.plan import read_about  # noqa: PLC0415
 
+    trust(read_about(folder / "about.json")[0].model, model)
     seen = record_example(folder, Place(**which))
     if save is None:
         seen.show()

@@ -24,7 +24,6 @@ import zlib
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import groupby, pairwise
@@ -38,6 +37,7 @@ from numpy.typing import NDArray
 
 from regard.atlas.sources import WHOLE, Source, list_sources, read_source
 from regard.errors import FileError, OptionError
+from regard.whole_file import write_whole
 
 VERSION = 1
 NAMED = 1_000  # documents that are left out: so many by name, all of them counted
@@ -276,26 +276,20 @@ def write_manifest(
     """Write a manifest, which is whole or as it was before."""
     text = json.dumps(about)
     schema = SCHEMA.with_metadata({"regard": text, "checksum": add_up(text)})
-    new, row = path.with_name(f"{path.name}.{os.getpid()}.new"), 0
+    row = 0
     try:
-        with new.open("wb") as file:
-            with pq.ParquetWriter(file, schema, write_page_checksum=True) as writer:
-                for columns in tables:
-                    n = len(columns["at"])
-                    shards = np.arange(row, row + n) // about["size"]
-                    writer.write_table(pa.table({"shard": shards, **columns}, schema))
-                    row += n
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        os.fsync(folder)  # the move itself
-        os.close(folder)
+        with (
+            write_whole(path) as new,
+            new.open("wb") as file,
+            pq.ParquetWriter(file, schema, write_page_checksum=True) as writer,
+        ):
+            for columns in tables:
+                n = len(columns["at"])
+                shards = np.arange(row, row + n) // about["size"]
+                writer.write_table(pa.table({"shard": shards, **columns}, schema))
+                row += n
     except OSError as error:
         raise FileError(f"{path} was not written: {error}") from error
-    finally:
-        with suppress(OSError):
-            new.unlink()
 
 
 def open_corpus(manifest: str | Path) -> Corpus:

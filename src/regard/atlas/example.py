@@ -61,9 +61,8 @@ def find_examples(plan: Plan, corpus: Corpus, total: Result) -> Found:
     documents = top["document"][top["document"] >= 0]
     known = find_pieces(plan, corpus, words, documents, skip)
     found: dict[tuple[str, int, int], tuple[Example, ...]] = {}
-    at = [(n, h) for n, heads in enumerate(total.tally.heads) for h in range(heads)]
     for s, statistic in enumerate(plan.statistics):
-        for (layer, head), places in zip(at, top[s], strict=True):
+        for (layer, head), places in zip(total.tally.places, top[s], strict=True):
             found[statistic, layer, head] = tuple(
                 quote(place, known, words) for place in places if place["document"] >= 0
             )
@@ -98,7 +97,7 @@ def record_example(folder: str | Path, place: Place) -> Seen:
             f"regard atlas show {folder} lists them."
         )
     plan, _ = read_about(folder / "about.json")
-    row = sum(table.heads[: place.layer]) + place.head
+    row = table.tally.places.index((place.layer, place.head))
     top = table.tally.top[table.statistics.index(place.statistic), row]
     _, document, number, position = top[place.rank].item()
     worker = Worker(plan, threads=None)

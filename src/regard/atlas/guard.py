@@ -42,7 +42,7 @@ class Guard:
         self.child: subprocess.Popen[bytes] | None = None
         self.line: Any = None
         self.words = tempfile.TemporaryFile()  # noqa: SIM115 (the child's stderr)
-        self.deaths, self.over = 0, False
+        self.over = False
 
     def run(self, shard: Shard) -> bytes:
         """Return the result of a shard, whatever it takes."""
@@ -104,7 +104,6 @@ class Guard:
             self.line.send(words)
             kind, told = self.line.recv()
         except (EOFError, OSError) as error:
-            self.deaths += 1
             self.stop()
             raise Dead from error
         if kind == "refused":

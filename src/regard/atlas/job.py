@@ -31,9 +31,10 @@ from regard.atlas.example import find_examples
 from regard.atlas.model import open_words
 from regard.atlas.plan import Plan, fingerprint, read_about, write_about
 from regard.atlas.runners import Crew
-from regard.atlas.store import Result, Store, write_whole
+from regard.atlas.store import Result, Store
 from regard.atlas.table import Table
 from regard.errors import FileError, OptionError
+from regard.whole_file import write_whole
 
 WEIGHTS = ("sink", "previous", "self", "induction", "local")  # between 0 and 1
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -116,7 +117,8 @@ def begin(
                 documents=plan.documents,
                 progress=reading,
             )
-            write_whole(path, write_about(plan, corpus.digest).encode())
+            with write_whole(path) as new:
+                new.write_text(write_about(plan, corpus.digest), "utf-8")
     known, about = read_about(path)
     for name, mine in (known if plan is None else plan).identify().items():
         if mine != (theirs := getattr(known, name)):
@@ -193,8 +195,7 @@ def find_widest(total: Result, plan: Plan) -> tuple[float, str]:
             continue
         at = int(np.nanargmax(known))
         if known[at] > worst[0]:
-            layer = int(np.searchsorted(np.cumsum(tally.heads), at, side="right"))
-            head = at - sum(tally.heads[:layer])
+            layer, head = tally.places[at]
             worst = float(known[at]), f"{name} of layer {layer} head {head}"
     return worst if worst[1] else (math.inf, "")
 

@@ -10,6 +10,7 @@ Next: pieces.py
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,8 +56,8 @@ def open_model(name: str, *, precision: str = "float32", device: str = "cpu") ->
             # what predicts the next token is left out: nobody looks at it
             found = Model(network, network.read, words)
         except FileError as reason:  # a family that we do not know
-            with_head = load_theirs("AutoModel", name, reason, dtype=dtype)
-            found = Model(with_head, with_head, open_their_words(name, reason))
+            theirs = load_theirs("AutoModel", name, reason, dtype=dtype)
+            found = Model(theirs, theirs, open_their_words(name, reason))
     found.network.to(device).eval()
     return found
 
@@ -102,6 +103,7 @@ def load_theirs(
 def call_function(name: str) -> Model:
     """Return what a function of the user's returns."""
     place, _, function = name.partition(":")
+    sys.path.append("")  # the folder that the user stands in
     try:
         found = getattr(importlib.import_module(place), function)()
     except (ImportError, AttributeError, ValueError, TypeError) as error:
@@ -109,7 +111,11 @@ def call_function(name: str) -> Model:
             f"there is no model {name!r}, expected a GGUF file, a safetensors folder, "
             f"or module:function ({error})."
         ) from error
+    finally:
+        sys.path.remove("")
     if not isinstance(found, Model):
         kind = type(found).__name__
-        raise OptionError(f"{name} returns a {kind}, expected a regard.atlas Model.")
+        raise OptionError(
+            f"{name} returns a {kind}, expected regard.atlas.model.Model."
+        )
     return found

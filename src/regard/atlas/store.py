@@ -1,7 +1,7 @@
 """The results of an atlas on disk: written once, read with doubt, folded in one order.
 
     results/0-000000012-5f3a90c1.parquet     of shard 12; the last part is its crc
-    results/1-000000003-….parquet            of the shards 192 to 255, merged
+    results/1-000000192-….parquet            of the shards 192 to 255, merged
 
 A result is whole or not there: it is written beside its place, then moved. 64 files in
 a row become one of the next level, so four million shards leave a few hundred files,
@@ -14,10 +14,8 @@ Next: plan.py
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -29,14 +27,11 @@ import pyarrow.parquet as pq
 
 from regard.atlas.tally import PLACE, SUMS, Tally, merge
 from regard.errors import FileError
+from regard.whole_file import write_whole
 
 GROUP = 64  # results that become one
-PLACES = tuple(f"top_{name}" for name in PLACE.names or ())
-NUMBERS = [
-    *SUMS,
-    "peak",
-    *PLACES,
-]  # columns that are read again; the rest is for others
+# the columns that are read again; the rest is for others
+NUMBERS = [*SUMS, "peak", *(f"top_{name}" for name in PLACE.names or ())]
 WRONG = (AttributeError, KeyError, TypeError, ValueError, OverflowError, MemoryError)
 MANY = 1 << 16  # heads of a layer, places of a head
 NAMED = 1000  # documents set aside that are named; all are counted
@@ -105,11 +100,10 @@ def pack(
     more: further columns, for those who read the file without us
     """
     s, r, k = tally.top.shape
-    layers = np.repeat(np.arange(len(tally.heads)), tally.heads)
-    heads = [head for n in tally.heads for head in range(n)]
+    layers, heads = [x for x, _ in tally.places], [x for _, x in tally.places]
     columns: dict[str, Any] = {
         "statistic": pa.array(np.repeat(np.array(tally.statistics, object), r)),
-        "layer": pa.array(np.tile(layers, s), pa.int32()),
+        "layer": pa.array(layers * s, pa.int32()),
         "name": pa.array([tally.layers[i] for i in layers] * s, pa.string()),
         "head": pa.array(heads * s, pa.int32()),
         **(more or {}),
@@ -171,23 +165,6 @@ def take(table: Any, name: str) -> Any:
     return column.to_numpy(zero_copy_only=False)
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file that is whole or not there, whatever happens meanwhile."""
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with new.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        os.fsync(folder)
-        os.close(folder)
-    finally:
-        with suppress(OSError):
-            new.unlink()
-
-
 class Store:
     """The folder of results, and the fold of those that are there without a gap."""
 
@@ -236,6 +213,7 @@ class Store:
         if first not in self.waiting:
             return False
         level = self.waiting.pop(first)
+        # read again: many may wait, and not in memory
         result = unpack_result(self.paths[level, first].read_bytes())
         self.later -= set(range(result.first, result.last))
         self.push(level, result)
@@ -263,7 +241,8 @@ class Store:
     def write(self, level: int, result: Result, data: bytes) -> None:
         """Write a result under its name."""
         name = f"{level}-{result.first:09d}-{zlib.crc32(data):08x}.parquet"
-        write_whole(self.folder / name, data)
+        with write_whole(self.folder / name) as new:
+            new.write_bytes(data)
         self.paths[level, result.first] = self.folder / name
 
     def admit(self, path: Path) -> None:

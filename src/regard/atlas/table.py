@@ -23,9 +23,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.atlas.store import WRONG, pack, unpack, write_whole
+from regard.atlas.store import WRONG, pack, unpack
 from regard.atlas.tally import SURE, Numbers, Tally
 from regard.errors import FileError, OptionError
+from regard.whole_file import write_whole
 
 UNITS = {"entropy": "bits", "distance": "tokens", "logit": "logit"}  # else: weight
 TABLE, EXAMPLES = "table.parquet", "examples.json"
@@ -116,14 +117,11 @@ class Table:
         rows = []
         for name in self.statistics:
             grids = {x: getattr(self, x)(name) for x in ("mean", "half", "count")}
-            for layer, (module, heads) in enumerate(
-                zip(self.layers, self.heads, strict=True)
-            ):
-                for head in range(heads):
-                    found = {x: float(grid[layer, head]) for x, grid in grids.items()}
-                    row = {x: y if math.isfinite(y) else None for x, y in found.items()}
-                    where = {"layer": layer, "name": module, "head": head}
-                    rows.append({"statistic": name, **where, **row})
+            for layer, head in self.tally.places:
+                found = {x: float(grid[layer, head]) for x, grid in grids.items()}
+                row = {x: y if math.isfinite(y) else None for x, y in found.items()}
+                where = {"layer": layer, "name": self.layers[layer], "head": head}
+                rows.append({"statistic": name, **where, **row})
         return rows
 
     def save(self, folder: Path) -> None:
@@ -133,12 +131,14 @@ class Table:
         mean = np.where(largest, tally.peak, tally.mean)
         half = np.where(largest, np.nan, tally.half())
         more = {"mean": mean.ravel(), "half": half.ravel()}
-        write_whole(folder / TABLE, pack(tally, self.about, more))
+        with write_whole(folder / TABLE) as new:
+            new.write_bytes(pack(tally, self.about, more))
         rows = [
             {"statistic": s, "layer": layer, "head": head, "places": [*map(vars, x)]}
             for (s, layer, head), x in self.found.items()
         ]
-        write_whole(folder / EXAMPLES, json.dumps(rows).encode())
+        with write_whole(folder / EXAMPLES) as new:
+            new.write_text(json.dumps(rows), "utf-8")
 
 
 def read_table(folder: str | Path) -> Table:
@@ -165,7 +165,9 @@ def read_table(folder: str | Path) -> Table:
 
 def check_about(about: Any) -> None:
     """Refuse what is told of a table if it is of another kind than we write."""
-    for name, value in dict(about).items():
+    if not isinstance(about, dict):
+        raise ValueError("it says nothing of itself")  # noqa: TRY004 (no bug of ours)
+    for name, value in about.items():
         if type(value) is not KINDS.get(name) or (type(value) is int and value < 0):
             raise ValueError(f"{name!r:.40} is a {type(value).__name__}")
 

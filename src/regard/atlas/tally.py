@@ -28,8 +28,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.stats.table import NEAR
-
 Numbers = NDArray[np.float64]
 SUMS = ("documents", "queries", "total", "weight", "centre", "spread")
 PLACE = np.dtype(  # where a head did something most
@@ -37,8 +35,6 @@ PLACE = np.dtype(  # where a head did something most
 )
 NOWHERE = np.array((-np.inf, -1, -1, -1), PLACE)
 FEW = 8  # fewer documents have no interval
-# the first query that could have done otherwise, and is told from a look at the first
-FIRST = {"local": NEAR, "previous": 2}  # else 1
 SURE = 0.95
 
 
@@ -52,6 +48,11 @@ class Tally:
     sums: Numbers  # (statistics, all heads, 6), as SUMS says
     peak: Numbers  # (statistics, all heads), the largest number; -inf: none
     top: NDArray[Any]  # (statistics, all heads, k) of PLACE, the largest first
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """The layer and the head of every row."""
+        return [(x, head) for x, n in enumerate(self.heads) for head in range(n)]
 
     @property
     def mean(self) -> Numbers:
@@ -117,7 +118,7 @@ def tally_document(
                 continue
             known = np.where(there, rows, -np.inf)
             peak[s, at] = known.max(1)
-            known[:, : FIRST.get(name, 1)] = -np.inf  # it had no choice
+            known[:, : count_forced(name)] = -np.inf
             best = known.argmax(1)
             value = known[np.arange(count), best]
             found_at = top[s, at, 0]
@@ -125,6 +126,20 @@ def tally_document(
             found_at["document"], found_at["piece"] = document, piece
             top[s, at, 0] = np.where(np.isfinite(value), found_at, NOWHERE)
     return Tally(tuple(layers), tuple(heads), tuple(statistics), sums, peak, top)
+
+
+def count_forced(statistic: str) -> int:
+    """Return how many queries had no choice, or cannot be told from a sink."""
+    from regard.stats.table import NEAR  # noqa: PLC0415 (it brings torch)
+
+    return {"local": NEAR, "previous": 2}.get(statistic, 1)
+
+
+def tally_nothing(statistics: tuple[str, ...]) -> Tally:
+    """Return the tally of no document, of which no layer is known."""
+    s = len(statistics)
+    sums, peak = np.zeros((s, 0, len(SUMS))), np.zeros((s, 0))
+    return Tally((), (), statistics, sums, peak, np.zeros((s, 0, 1), PLACE))
 
 
 def join_pieces(pieces: Sequence[Tally]) -> Tally:

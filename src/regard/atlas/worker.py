@@ -22,7 +22,13 @@ from regard.atlas.model import open_model
 from regard.atlas.pieces import Piece, batch_pieces, cut_shard, explain
 from regard.atlas.plan import Plan
 from regard.atlas.store import Result, pack_result
-from regard.atlas.tally import PLACE, SUMS, Tally, join_pieces, merge, tally_document
+from regard.atlas.tally import (
+    Tally,
+    join_pieces,
+    merge,
+    tally_document,
+    tally_nothing,
+)
 from regard.lens.watch import watch
 from regard.record import Record
 from regard.seen import Seen
@@ -122,22 +128,16 @@ class Worker:
         for piece, tally in done:
             draw = (piece.document, piece.number if packed else 0)
             draws.setdefault(draw, []).append(tally)
-        parts = [join_pieces(x) for x in draws.values()] or [self.blank()]
+        parts = [join_pieces(x) for x in draws.values()]
+        nothing = tally_nothing(self.plan.statistics)
         names = {place.digest: place.name for place in shard.places}
         return Result(
             first=shard.number,
             last=shard.number + 1,
-            tally=merge(parts, keep=self.plan.examples),
+            tally=merge(parts or [nothing], keep=self.plan.examples),
             documents=len(shard.places) - len(aside),
             tokens=sum(len(piece.tokens) for piece, _ in done),
             n_aside=len(aside),
             aside=tuple((x, names[x], reason) for x, reason in aside.items()),
             missed=work.missed,
         )
-
-    def blank(self) -> Tally:
-        """Return the tally of nothing."""
-        names = self.plan.statistics
-        s = len(names)
-        sums, peak = np.zeros((s, 0, len(SUMS))), np.zeros((s, 0))
-        return Tally((), (), names, sums, peak, np.zeros((s, 0, 1), PLACE))

@@ -36,18 +36,20 @@ class Refused(click.ClickException):
     ),
 )
 @click.argument("place")
-@click.option("--level", default="complete", help="basic, complete or kernel.")
+@click.option(
+    "--level", default="complete", show_default=True, help="basic, complete or kernel."
+)
 @click.option("--layout", help="Axes of q, k, v: bhnd, bnhd, hnd, bnd, nd, bn(hd), …")
 @click.option("--order", help="qkv or qvk.")
 @click.option("--library", help="numpy, torch or jax.")
 @click.option("--device", help="cpu, cuda, …")
-@click.option("--true-means", help="Of a mask: attend, hide or added.")
+@click.option("--true-means", help="What True in a mask means: attend, hide or added.")
 @click.option("--mask-axes", help="bhqk, bqk, qk or bk.")
 @click.option("--causal-from", help="Where row 0 stands if Nq < Nk: start or end.")
 @click.option("--returns", help="out; out,weights; out,lse; …")
 @click.option("--shared-heads", is_flag=True, default=None, help="It takes Hk < H.")
 @click.option("--convention", help="module:name of a Convention, for all the rest.")
-@click.option("--seed", default=0, show_default=True, help="Of the random arrays.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the random arrays.")
 @click.option("--limit", default=30.0, show_default=True, help="Seconds for a call.")
 @click.option(
     "--markdown", type=NewFile(dash=True), help='Write the report; "-" prints it.'

@@ -16,13 +16,14 @@ import click
 from regard.terminal import (
     blame_options,
     clean,
+    draw_progress,
     guide,
     need_extras,
     need_model,
     read_text,
 )
 
-EXAMPLE = 'regard generate "Why is the sky blue?" --model SmolLM2.gguf'
+EXAMPLE = 'regard generate "Why is the sky blue?" --model MODEL.gguf'
 
 
 @click.command(
@@ -50,13 +51,13 @@ EXAMPLE = 'regard generate "Why is the sky blue?" --model SmolLM2.gguf'
 @click.option("--top-p", type=float, help="Only the likeliest that reach p together.")
 @click.option("--min-p", type=float, help="Only those with min-p of the likeliest.")
 @click.option("--repetition", default=1.0, help="Above 1: repeats are less likely.")
-@click.option("--seed", default=0, show_default=True, help="Of what is drawn.")
+@click.option("--seed", default=0, show_default=True, help="Seed of what is drawn.")
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16"]),
     default="float32",
     show_default=True,
-    help="Of the weights.",
+    help="Numbers of the weights.",
 )
 def generate(
     *,
@@ -80,7 +81,8 @@ def generate(
     from regard.nn.generation import stream
     from regard.nn.weights import load
 
-    network, tokenizer = load(model, dtype=getattr(torch, dtype))
+    with draw_progress("reading the model", None):
+        network, tokenizer = load(model, dtype=getattr(torch, dtype))
     text = read_text(prompt)
     if chat or (chat is None and tokenizer.template is not None):
         text = tokenizer.chat([{"role": "user", "content": text}])

@@ -36,7 +36,7 @@ STRONGEST = ("sink", "previous", "induction")
 @click.command(
     short_help="Say what the attention of a model did with a text.",
     epilog=guide(
-        'regard show "The cat sat on the mat" --model SmolLM2.gguf',
+        'regard show "The cat sat on the mat" --model MODEL.gguf',
         "add --map to look at every head, --save FILE to keep what was seen.",
     ),
 )
@@ -117,6 +117,11 @@ def run_model(model: str, text: str, n_new: int) -> tuple[Seen, str]:
     if not tokens:
         raise OptionError("the text is empty: there is nothing to attend to.")
     room = network.config.context - n_new
+    if room < 1:
+        raise OptionError(
+            f"--n-new {n_new}, but this model takes {network.config.context} tokens in "
+            "all, with those that it reads. Give fewer."
+        )
     if len(tokens) > room:
         click.echo(f"read the first {room:,} of {len(tokens):,} tokens", err=True)
         tokens = tokens[:room]

@@ -32,37 +32,56 @@ COUNT = click.IntRange(min=1)
 )
 @click.argument("task", type=click.Choice(TASKS))
 @click.argument("file", required=False, type=click.Path())
-@click.option("--folder", type=click.Path(), help="Of the run; runs/TASK unless given.")
+@click.option(
+    "--folder", type=click.Path(), help="Where the run is kept; runs/TASK unless given."
+)
 @click.option(
     "--tokens",
     default="bytes",
     show_default=True,
-    help="Of a text: bytes, characters, or a model for its tokenizer.",
-)
-@click.option("--steps", type=COUNT, help="Of training; each task has its own number.")
-@click.option(
-    "--batch", type=COUNT, default=64, show_default=True, help="Examples of a step."
-)
-@click.option("--rate", default=3e-3, show_default=True, help="Of learning, at most.")
-@click.option(
-    "--layers", type=COUNT, default=2, show_default=True, help="Of the model."
-)
-@click.option("--width", type=COUNT, default=64, show_default=True, help="Of a token.")
-@click.option("--heads", type=COUNT, default=4, show_default=True, help="Of a layer.")
-@click.option(
-    "--length", type=COUNT, default=128, show_default=True, help="Of a piece of text."
+    help="What a text is cut into: bytes, characters, or the tokens of a model.",
 )
 @click.option(
-    "--dropout", default=0.0, show_default=True, help="Share that is dropped."
+    "--steps", type=COUNT, help="Training steps; each task has its own default."
+)
+@click.option(
+    "--batch", type=COUNT, default=64, show_default=True, help="Examples in a step."
+)
+@click.option(
+    "--rate", default=3e-3, show_default=True, help="Learning rate at its peak."
+)
+@click.option(
+    "--layers", type=COUNT, default=2, show_default=True, help="Layers of the model."
+)
+@click.option(
+    "--width", type=COUNT, default=64, show_default=True, help="Width of the model."
+)
+@click.option(
+    "--heads", type=COUNT, default=4, show_default=True, help="Heads of a layer."
+)
+@click.option(
+    "--length",
+    type=COUNT,
+    default=128,
+    show_default=True,
+    help="Tokens of a piece of text.",
+)
+@click.option(
+    "--dropout",
+    default=0.0,
+    show_default=True,
+    help="Share of numbers that are dropped.",
 )
 @click.option(
     "--precision",
     type=click.Choice(["float32", "bfloat16"]),
     default="float32",
     show_default=True,
-    help="Of the forward pass.",
+    help="Numbers of the forward pass.",
 )
-@click.option("--seed", default=0, show_default=True, help="Of weights and batches.")
+@click.option(
+    "--seed", default=0, show_default=True, help="Seed of weights and batches."
+)
 def train(
     *,
     task: str,

@@ -3,10 +3,11 @@
     scores  = scale * q kᵀ                      how well each key answers each query
     capped  = softcap * tanh(scores / softcap)  (if there is a softcap)
     logits  = capped + bias, and -inf where the mask forbids
-    weights = exp(logits) / sum exp(logits)     a row sums to 1, or to 0 if it is empty
+    total   = sum exp(logits) + exp(sink)       (exp(sink) only if there is a sink)
+    weights = exp(logits) / total               sums to 1, less with a sink, 0 if empty
     out     = weights v                         the average of the values, so weighted
 
-    lse     = log sum exp(logits)               so that weights = exp(logits - lse)
+    lse     = log total                         so that weights = exp(logits - lse)
 
 It is written for reading, in functions that NumPy, PyTorch and JAX share. It builds the
 whole square of scores; `block=` gives the same numbers without it.

@@ -29,7 +29,7 @@ from regard.arrays import (
 from regard.errors import ArrayError, MaskError, OptionError, ShapeError
 from regard.masks.algebra import Formula, Mask
 from regard.masks.biases import Bias
-from regard.masks.grid import Start, evaluate, resolve_start
+from regard.masks.grid import NUMPY, Start, evaluate, resolve_start
 
 ALL = slice(None)
 
@@ -112,7 +112,7 @@ def read_call(
             )
     check_mask(xp, mask, shape)
     check_bias(bias, shape)
-    if softcap is not None and not softcap > 0:
+    if softcap is not None and not 0 < softcap < math.inf:
         raise OptionError(f"softcap={softcap}, expected a number above 0, or None.")
     start = resolve_start(q_start, shape, *formulas)
     return Call(
@@ -122,8 +122,8 @@ def read_call(
         v=v,
         mask=mask.place(q) if isinstance(mask, Mask) else mask,
         bias=bias.place(q) if isinstance(bias, Bias) else bias,
-        scale=1 / math.sqrt(q.shape[-1]) if scale is None else scale,
-        softcap=softcap,
+        scale=1 / math.sqrt(q.shape[-1]) if scale is None else read_number(scale, q),
+        softcap=None if softcap is None else read_number(softcap, q),
         sink=None if sink is None else read_sink(sink, q, shape),
         q_start=start,
         shape=shape,
@@ -149,6 +149,11 @@ def fit(q: Array, k: Array, v: Array) -> tuple[int, ...]:
             "values, expected one value for each key."
         )
     n_heads, n_keys, n_values = (x.shape[-3] if x.ndim > 2 else 1 for x in (q, k, v))
+    if min(n_heads, n_keys, q.shape[-1]) == 0:
+        raise ShapeError(
+            f"{name_shapes(q, k, v)}: no heads, or heads of width 0, expected at least "
+            "1 of both. Leave the call out where there are none."
+        )
     if n_keys != n_values or n_heads % n_keys:
         raise ShapeError(
             f"{name_shapes(q, k, v)}: {n_heads} heads of q, {n_keys} of k and "
@@ -242,6 +247,13 @@ def check_axes(name: str, x: Array, shape: tuple[int, ...]) -> None:
         hint = f"{name}[:, None] if its first axis is the batch"
     also = f", {name}[None] if its first axis is {axes[-x.ndim]}" if fits else ""
     raise MaskError(f"{known}. Write {hint}{also}.")
+
+
+def read_number(x: Any, like: Array) -> Any:
+    """Return a number of NumPy as float, which widens no dtype, an array by `like`."""
+    if isinstance(x, NUMPY) and x.ndim == 0:
+        return float(x)
+    return convert(x, like) if is_array(x) else x
 
 
 def read_sink(sink: Any, like: Array, shape: tuple[int, ...]) -> Array:

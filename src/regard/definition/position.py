@@ -76,7 +76,10 @@ def rotary(
 def rotate(x: Array, cos: Array, sin: Array, *, pairing: Pairing) -> Array:
     """Turn every pair of numbers of x, given the cosines and sines (..., N, D/2)."""
     if not isinstance(pairing, Pairing):
-        raise OptionError(f"pairing={pairing!r}, expected HALVES or NEIGHBOURS.")
+        raise OptionError(
+            f"pairing={pairing!r}, expected HALVES or NEIGHBOURS. "
+            "Write pairing=HALVES for weights as transformers stores them."
+        )
     xp = namespace(x=x, cos=cos, sin=sin)
     cos, sin = xp.astype(cos, x.dtype), xp.astype(sin, x.dtype)
     first, second = pairing.split(x)

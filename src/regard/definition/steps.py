@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from regard.arrays import Array, is_array, to_numpy
-from regard.definition.attention import STEPS, attend
+from regard.definition.attention import STEPS, define
 from regard.definition.contract import Call, read_call
 from regard.definition.heads import pair
 from regard.errors import OptionError, ShapeError
@@ -55,14 +55,18 @@ class Step:
     def text(self, at: tuple[int, ...] | None = None) -> str:
         """Print the step for the batch and head `at` = (b, h), or the first."""
         at = (0,) * len(self.lead) if at is None else at
-        if len(at) != len(self.lead):
-            raise OptionError(f"at={at}, expected an index for each of {self.lead}.")
+        inside = all(-n <= i < n for i, n in zip(at, self.lead, strict=False))
+        if len(at) != len(self.lead) or not inside:
+            raise OptionError(
+                f"at={at}, expected an index for each of {self.lead}, counted from 0."
+            )
         sizes = zip(at, self.shape, self.lead, strict=False)
         at = tuple(i * size // full for i, size, full in sizes)  # the head it shares
         values = to_numpy(self.values[(*at, ...)])
-        table = write_table(values.reshape(len(self.rows), -1), self.rows, self.columns)
+        matrix = values[:, None] if values.ndim == 1 else values
+        table = write_table(matrix, self.rows, self.columns)
         parts = [f"{self.name:<8} {self.formula}   {self.shape}", *table]
-        if self.name == "weights" and max(values.shape) > FEW:
+        if self.name == "weights" and values.size and max(values.shape) > FEW:
             parts += write_map(values)
         return "\n".join(parts)
 
@@ -139,7 +143,7 @@ def explain(
         sink=sink,
         q_start=q_start,
     ).widen()
-    done = attend(call)
+    done = define(call, STEPS)
     rows, columns = label_axes(call, tokens)
     dots = pair(call.q, call.xp.matrix_transpose(call.k))
     formulas = write_formulas(call, given_scale=scale)
@@ -197,11 +201,20 @@ def name_formula(x: Any) -> str:
 def label_axes(call: Call, tokens: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return labels for queries and keys: tokens if given, else positions."""
     n_q, n_k = call.shape[-2:]
-    start = 0 if is_array(call.q_start) else call.q_start
-    if tokens is None:
-        rows, columns = range(start, start + n_q), range(n_k)
-    elif len(tokens) == 2 and not isinstance(tokens[0], str):
+    starts = set(np.atleast_1d(to_numpy(call.q_start)).tolist())
+    start = starts.pop() if len(starts) == 1 else None
+    rows: Sequence[Any]
+    if tokens is not None and len(tokens) == 2 and not isinstance(tokens[0], str):
         rows, columns = tokens
+    elif tokens is None:
+        rows = [f"+{i}" for i in range(n_q)]  # no position is that of all batches
+        rows = rows if start is None else range(start, start + n_q)
+        columns = range(n_k)
+    elif start is None or start < 0:
+        raise ShapeError(
+            f"queries start at {call.q_start}, so one list of tokens cannot name them. "
+            "Write tokens=(tokens_of_queries, tokens_of_keys)."
+        )
     else:
         rows, columns = tokens[start : start + n_q], tokens[:n_k]
     if (len(rows), len(columns)) != (n_q, n_k):
@@ -240,7 +253,9 @@ def write_table(values: Any, rows: Sequence[str], columns: Sequence[str]) -> lis
     head = ["…" if j is None else columns[j] for j in across] if columns else []
     left = ["⋮" if i is None else rows[i] for i in down]
     table = ([head] if head else []) + cells
-    widths = [max(measure(line[j]) for line in table) for j in range(len(across))]
+    widths = [
+        max((measure(line[j]) for line in table), default=0) for j in range(len(across))
+    ]
     margin = 9 + max(map(measure, left), default=0)
     return [
         flush(label, margin)

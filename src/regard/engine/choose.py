@@ -172,7 +172,8 @@ def attend(
     the kernel and changes no bit of `out`; `edit` and `block` ask for the definition.
     """
     special = (mask, bias, softcap, sink, edit, block)
-    if not see and all(x is None for x in special) and is_bare(q, k, v):
+    bare = all(x is None for x in special) and not see and not is_array(scale)
+    if bare and is_bare(q, k, v):
         factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
         return Attended(*attend_part(q, k, v, scale=factor))
     call = read_call(
@@ -211,7 +212,7 @@ def is_bare(q: Tensor, k: Tensor, v: Tensor) -> bool:
         return False
     (b, h, _, d), (_, shared, n, _) = q.shape, k.shape
     fits = k.shape == v.shape == (b, shared, n, d)
-    return bool(fits and shared > 0 and h % shared == 0)
+    return bool(fits and min(h, shared, d) > 0 and h % shared == 0)
 
 
 def run_fused(call: Call) -> tuple[Tensor, Tensor]:
@@ -237,8 +238,10 @@ def run_fused(call: Call) -> tuple[Tensor, Tensor]:
 def take_share(out: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
     """Let the sinks, () or (H, 1, 1), take their share of every row."""
     beside = sink[..., 0].to(lse.dtype) if sink.ndim else sink.to(lse.dtype)
+    nothing = (lse == -math.inf) & (beside == -math.inf)  # -inf less -inf is NaN
+    lse = lse.masked_fill(nothing, 0)
     out = (out * torch.sigmoid(lse - beside)[..., None]).to(out.dtype)
-    return out, torch.logaddexp(lse, beside)
+    return out, torch.logaddexp(lse, beside).masked_fill(nothing, -math.inf)
 
 
 def spread(x: Tensor, batch: int) -> Tensor:

@@ -5,12 +5,12 @@
 
 The kernel is the one behind scaled_dot_product_attention on a CPU. It never holds more
 than a few rows of scores, returns lse, and shares heads of K without copying. Asked
-directly it has traps, and this file is where they are guarded:
+directly it has traps; each is guarded in this file, the bias in tiles.py:
 
     no keys at all           kills the process          -> 0 and -inf, without a call
     a row that sees nothing  lse is 0                   -> -inf
-    a bias of another dtype  wrong numbers              -> converted
-    NaN behind the mask      NaN + -inf is NaN          -> keys nobody sees are zeroed
+    a bias of another dtype  wrong numbers              -> written as wide as lse
+    NaN behind the mask      NaN + -inf is NaN          -> blind rows, unseen keys are 0
     Dv other than D          refused                    -> padded with zeros
     a last axis with gaps    wrong numbers              -> copied
 
@@ -23,6 +23,8 @@ import math
 
 import torch
 from torch import Tensor
+
+from regard.arrays import accumulator, namespace
 
 kernels = torch.ops.aten
 forward = kernels._scaled_dot_product_flash_attention_for_cpu.default  # noqa: SLF001
@@ -40,14 +42,16 @@ def attend_part(
 ) -> tuple[Tensor, Tensor]:
     """Return out (B, H, Nq, Dv) and lse (B, H, Nq) over these keys."""
     if k.shape[-2] == 0 or q.shape[-2] == 0:
+        wide = accumulator(namespace(q=q), q)
         out = q.new_zeros((*q.shape[:-1], v.shape[-1]))
-        return out, out.new_full(q.shape[:-1], -math.inf, dtype=accumulator(q))
+        return out, out.new_full(q.shape[:-1], -math.inf, dtype=wide)
     if bias is None and q.shape[-1] == v.shape[-1]:
         q, k, v = (close(x) for x in (q, k, v))
         return forward(q, k, v, 0.0, causal, scale=scale)  # type: ignore[no-any-return]
     width = max(q.shape[-1], v.shape[-1])
     if bias is not None:
-        k, v = hide_unseen(k, bias), hide_unseen(v, bias)
+        empty = find_empty(bias)
+        q, k, v = hide_blind(q, empty), hide_unseen(k, bias), hide_unseen(v, bias)
     out, lse = forward(
         pad(q, width),
         pad(k, width),
@@ -58,7 +62,6 @@ def attend_part(
         scale=scale,
     )
     if bias is not None:
-        empty = (bias == -math.inf).all(-1)
         lse = lse.masked_fill(empty, -math.inf)
     return out[..., : v.shape[-1]], lse
 
@@ -84,6 +87,7 @@ def differentiate_part(
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     width = max(q.shape[-1], v.shape[-1] + (grad_lse is not None))
     if bias is not None:
+        q = hide_blind(q, find_empty(bias))
         k, v = hide_unseen(k, bias), hide_unseen(v, bias)
     if grad_lse is not None:
         column = grad_lse[..., None].to(out.dtype)
@@ -94,6 +98,16 @@ def differentiate_part(
     dq, dk, dv = backward(*wide, lse, 0.0, causal, attn_mask=bias, scale=scale)
     d = q.shape[-1]
     return dq[..., :d], dk[..., :d], dv[..., : v.shape[-1]]
+
+
+def hide_blind(q: Tensor, empty: Tensor) -> Tensor:
+    """Put 0 where a query is blind, that is, sees nothing."""
+    return torch.where(empty[..., None], 0, q)
+
+
+def find_empty(bias: Tensor) -> Tensor:
+    """Tell which rows (B or 1, H or 1, Nq) see nothing."""
+    return (bias == -math.inf).all(-1)
 
 
 def hide_unseen(x: Tensor, bias: Tensor) -> Tensor:
@@ -111,8 +125,3 @@ def pad(x: Tensor, width: int) -> Tensor:
 def close(x: Tensor) -> Tensor:
     """Return x with the numbers of its last axis side by side."""
     return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def accumulator(x: Tensor) -> torch.dtype:
-    """Return the dtype of lse: float32, or float64 for float64."""
-    return torch.float64 if x.dtype == torch.float64 else torch.float32

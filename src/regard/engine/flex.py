@@ -4,7 +4,7 @@ FlexAttention wants, for every row of tiles, those to visit under the mask and t
 visit without it. torch's own create_block_mask finds out by writing down all Nq x Nk
 cells; here tiles are proved empty or full, and only those in doubt are looked into.
 
-Next: choose.py
+Next: ring.py
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def block_mask(
     """
     start = resolve_start(q_start, shape, mask)
     kinds = mask.tiles(shape, block=block, q_start=start).settle().kinds
-    rows, keys = (block, block) if isinstance(block, int) else block
+    rows, keys = block if isinstance(block, tuple | list) else (block, block)
     n_q, n_k = shape[-2:]
     if n_q % rows:  # a tile beyond the edge needs the mask, as in torch
         kinds[:, :, -1][kinds[:, :, -1] == FULL] = UNDECIDED

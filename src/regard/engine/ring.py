@@ -17,7 +17,7 @@ Masks are formulas over absolute positions. Each pair of runs is a small call of
 tiles.py: skipped where proved empty, without a mask where proved full. Nothing here is
 tied to a device or a transport; the kernel in flash.py is one for CPUs.
 
-Next: flex.py
+Next: record.py
 """
 
 from __future__ import annotations
@@ -34,12 +34,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from regard.arrays import Array
+from regard.arrays import Array, accumulator, is_array
 from regard.definition.attention import Attended
 from regard.definition.blocked import merge
 from regard.definition.contract import Call, read_call
 from regard.engine.choose import learns, spread, take_share
-from regard.engine.flash import accumulator
 from regard.engine.tiles import differentiate_strips, pick_rows, plan, run_strips
 from regard.errors import ArrayError, MaskError, OptionError, ShapeError
 from regard.masks.algebra import Mask, Proof
@@ -114,6 +113,11 @@ def attend(
         (q, k, v), None, bias=None, scale=scale, softcap=None, sink=sink, q_start=0
     )
     check_shard(ring, call)
+    if is_array(call.scale):
+        raise OptionError(
+            "scale is an array: the ring runs on fused kernels, and they take one "
+            "number. Write scale=float(scale), or regard.engine.attend(...)."
+        )
     lead, n, total = call.shape[:-2], q.shape[-2], sum(map(count, places))
     batch, heads = (1, 1, *lead)[-2:]
     mask = everything() if mask is None else mask
@@ -262,7 +266,7 @@ class Ringed(torch.autograd.Function):  # type: ignore[misc]
         """Merge what each rank's keys give to the rows of this one."""
         call, ring = how
         k, v = k.contiguous(), v.contiguous()  # as they are sent
-        out = q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=accumulator(q))
+        out = q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=accumulator(call.xp, q))
         lse = out.new_full(q.shape[:-1], -math.inf)
         begun: set[int] = set()  # the runs of rows that have seen keys
         for owner, held in ring.travel([k, v]):

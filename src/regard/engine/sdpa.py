@@ -45,8 +45,9 @@ def sdpa_arguments(
     if mask is None:
         return {"attn_mask": None, "is_causal": False}
     start = resolve_start(q_start, shape, mask)
-    whole = prove_tiles(mask, shape, block=(shape[-2], shape[-1]), q_start=start)
-    if (whole.kinds == FULL).all():
+    whole = (max(1, shape[-2]), max(1, shape[-1]))
+    tiles = prove_tiles(mask, shape, block=whole, q_start=start)
+    if (tiles.kinds == FULL).all():
         return {"attn_mask": None, "is_causal": False}
     if mask == causal() and not is_array(start) and start == 0:
         return {"attn_mask": None, "is_causal": True}

@@ -22,10 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.arrays import is_array
+from regard.arrays import accumulator, is_array
 from regard.definition.blocked import merge
 from regard.definition.contract import Call
-from regard.engine.flash import accumulator, attend_part, differentiate_part
+from regard.engine.flash import attend_part, differentiate_part
 from regard.masks.algebra import Formula, Mask
 from regard.masks.grid import evaluate
 from regard.masks.patterns import causal, everything
@@ -125,7 +125,7 @@ def write_bias(call: Call, rows: slice, part: Part) -> Tensor | None:
     if not part.masked:
         return None
     allowed, bias = (write_cells(x, call, rows, part) for x in (call.mask, call.bias))
-    wide = accumulator(call.q)  # the kernel takes it so, also for half precision
+    wide = accumulator(call.xp, call.q)  # as the kernel takes it, also for halves
     bias = call.q.new_zeros((), dtype=wide) if bias is None else bias.to(wide)
     if allowed is not None:
         bias = torch.where(allowed, bias, -math.inf)

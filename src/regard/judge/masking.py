@@ -225,7 +225,7 @@ MASKING = (
     Case("mask_beats_any_score",
          "A finite filler such as -1e4 loses against a low score: hidden keys win.",
          "Put -inf where the mask forbids, not a large negative number.",
-         "complete", hide_by_more, HIDES),
+         "complete", hide_by_more, (*HIDES, "softmax_is_stable")),
     Case("finfo_min_is_not_inf",
          "In 16 bits the filler overflows, or an empty row becomes uniform.",
          "Compute the scores in float32 and mask with -inf; let empty rows be 0.",

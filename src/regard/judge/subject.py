@@ -114,7 +114,6 @@ class Subject:
             raise NotAskedError("it has no gradients")
         precision = self.precisions[0]
         leaves, keywords = self.express(inputs, precision)
-        zeros = replace(inputs, q=g)  # only for the axes of out
 
         def out(*arrays: Any) -> Any:
             found = self.form.run(arrays, inputs, keywords, precision)
@@ -122,7 +121,7 @@ class Subject:
 
         def work() -> Any:
             shape = self.library.read(out(*leaves)).shape
-            beside = self.make(self.lay_out(zeros.q, shape), precision)
+            beside = self.make(self.lay_out(g, shape), precision)
             return self.library.differentiate(out, leaves, beside)
 
         found = [self.library.read(x) for x in within(self.limit, work)]

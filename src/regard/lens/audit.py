@@ -76,6 +76,8 @@ def audit(
     expect={"decoder.*.SelfAttention": causal()}. `valid` and `documents` are for all
     tokens of the input, also where padding is gone because the model was told of it.
     """
+    if valid is not None and pad is not None:
+        raise OptionError("valid= and pad= together: give one of them.")
     names = list(dict.fromkeys(record.name for record in recording.records))
     options = {"valid": valid, "documents": documents, "expect": expect}
     for name, option in options.items():
@@ -87,8 +89,10 @@ def audit(
             "model inside of `with regard.watch(model) as seen:`, and print(seen)."
         )
     for record, sequence in zip(recording.records, recording.sequences, strict=True):
+        if not record.q.shape[1]:  # a sequence of nothing but padding
+            continue
         known = {name: pick(option, record.name) for name, option in options.items()}
-        if pad is not None:
+        if pad is not None and record.k.shape[1]:
             known["valid"] = find_padding(recording, sequence, pad)
         case = read_record(record, sequence)
         if known["expect"] is not None and not case.placed:
@@ -122,7 +126,7 @@ def pick(option: Option, layer: str) -> Any:
 
 def find_padding(recording: Recording, sequence: int, pad: int) -> Tensor:
     """Return which tokens are not `pad` at an end: inside, it may end a text."""
-    if sequence >= len(recording.tokens):
+    if not any(recording.tokens[sequence : sequence + 1]):
         raise OptionError(
             f"pad={pad}, but the tokens of sequence {sequence} are not known. Give "
             "valid= (B, N) instead."
@@ -135,7 +139,7 @@ def judge_coverage(recording: Recording) -> Iterator[Finding]:
     """Name the layers that were not kept."""
     for x in recording.coverage:
         if x.reason and x.reason != "not asked for":
-            odd = not math.isfinite(x.error) or " nan " in x.reason
+            odd = not math.isfinite(x.error)
             yield Finding(
                 what="not finite" if odd else "not audited",
                 layer=x.name,
@@ -179,8 +183,8 @@ def judge_sums(look: Look) -> Iterator[Finding]:
         total = total + (sink - case.lse).exp()
     slack = torch.full_like(total, 1e-3)
     if case.columns is None:  # what float32 rounds off of large logits
-        size = case.q.norm(dim=-1) * case.k.norm(dim=-1).max() * abs(record.scale)
-        slack = slack + 3e-7 * size
+        longest = case.k.norm(dim=-1).max() if case.k.numel() else 0.0
+        slack = slack + 3e-7 * case.q.norm(dim=-1) * longest * abs(record.scale)
     lost = 1 - total
     off = look.good & (lost.abs() > slack) & (slack < 0.1)
     rows = off.any(0).nonzero()[:, 0]

@@ -23,7 +23,7 @@ from regard.errors import OptionError
 from regard.lens.edit import NOTHING, Edit
 from regard.spans import Span
 
-ALL = ()  # every head: which ones there are is the call's to say
+EVERY_HEAD = ()  # which ones there are is the call's to say
 Layer = int | str
 Positions = slice | range | Sequence[int] | Span
 
@@ -83,13 +83,13 @@ class Cut:
     queries: Tokens | None  # None: from everywhere
 
     def heads_of(self, number: int, name: str) -> tuple[int, ...] | None:
-        """Return the chosen heads of a layer, ALL of them, or None if it is not one."""
+        """Return the chosen heads of a layer, EVERY_HEAD, or None if it is not one."""
         if self.heads is not None:
             found = {h for layer, h in self.heads if is_layer(layer, number, name)}
             return tuple(sorted(found)) or None
         asked = self.layers
         mine = asked is None or any(is_layer(x, number, name) for x in asked)
-        return ALL if mine else None
+        return EVERY_HEAD if mine else None
 
     @property
     def asked(self) -> tuple[Layer, ...]:
@@ -156,7 +156,7 @@ def make_edit(
     cut: Cut, chosen: tuple[int, ...], heads: int, q_at: Tensor, k_at: Tensor
 ) -> Edit:
     """Return what a cut means for a call at these positions, (B or 1, Nq or Nk)."""
-    some = torch.full((1, heads, 1, 1), chosen == ALL, device=k_at.device)
+    some = torch.full((1, heads, 1, 1), chosen == EVERY_HEAD, device=k_at.device)
     some[:, list(chosen)] = True
     if cut.keys is None:
         return Edit(gone=some)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import OptionError
-from regard.lens.cut import ALL, Cut, is_layer, make_edit
+from regard.lens.cut import EVERY_HEAD, Cut, is_layer, make_edit
 from regard.lens.edit import NOTHING, Call, Edit
 from regard.lens.huggingface import is_decoder
 from regard.lens.ledger import CROSS
@@ -132,13 +132,13 @@ class Editor:
     ) -> None:
         """Refuse a call of which the cut cannot be taken."""
         folded = call.heads is None
-        if folded and (chosen != ALL or valid is not None):
+        if folded and (chosen != EVERY_HEAD or valid is not None):
             raise OptionError(
                 f"{name} folds its heads into the batch, so that one of them, or the "
                 f"padding, cannot be told. Write layers=[{name!r}] for all heads, and "
                 "give no padding."
             )
-        if call.heads is not None and chosen != ALL and chosen[-1] >= call.heads:
+        if call.heads is not None and chosen != EVERY_HEAD and chosen[-1] >= call.heads:
             raise OptionError(
                 f"{name} has {call.heads} heads, there is no head {chosen[-1]}; "
                 "they are counted from 0."

@@ -21,16 +21,16 @@ import torch
 from torch import Tensor
 
 from regard.arrays import convert
+from regard.definition.contract import ALL
 from regard.errors import MaskError, OptionError, ShapeError
 from regard.masks.algebra import Mask
 from regard.masks.patterns import causal, expect, same, where
-from regard.record import Record
+from regard.record import Record, reaches
 
 TILE = 256, 512  # rows and keys
 HIDDEN = -3e4  # a logit below is what masks are filled with, not a score
 FAR = 2**62  # beyond any position
 HOST = torch.empty(0)
-ALL = slice(None)
 FUTURE, OUTSIDE = "weight on the future", "weight outside of expect"
 
 
@@ -76,10 +76,9 @@ def read_record(record: Record, sequence: int) -> Case:
     """Return a record as tensors, in float32 or wider."""
     arrays = [convert(x, HOST).detach() for x in (record.q, record.k, record.lse)]
     q, k, lse = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in arrays)
-    columns = None
-    if record.scale == 1 and k.shape[0] == 1 and bool(((k != 0).sum(-1) == 1).all()):
-        columns = k[0].argmax(-1)  # seen by its softmax: k is the identity
-    at_q, at_k = (convert(x, HOST) for x in (record.q_positions, record.k_positions))
+    columns = find_columns(k) if record.scale == 1 else None
+    places = (record.q_positions, record.k_positions)
+    at_q, at_k = (convert(x, HOST).long() for x in places)
     mask = record.mask.place(HOST) if isinstance(record.mask, Mask) else record.mask
     return Case(
         record=replace(record, mask=mask),
@@ -92,6 +91,14 @@ def read_record(record: Record, sequence: int) -> Case:
         columns=columns,
         real=torch.ones(len(at_q), dtype=torch.bool),
     )
+
+
+def find_columns(k: Tensor) -> Tensor | None:
+    """Return where keys stand that are rows of the identity, as a softmax has them."""
+    at = k[0].argmax(-1)
+    ones = ((k != 0).sum(-1) == 1).all() & (k.amax(-1) == 1).all()
+    rising = (at.diff() > 0).all()  # no two the same
+    return at if len(k) == 1 and bool(ones & rising) else None
 
 
 def read_valid(case: Case, valid: Any) -> Tensor | None:
@@ -113,9 +120,9 @@ def add_knowledge(case: Case, valid: Any, documents: Any, expected: Any) -> Case
     """
     forbidden, row = {FUTURE: ~causal()}, read_valid(case, valid)
     if row is not None and len(row) == len(case.at_k):
-        by_position = spread(case, row, fill=1)
-        forbidden["weight on padding"] = where(lambda _b, _h, _q, k: ~by_position[k])
-        case = replace(case, real=by_position[case.at_q])
+        real = by_position(case, row, fill=1)
+        forbidden["weight on padding"] = where(lambda _b, _h, _q, k: ~real[k])
+        case = replace(case, real=real[case.at_q])
     if documents is not None:
         axes = (("N",), ("B", "N"))
         ids = pick_row(
@@ -127,7 +134,7 @@ def add_knowledge(case: Case, valid: Any, documents: Any, expected: Any) -> Case
             ids = ids[row]
         if len(ids) != len(case.at_k):
             raise misfit(case, "documents", ids)
-        forbidden["weight on other documents"] = ~same(spread(case, ids, fill=-1))
+        forbidden["weight on other documents"] = ~same(by_position(case, ids, fill=-1))
     if isinstance(expected, Mask):
         check_reach(case, expected)
         expected = expected.place(HOST)
@@ -169,7 +176,7 @@ def misfit(case: Case, name: str, row: Tensor) -> ShapeError:
     )
 
 
-def spread(case: Case, x: Tensor, fill: int) -> Tensor:
+def by_position(case: Case, x: Tensor, fill: int) -> Tensor:
     """Return by position what was given for each key."""
     last = max(int(at.max()) if len(at) else 0 for at in (case.at_q, case.at_k))
     return torch.full((last + 1,), fill, dtype=x.dtype).index_put((case.at_k,), x)
@@ -177,16 +184,13 @@ def spread(case: Case, x: Tensor, fill: int) -> Tensor:
 
 def check_reach(case: Case, mask: Mask) -> None:
     """Refuse a formula whose data does not reach the cells of a record."""
-    q, k = (int(at.max()) + 1 if len(at) else 0 for at in (case.at_q, case.at_k))
     for node in mask.walk():
-        known = node.extent
-        fits = (known.k or k) >= k and (known.q is None or known.q[1] >= q)
-        fits = fits and known.heads in (None, case.q.shape[0])
-        if not fits or (known.batch or FAR) <= case.sequence:
+        if not reaches(node.extent, case.record, case.sequence):
+            ends = [f"{at.min()} to {at.max()}" for at in (case.at_q, case.at_k)]
             raise MaskError(
                 f"expect: {node!r} does not reach all of {case.record.name}, which has "
-                f"{case.q.shape[0]} heads, queries up to {q - 1}, keys up to {k - 1} "
-                f"in sequence {case.sequence}. Name the layers that it is for, as in "
+                f"{case.q.shape[0]} heads, queries {ends[0]} and keys {ends[1]} in "
+                f"sequence {case.sequence}. Name the layers that it is for, as in "
                 'expect={"decoder.*": causal()}.'
             )
 

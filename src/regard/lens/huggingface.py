@@ -163,6 +163,8 @@ def see_engine(
     q, k, v = (make_four(x) for x in arrays)
     simple = mask == causal() if isinstance(mask, Mask) else False
     simple = simple and q.shape[2] == k.shape[2] and options.get("bias") is None
+    start = options.get("q_start")
+    simple = simple and (start is None or not bool(torch.as_tensor(start).any()))
     scale, sink = options.get("scale"), options.get("sink")
     if isinstance(scale, Tensor):
         q, scale = q * scale, 1.0

@@ -35,7 +35,7 @@ from torch.overrides import TorchFunctionMode
 
 from regard.engine.flash import forward as flash
 from regard.lens.edit import CUTTERS, Call, add_of, bend_less, edited, fit, hide, lower
-from regard.lens.sight import Sight, make_four, see_logits, weigh
+from regard.lens.sight import Sight, arrange, make_four, see_logits, weigh
 from regard.lens.whereabouts import CLOSED, Whereabouts
 
 FLASH = 1  # what torch calls the fused kernel
@@ -180,16 +180,17 @@ class Mode(TorchFunctionMode):  # type: ignore[misc]
         query, key, value, mask, dropout, causal = given
         shared = self.here.shared
         k, v = (key, value) if shared is None else shared
+        q, k, v, mask = arrange(query, k, v, mask)
         self.tell(
             Sight(
                 door="sdpa" if shared is None else "transformers sdpa",
-                q=make_four(query),
-                k=make_four(k),
-                v=make_four(v),
+                q=q,
+                k=k,
+                v=v,
                 out=None if dropout else make_four(out),
                 lse=lse,
                 scale=1 / math.sqrt(query.shape[-1]) if scale is None else scale,
-                mask=None if mask is None else make_four(mask),
+                mask=mask,
                 causal=causal,
             )
         )

@@ -15,6 +15,7 @@ Next: watch.py
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -52,11 +53,7 @@ def knock_out(
     Tokens are numbered from 0 in the sequence that a layer attends over: in a
     generation the prompt and all that follows, padding (attention_mask=) not counted.
     """
-    if not isinstance(model, nn.Module):
-        raise OptionError(
-            f"nothing can be cut out of a {type(model).__name__}, expected a "
-            "torch.nn.Module."
-        )
+    check_model(model)
     names = [name for name, _ in model.named_modules()]
     cut = read_cut(heads, layers, (keys, queries), names)
     here = Whereabouts()
@@ -72,6 +69,15 @@ def knock_out(
         CUTTERS.append(editor)
         yield
     editor.check()
+
+
+def check_model(model: Any) -> None:
+    """Refuse what is no model."""
+    if not isinstance(model, nn.Module):
+        raise OptionError(
+            f"nothing can be cut out of a {type(model).__name__}, expected a "
+            "torch.nn.Module."
+        )
 
 
 def ignore(*_: Any) -> None:
@@ -114,6 +120,7 @@ def effect(
     run: called with the model; returns logits (..., vocabulary), or what has .logits
         and perhaps .loss. The last token is the last of the second last axis.
     """
+    check_model(model)
     if model.training:
         raise OptionError(
             "the model is in training mode, and its dropout would differ between the "
@@ -129,10 +136,11 @@ def effect(
             "cut; expected the same shape. Run one forward pass, not a generation."
         )
     first, second = (torch.log_softmax(last_of(x), -1) for x in (old, new))  # (B, V)
-    kl = (first.exp() * (first - second)).nan_to_num(0).sum(-1)
+    kl = torch.where(first == -math.inf, 0, first.exp() * (first - second)).sum(-1)
+    change = torch.where(old == new, 0, old - new).abs().max()  # inf - inf is none
     losses = None if old_loss is None or new_loss is None else (old_loss, new_loss)
     return Effect(
-        logits=float((old - new).nan_to_num(0).abs().max()),
+        logits=float(change),
         kl=tuple(kl.tolist()),
         before=tuple(guess(first)),
         after=tuple(guess(second)),

@@ -4,11 +4,11 @@
     decode          q 10,      k 0 … 10      ─▶   q 0 … 11,   k 0 … 11
     decode          q 11,      k 0 … 11
 
-A call whose keys are those of the last call and its own queries goes on with it; any
-other one begins a new group. Of the keys only the last are kept: they hold all others,
-but for those that the cache of a sliding window forgot, which are kept from before.
-Padding is taken out with the mask that the model was given, so that row i of a record
-is token q_positions[i] of its sequence.
+A call whose keys are those of the last call, to the bit, and its own goes on with it;
+any other one begins a new group. Of the keys only the last are kept: they hold all
+others, but for those that the cache of a sliding window forgot, which are kept from
+before. Padding is taken out with the mask that the model was given, so that row i of a
+record is token q_positions[i] of its sequence.
 
 Next: watch.py
 """
@@ -26,14 +26,14 @@ from torch import Tensor
 
 from regard.engine.choose import attend
 from regard.lens.pages import Pages, bring, keep
-from regard.lens.sight import Sight, make_four, may_see
+from regard.lens.sight import Sight, make_four, may_see, split_mask
 from regard.masks.algebra import Mask
 from regard.masks.patterns import causal, window
 from regard.record import Record
 
 CROSS = re.compile(r"cross|encoder_attn|EncDec|multihead_attn", re.IGNORECASE)
 CHECKED = 8  # rows of a call that are rebuilt from what is kept
-ALIKE = 4  # keys by which a call is known to go on
+THIN = 16  # numbers of a key by which it is known again
 
 
 @dataclass(frozen=True)
@@ -57,43 +57,56 @@ class Group:
         self.name, self.keep_v = name, keep_v
         self.scale, self.softcap, self.sink = sight.scale, sight.softcap, sight.sink
         self.rows: list[Kept] = []
+        self.turn = 0  # of which group of passes it is
         self.k: Tensor | Pages = sight.k[:, :, :0].clone()  # of the last call
         self.v: Tensor | Pages | None = None
         self.end, self.is_cross = find_place(name, sight)  # behind the last row
         self.first = 0  # position of the first key that the cache still holds
         self.forgotten: list[list[Tensor]] = []  # k, and v if kept, of those before it
-        self.edge: list[Tensor] = []  # first key, its value, last keys: copies
+        self.edge: list[Tensor] = []  # first key, its value: copies
         self.add(sight)
 
     def goes_on(self, sight: Sight) -> bool:
         """Tell whether a call goes on where this group stands."""
-        before, keys = self.k.shape, sight.k.shape
-        rows = sight.q.shape[2]
-        if before[:2] != keys[:2] or before[3] != keys[3]:
-            return False
-        again = keys[2] == before[2] and not sight.causal and rows < keys[2]
-        fixed = self.is_cross or self.rows[0].n_q < self.rows[0].n_k
-        grown = keys[2] == before[2] + rows
-        return grown or (again and fixed) or self.count_forgotten(sight) > 0
+        theirs, mine = self.overlap(sight)
+        return bool(mine.numel()) and bool(torch.equal(theirs, mine))
 
-    def count_forgotten(self, sight: Sight) -> int:
-        """Return how many keys in front are gone, because a window slid past them."""
-        n_q, n_k, before = sight.q.shape[2], sight.k.shape[2], self.k.shape[2]
-        old = n_k - n_q  # keys that the call has of the last one
-        full = self.first + before == self.end
-        if self.is_cross or not full or not 0 < old < before:
-            return 0
-        few = min(old, ALIKE)  # the last of them are the same bits
-        last = self.edge[-1] if self.edge else bring(self.k)
-        same = torch.equal(sight.k[:, :, old - few : old], last[:, :, -few:])
-        return before - old if same else 0
+    def is_reordered(self, sight: Sight) -> bool:
+        """Tell whether a call would go on, were its sequences in another order."""
+        theirs, mine = self.overlap(sight)
+        known = (any(torch.equal(x, y) for y in mine) for x in theirs)
+        return bool(mine.numel()) and all(known)
+
+    def overlap(self, sight: Sight) -> tuple[Tensor, Tensor]:
+        """Return keys that are the same if a call goes on, its own and ours, thin."""
+        n, gone = self.count_shared(sight)
+        return thin(sight.k)[:, :n], self.known[:, gone : gone + n]
+
+    def count_shared(self, sight: Sight) -> tuple[int, int]:
+        """Return how many keys a call has of the last one, if it goes on; none: 0.
+
+        Also how many of them in front are gone, because a window slid past them.
+        """
+        (*lead, before, width), (*given, n_k, size) = self.k.shape, sight.k.shape
+        n_q, old = sight.q.shape[2], n_k - sight.q.shape[2]
+        if lead != given or width != size:
+            return 0, 0
+        if old == before:
+            return before, 0
+        again = n_k == before and not sight.causal and old > 0
+        if again and self.is_cross:
+            return n_k, 0
+        if again and self.rows[0].n_q < self.rows[0].n_k and self.end + n_q <= n_k:
+            return self.end, 0  # behind it, a cache of fixed size is empty
+        slid = not self.is_cross and self.first + before == self.end
+        return (old, before - old) if slid and 0 < old < before else (0, 0)
 
     def add(self, sight: Sight) -> None:
         """Keep the rows of a call; its keys take the place of the last ones."""
         n_q, n_k = sight.q.shape[2], sight.k.shape[2]
-        if self.rows and (gone := self.count_forgotten(sight)):
+        if self.rows and (gone := self.count_shared(sight)[1]):
             kept = [bring(x) for x in (self.k, self.v) if x is not None]
-            front = self.edge[:-1] if self.edge and gone == 1 else kept
+            front = self.edge if self.edge and gone == 1 else kept
             self.forgotten.append([x[:, :, :gone].clone() for x in front])
             self.first += gone
         assert sight.lse is not None
@@ -114,11 +127,10 @@ class Group:
         # the next step brings all keys again
         self.k = keep(sight.k) if n_q > 1 else sight.k.detach()
         self.v = keep(sight.v) if self.keep_v and sight.v is not None else None
-        self.edge = []
+        self.known, self.edge = thin(sight.k).clone(), []
         if fixed and not self.is_cross:  # perhaps a cache that is written in place
             kept = [bring(x) for x in (self.k, self.v) if x is not None]
             self.edge = [x[:, :, :1].clone() for x in kept]
-            self.edge.append(kept[0][:, :, -ALIKE:].clone())
 
     def records(self, valid: Tensor | None) -> Iterator[tuple[int, Record]]:
         """Yield the record of every sequence of the batch."""
@@ -138,10 +150,10 @@ class Group:
                 real = extend(real, len(keys))
                 keys = keys[real]
                 kept = kept if self.is_cross else real[at]
-            rows = at[kept]
-            mask, bias = self.find_mask(b, at, keys, kept)
-            shift = int(keys[0]) if len(keys) else 0
-            first = 0 if self.is_cross else shift
+            rows, columns = at[kept], torch.arange(len(keys))
+            if real is not None and not self.is_cross:
+                rows = real.cumsum(0)[rows] - 1  # padding has no position
+            mask, bias = self.find_mask(b, kept, keys, (rows, columns))
             yield (
                 b,
                 Record(
@@ -155,8 +167,8 @@ class Group:
                     sink=None if self.sink is None else self.sink.detach(),
                     mask=mask,
                     bias=bias,
-                    q_positions=rows - first,
-                    k_positions=keys - shift,
+                    q_positions=rows,
+                    k_positions=columns,
                 ),
             )
 
@@ -168,7 +180,7 @@ class Group:
         return k, join([*(x[1] for x in self.forgotten), self.v])
 
     def find_mask(
-        self, b: int, at: Tensor, keys: Tensor, kept: Any
+        self, b: int, kept: Any, keys: Tensor, positions: tuple[Tensor, Tensor]
     ) -> tuple[Mask | Tensor | None, Tensor | None]:
         """Return the mask of a sequence as a formula if it is one, and its bias."""
         first = self.rows[0]
@@ -180,10 +192,7 @@ class Group:
         cells = torch.cat(blocks, 1)[:, kept][..., keys]  # (H or 1, Nq, Nk)
         allowed = may_see(cells)
         bias = torch.where(allowed, cells, 0)
-        rows = at[kept]
-        shift = int(keys[0]) if len(keys) else 0
-        formula = recognise(allowed, rows - shift, keys - shift)
-        return formula, (bias if bool(bias.any()) else None)
+        return recognise(allowed, *positions), (bias if bool(bias.any()) else None)
 
 
 def find_place(name: str, sight: Sight) -> tuple[int, bool]:
@@ -277,7 +286,7 @@ def settle(sight: Sight) -> tuple[Sight, float]:
     with torch.no_grad():
         q, k = sight.q.detach(), sight.k.detach()
         v = k if sight.v is None else sight.v.detach()
-        n_q, n_k = q.shape[2], k.shape[2]
+        n_q = q.shape[2]
         allowed, bias = split_mask(sight)
         if sight.lse is None:
             done = attend(
@@ -289,7 +298,7 @@ def settle(sight: Sight) -> tuple[Sight, float]:
                 scale=sight.scale,
                 softcap=sight.softcap,
                 sink=sight.sink,
-                q_start=n_k - n_q,
+                q_start=0,
             )
             if sight.out is None:
                 return replace(sight, lse=done.lse), 0.0
@@ -330,18 +339,6 @@ def rebuild(sight: Sight, rows: Tensor) -> Tensor:
     return out.reshape(b, heads, r, -1)
 
 
-def split_mask(sight: Sight) -> tuple[Any, Tensor | None]:
-    """Return a call's mask as the engine takes it: truth values, and numbers."""
-    mask = sight.mask
-    if mask is None:
-        return (causal() if sight.causal else None), None
-    mask = make_four(mask.detach())
-    allowed = may_see(mask)
-    if mask.dtype == torch.bool:
-        return allowed, None
-    return allowed, torch.where(allowed, mask, 0).to(sight.q.dtype)
-
-
 def measure(mine: Tensor, theirs: Tensor) -> float:
     """Return the largest difference, relative to the largest number; NaN is NaN."""
     wide = torch.promote_types(theirs.dtype, torch.float32)
@@ -352,12 +349,9 @@ def measure(mine: Tensor, theirs: Tensor) -> float:
     return float((mine - theirs).abs().max()) / size
 
 
-def group_sights(groups: list[Group], name: str, sight: Sight, *, keep_v: bool) -> None:
-    """Add a call to the last group of its layer, or begin a new one."""
-    if groups and groups[-1].goes_on(sight):
-        groups[-1].add(sight)
-    else:
-        groups.append(Group(name, sight, keep_v=keep_v))
+def thin(k: Tensor) -> Tensor:
+    """Return a few numbers of each key, (B, Nk, few): other keys have other ones."""
+    return k.detach()[:, 0, :, :THIN]
 
 
 def join(pieces: Sequence[Tensor | Pages]) -> Tensor:

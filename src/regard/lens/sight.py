@@ -1,19 +1,20 @@
 """One call of attention as it passed a door: what a lens is told.
 
-    weights[i, j] = exp(scale * q_i · k_j - lse_i)        where the mask allows
+    weights[i, j] = exp(capped(scale q_i · k_j) + bias_ij - lse_i)     where allowed
 
 Next: edit.py
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.engine.choose import attend
+from regard.masks.patterns import causal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,16 +53,30 @@ def see_logits(door: str, logits: Tensor) -> Sight:
 
 def weigh(sight: Sight) -> Tensor:
     """Return the weights (B, H, Nq, Nk) of a call that did not write them down."""
-    mask, bias = sight.mask, None
-    if mask is not None and mask.is_floating_point():
-        mask, bias = mask > -math.inf, mask.masked_fill(mask == -math.inf, 0)
-    if sight.causal:
-        mask = torch.ones(sight.q.shape[2], sight.k.shape[2], dtype=torch.bool).tril()
-    see = ("weights",)
+    allowed, bias = split_mask(sight)
     done = attend(
-        sight.q, sight.k, sight.k, mask, bias=bias, scale=sight.scale, see=see
+        sight.q,
+        sight.k,
+        sight.k,
+        allowed,
+        bias=bias,
+        scale=sight.scale,
+        q_start=0,
+        see=("weights",),
     )
     return done.weights
+
+
+def split_mask(sight: Sight) -> tuple[Any, Tensor | None]:
+    """Return a call's mask as the engine takes it: truth values, and numbers."""
+    mask = sight.mask
+    if mask is None:
+        return (causal() if sight.causal else None), None
+    mask = make_four(mask.detach())
+    allowed = may_see(mask)
+    if mask.dtype == torch.bool:
+        return allowed, None
+    return allowed, torch.where(allowed, mask, 0).to(sight.q.dtype)
 
 
 def may_see(mask: Tensor) -> Tensor:
@@ -69,6 +84,21 @@ def may_see(mask: Tensor) -> Tensor:
     if not mask.is_floating_point():
         return mask.bool()
     return mask > torch.finfo(mask.dtype).min / 2
+
+
+def arrange(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return the arrays of a call with four axes, widened in front as torch does it."""
+    if q.ndim > 4 or any(x.shape[:-3] != q.shape[:-3] for x in (k, v)):
+        lead = torch.broadcast_shapes(*(x.shape[:-3] for x in (q, k, v)))
+        q, k, v = (x.expand(*lead, *x.shape[-3:]) for x in (q, k, v))
+        if mask is not None and mask.ndim > 3:
+            mask = mask.expand(*lead, *mask.shape[-3:])
+    q, k, v = (make_four(x) for x in (q, k, v))
+    if q.shape[1] == 1:  # one head of queries for several of keys
+        q = q.expand(-1, k.shape[1], -1, -1)
+    return q, k, v, None if mask is None else make_four(mask)
 
 
 def make_four(x: Tensor) -> Tensor:

@@ -9,12 +9,14 @@ output is rebuilt from them on a few rows; a layer that cannot be rebuilt is nam
 its error instead of being shown. A module that is called attention and was never heard
 is named too.
 
-Next: show/curve.py
+Next: show/source.py
 """
 
 from __future__ import annotations
 
+import math
 import threading
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -25,7 +27,7 @@ from torch import Tensor, nn
 from regard.errors import OptionError
 from regard.lens.huggingface import is_decoder, open_doors
 from regard.lens.intercept import Mode, open_modules
-from regard.lens.ledger import Group, extend, group_sights, mend_lse, settle
+from regard.lens.ledger import Group, extend, mend_lse, settle
 from regard.lens.sight import Sight, may_see
 from regard.lens.whereabouts import Hooks, Whereabouts, is_recomputing
 from regard.record import Covered, Record, Recording
@@ -33,6 +35,10 @@ from regard.seen import Seen
 
 KEEP = ("qk", "qkv")
 CHECKED, OFTEN = 2, 64  # calls of a layer that are rebuilt: the first, and every …th
+MIXED = (
+    "its sequences changed places between steps, as in a beam search: watch one pass "
+    "over the final ones instead"
+)
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of a rebuilt output; else 3e-2
 
 
@@ -46,37 +52,48 @@ class Notes:
         self.sizes: list[int] = []  # sequences of each group
         self.now: tuple[Tensor | None, Tensor | None] = (None, None)
         self.fresh = False  # a pass began, and no layer spoke yet
+        self.inside = False  # the pass is not over
+        self.anew = False  # it goes on with no other one
+        self.mixed = False  # sequences changed places between calls
 
     def add(self, name: str, sight: Sight, *, keep_v: bool) -> None:
-        """Keep one call."""
+        """Add a call to the last group of its layer, or begin a new one."""
         groups = self.groups.setdefault(name, [])
-        before = len(groups)
-        group_sights(groups, name, sight, keep_v=keep_v)
-        if not self.fresh:
+        last, fresh = groups[-1] if groups else None, self.fresh
+        if last is not None and last.is_cross and self.anew and not fresh:
+            last = None  # the same keys, looked at by other queries
+        if last is not None and last.goes_on(sight):
+            last.add(sight)
+        else:
+            self.mixed |= last is not None and last.is_reordered(sight)
+            last = None
+            groups.append(Group(name, sight, keep_v=keep_v))
+        if last is None:  # an encoder may run before its pass
+            groups[-1].turn = len(self.valid) - (self.inside and not fresh)
+        if not fresh:
             return
-        self.fresh = False  # the first layer of a pass says whether it goes on
-        if len(groups) > before:
+        self.fresh, self.anew = False, last is None  # the first layer of a pass says so
+        if self.anew:
             self.tokens.append([])
             self.valid.append(None)
             self.sizes.append(sight.q.shape[0])
         tokens, valid = self.now
-        if self.tokens and tokens is not None:
+        whole = groups[-1].rows[0].start == 0  # else what came before is not known
+        if self.tokens and tokens is not None and whole:
             self.tokens[-1].append(tokens)
         if self.valid and valid is not None:
             self.valid[-1] = valid
 
-    def list_tokens(self) -> Iterator[tuple[tuple[int, ...], int]]:
-        """Yield the tokens of each sequence, without padding, and how much that was."""
-        for pieces, valid, size in zip(
-            self.tokens, self.valid, self.sizes, strict=True
-        ):
+    def list_tokens(self) -> Iterator[tuple[tuple[int, int], tuple[Any, int]]]:
+        """Yield turn and number of each sequence, its tokens, how much was padding."""
+        for turn, pieces in enumerate(self.tokens):
+            valid, size = self.valid[turn], self.sizes[turn]
             if {x.shape[0] for x in pieces} != {size}:  # not told, or not of this batch
-                yield from [((), 0)] * size
                 continue
             for b, row in enumerate(torch.cat(pieces, 1)):
                 whole = torch.ones(len(row), dtype=torch.bool, device=row.device)
                 real = whole if valid is None else extend(valid[b], len(row))
-                yield tuple(row[real].tolist()), int((~real).sum())
+                yield (turn, b), (tuple(row[real].tolist()), int((~real).sum()))
 
 
 class Watcher:
@@ -110,6 +127,11 @@ class Watcher:
         tokens = tokens.detach() if whole and not tokens.is_floating_point() else None
         notes = self.mine
         notes.now, notes.fresh = (tokens, read_valid(mask, tokens)), True
+        notes.inside = True
+
+    def end(self) -> None:
+        """Note that a pass is over."""
+        self.mine.inside = False
 
     def note(self, sight: Sight) -> None:
         """Keep one call."""
@@ -117,16 +139,18 @@ class Watcher:
         self.hooks.spoke[name] = sight.door
         self.calls[name] = self.calls.get(name, 0) + 1
         self.doors[name] = sight.door
-        if self.layers is not None and name not in self.layers:
+        asked = self.layers is None or name in self.layers
+        if not asked or not sight.q.numel():  # nobody looks
             return
         count, sight = self.calls[name], mend_lse(sight)
         if sight.lse is None or count <= CHECKED or count % OFTEN == 0:
             sight, error = settle(sight)
-            if not error <= self.errors.get(name, 0.0):  # NaN is the worst
-                self.errors[name] = error
+            worst = self.errors.get(name, 0.0)
+            if not (error <= worst or math.isnan(worst)):  # NaN is the worst
+                self.errors[name] = worst = error
             kinds = {x.dtype for x in (sight.q, sight.k, sight.v) if x is not None}
             if not error <= max(TOLERANCE.get(kind, 3e-2) for kind in kinds):
-                self.wrong[name] = f"its output could not be rebuilt: {error:.1e} off"
+                self.wrong[name] = f"its output could not be rebuilt: {worst:.1e} off"
         self.mine.add(name, sight, keep_v=self.keep_v)
 
     def finish(self) -> Recording:
@@ -136,17 +160,25 @@ class Watcher:
         start = 0
         for notes in self.notes.values():
             end = start
+            told = dict(notes.list_tokens())
+            turns: dict[int, set[tuple[int, int]]] = defaultdict(set)  # by sequence
+            for name, groups in notes.groups.items() if notes.mixed else ():
+                if any(len(group.rows) > 1 for group in groups):
+                    self.wrong.setdefault(name, MIXED)
             for order, (name, groups) in enumerate(notes.groups.items()):
                 first = start
-                for g, group in enumerate(groups):
+                for group in groups:
                     if name not in self.wrong:
-                        valid = self.find_valid(notes, name, g)
+                        valid = self.find_valid(notes, name, group.turn)
                         for b, record in group.records(valid):
                             found.append((first + b, order, record))
+                    for b in range(group.k.shape[0]):
+                        turns[first + b].add((group.turn, b))
                     first += group.k.shape[0]
                 end = max(end, first)
-            tokens += list(notes.list_tokens())
-            tokens += [((), 0)] * (end - len(tokens))
+            for number in range(start, end):
+                one, *more = turns[number]  # layers that differ leave it unknown
+                tokens.append(((), 0) if more else told.get(one, ((), 0)))
             start = end
         found.sort(key=lambda x: x[:2])
         return Recording(
@@ -161,11 +193,11 @@ class Watcher:
             },
         )
 
-    def find_valid(self, notes: Notes, name: str, g: int) -> Tensor | None:
+    def find_valid(self, notes: Notes, name: str, turn: int) -> Tensor | None:
         """Return which keys are no padding, if the model was told so."""
-        if g >= len(notes.valid) or is_decoder(self.model, name):
+        if turn >= len(notes.valid) or is_decoder(self.model, name):
             return None
-        return notes.valid[g]
+        return notes.valid[turn]
 
     def cover(self) -> Iterator[Covered]:
         """Yield what became of each module that spoke, or is called attention."""
@@ -225,6 +257,6 @@ def watch(
         stack.enter_context(open_doors(model, watcher.mode, watcher.here))
         stack.enter_context(open_modules(model, watcher.mode, watcher.here))
         stack.callback(watcher.hooks.detach)
-        watcher.hooks.attach(watcher.begin)
+        watcher.hooks.attach(watcher.begin, watcher.end)
         yield seen
     seen.found = watcher.finish()

@@ -65,10 +65,14 @@ class Hooks:
         self.spoke: dict[str, str] = {}  # module: door
         self.narrow: set[str] = set()  # modules whose door turns the mode on by itself
         self.passes = self.running = 0  # done, and now, in all threads
+        self.over: Callable[[], None] | None = None
         self.lock = threading.Lock()
 
-    def attach(self, begin: Callable[..., None]) -> None:
-        """Hook every module; `begin` is told of each pass of the whole."""
+    def attach(
+        self, begin: Callable[..., None], over: Callable[[], None] | None = None
+    ) -> None:
+        """Hook every module; `begin` is told of each pass of the whole, and `over`."""
+        self.over = over
         closed: list[str] = []
         for name, module in self.model.named_modules():
             if isinstance(module, SILENT) or name.startswith(tuple(closed)):
@@ -133,6 +137,8 @@ class Hooks:
         """Note that a pass of the whole model is over."""
         if is_recomputing():
             return
+        if self.over is not None:
+            self.over()
         with self.lock:
             self.running -= 1
             if self.running:  # another thread would miss its hooks

@@ -18,10 +18,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from regard.arrays import Array, as_array, namespace
+from regard.arrays import Array, namespace
 from regard.errors import MaskError
 from regard.masks.algebra import Formula
 from regard.masks.grid import Extent
+from regard.masks.patterns import ARRAYS, expect, read_row, widen
 from regard.masks.primitives import look_up, reach, show
 
 Buckets = Callable[[Array], Array]
@@ -131,33 +132,28 @@ class Added(Bias):
 
 def alibi(slopes: Array) -> Bias:
     """Subtract slopes[h] * |q - k|; see `regard.definition.position.alibi_slopes`."""
-    slopes = as_array(slopes)
-    if slopes.ndim != 1:
-        raise MaskError(f"slopes have shape {tuple(slopes.shape)}, expected (H,).")
-    return Alibi(slopes)
+    return Alibi(expect(slopes, "slopes", (("H",),), "numeric"))
 
 
 def table(values: Array, bucket: Buckets | None = None) -> Bias:
     """Add values[h, bucket(k - q)]; without a bucket, offsets -R … R, then clipped."""
-    values = as_array(values)
-    if values.ndim != 2:
-        raise MaskError(
-            f"values have shape {tuple(values.shape)}, expected (H, buckets)."
-        )
+    values = expect(values, "values", (("H", "buckets"),), "numeric")
     return Table(values, clip_offsets(values.shape[1]) if bucket is None else bucket)
 
 
 def added(values: Array, *, q_start: int = 0) -> Bias:
     """Add an array (..., Nq, Nk); row 0 is query q_start."""
-    values = as_array(values)
-    four = (1,) * (4 - values.ndim) + tuple(values.shape)
-    return Added(namespace(values=values).reshape(values, four), q_start)
+    values = expect(values, "values", ARRAYS, "numeric")
+    return Added(widen(values), read_row(q_start, "added", "bias"))
 
 
 def clip_offsets(n: int) -> Buckets:
     """One bucket for each offset -R … R with n = 2R + 1; farther counts as R."""
     if n % 2 == 0:
-        raise MaskError(f"{n} buckets, expected an odd number: -R … 0 … R.")
+        raise MaskError(
+            f"{n} buckets, expected an odd number: -R … 0 … R. Give values "
+            f"(H, {n + 1}), or say which offset has which: table(values, bucket)."
+        )
 
     def bucket(offset: Array) -> Array:
         xp, reach_ = namespace(offset=offset), n // 2

@@ -19,6 +19,7 @@ from regard.arrays import (
     as_array,
     convert,
     count_from,
+    holds,
     is_array,
     namespace,
     to_numpy,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from regard.masks.algebra import Formula
 
 Start = Any  # int: where the first query stands; (B,) integers if batches differ
+NUMPY = (np.ndarray, np.generic)
 
 
 class Extent(NamedTuple):
@@ -45,7 +47,6 @@ def resolve_start(
 ) -> Start:
     """Return where the queries start; refuse to guess where it matters."""
     n_q, n_k = shape[-2:]
-    q_start = None if q_start is None else as_array(q_start)
     if q_start is None:
         nodes = [node for formula in formulas for node in formula.walk()]
         positional = [node for node in nodes if node.positional]
@@ -57,9 +58,23 @@ def resolve_start(
                 "cache), q_start=0 if both start together."
             )
         q_start = 0
+    q_start = read_start(q_start)
     for formula in formulas:
         check_extents(formula, shape, q_start)
     return q_start
+
+
+def read_start(q_start: Any) -> Start:
+    """Return an int, or an array of integers; a NumPy number is an int as well."""
+    start = as_array(q_start)
+    if not is_array(start):
+        return start
+    if not holds(start, "integral"):
+        raise PositionError(
+            f"q_start={q_start}, expected a position: a whole number, or one for each "
+            "batch. Write q_start=0 if queries and keys start together."
+        )
+    return int(start) if start.ndim == 0 and isinstance(start, NUMPY) else start
 
 
 def check_extents(formula: Formula, shape: tuple[int, ...], q_start: Start) -> None:

@@ -12,14 +12,20 @@ Next: biases.py
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import index
 from typing import Any
 
-from regard.arrays import Array, as_array, namespace
+import numpy as np
+
+from regard.arrays import Array, holds, is_array, namespace, to_numpy
 from regard.errors import MaskError
 from regard.masks.algebra import Mask, PerHead
+from regard.masks.grid import read_start
 from regard.masks.primitives import Band, Given, Keys, Same, Valid, Where
 
 BATCHED = ("B", "H", "Nq", "Nk")
+ARRAYS = (BATCHED, BATCHED[1:], BATCHED[2:])
+KINDS = {"bool": "True and False", "integral": "integers", "numeric": "numbers"}
 
 
 def everything() -> Mask:
@@ -37,6 +43,13 @@ def window(left: int | None, right: int | None = 0) -> Mask:
 
     None is: all of them, so window(None) is causal().
     """
+    try:
+        left, right = (None if n is None else index(n) for n in (left, right))
+    except TypeError:
+        raise MaskError(
+            f"window({left}, {right}): both count other tokens, expected whole numbers "
+            "or None. Write window(2) for two others before it."
+        ) from None
     if min(left or 0, right or 0) < 0:
         raise MaskError(
             f"window({left}, {right}): both count other tokens, so neither is below 0. "
@@ -54,7 +67,15 @@ def last(n: int) -> Mask:
 
 def keys(lo: int | Array, hi: int | Array) -> Mask:
     """Every query sees the keys lo, …, hi - 1; bounds may differ by batch."""
-    return Keys(as_array(lo), as_array(hi))
+    bounds = [read_bound(lo, "lo"), read_bound(hi, "hi")]
+    sizes = {x.shape[0] for x in bounds if is_array(x)}
+    if len(sizes) > 1:
+        raise MaskError(
+            f"keys() has {bounds[0].shape[0]} bounds lo and {bounds[1].shape[0]} hi, "
+            "expected one of each for every batch. Write a number for what is the same "
+            "in all of them."
+        )
+    return Keys(*bounds)
 
 
 def prefix(n: int | Array) -> Mask:
@@ -80,6 +101,12 @@ def same(ids_q: Array, ids_k: Array | None = None) -> Mask:
     given = (x for x in (ids_q, ids_k) if x is not None)
     both = [expect(x, "ids", (("N",), ("B", "N")), "integral") for x in given]
     rows = [x[0] if x.ndim == 2 and x.shape[0] == 1 else x for x in both]
+    sizes = [x.shape[0] for x in rows if x.ndim == 2]
+    if len(set(sizes)) > 1:
+        raise MaskError(
+            f"same() has ids of {sizes[0]} batches for queries and of {sizes[1]} for "
+            "keys, expected as many. Write ids (N,) if they are the same for all."
+        )
     return Same(rows[0], rows[1] if len(rows) == 2 else None)
 
 
@@ -95,30 +122,49 @@ def where(fn: Callable[[Array, Array, Array, Array], Array]) -> Mask:
 
 def array(allowed: Array, *, q_start: int = 0) -> Mask:
     """Use an array (..., Nq, Nk), True = may attend; row 0 is query q_start."""
-    x = expect(allowed, "array", (BATCHED, BATCHED[1:], BATCHED[2:]), "bool")
-    if not isinstance(q_start, int):
-        raise MaskError(
-            f"array() starts at one position, not at {q_start}. Write mask=x instead: "
-            "the rows of an array are the queries of the call."
-        )
-    four = (1,) * (4 - x.ndim) + tuple(x.shape)
-    return Given(namespace(array=x).reshape(x, four), q_start)
+    x = expect(allowed, "array", ARRAYS, "bool")
+    return Given(widen(x), read_row(q_start, "array", "mask"))
 
 
 def per_head(masks: Sequence[Mask]) -> Mask:
     """Head h follows masks[h]."""
+    masks = () if isinstance(masks, Mask) else tuple(masks)
     if not masks or not all(isinstance(mask, Mask) for mask in masks):
         raise MaskError("per_head() takes a list of masks, one for each head.")
-    return PerHead(tuple(masks))
+    return PerHead(masks)
 
 
 def expect(x: Any, name: str, axes: tuple[tuple[str, ...], ...], kind: str) -> Array:
     """Return x as an array, or say which axes and which kind of number it must have."""
-    x = as_array(x)
-    if x.ndim not in map(len, axes) or not namespace(x=x).isdtype(x.dtype, kind):
+    x = x if is_array(x) else np.asarray(x)
+    if x.ndim not in map(len, axes) or not holds(x, kind):
         shapes = " or ".join(str(names).replace("'", "") for names in axes)
         raise MaskError(
             f"{name} has shape {tuple(x.shape)} and dtype {x.dtype}, expected {shapes} "
-            f"of {'True and False' if kind == 'bool' else 'integers'}."
+            f"of {KINDS[kind]}."
         )
     return x
+
+
+def read_bound(x: Any, name: str) -> Any:
+    """Return a bound of keys: an int, or an array (B,)."""
+    if isinstance(x, int):
+        return x
+    x = expect(x, name, ((), ("B",)), "integral")
+    return x if x.ndim else to_numpy(x).item()
+
+
+def read_row(q_start: Any, name: str, argument: str) -> int:
+    """Return the position of the first row of an array, which is one number."""
+    start = read_start(q_start)
+    if is_array(start) and start.ndim:
+        raise MaskError(
+            f"{name}() starts at one position, not at {q_start}. Write {argument}=x "
+            "instead: the rows of an array are the queries of the call."
+        )
+    return int(start)
+
+
+def widen(x: Array) -> Array:
+    """Return x (..., Nq, Nk) with four axes."""
+    return namespace(x=x).reshape(x, (1,) * (4 - x.ndim) + tuple(x.shape))

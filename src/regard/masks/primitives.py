@@ -1,10 +1,11 @@
-"""The five formulas that every mask is made of.
+"""The six formulas that every mask is made of.
 
     Band    lo <= q - k <= hi                    causal, window
     Keys    lo <= k < hi                         prefix, lengths
     Same    ids_q[q] == ids_k[k]                 documents, chunks, segments
     Valid   valid[k]                             padding
-    Where   fn(b, h, q, k), Given: an array      anything else
+    Where   fn(b, h, q, k)                       anything else
+    Given   array[b, h, q, k]                    an array
 
 The first four can prove a tile empty or full from its corners and from a little data.
 
@@ -207,7 +208,7 @@ class Given(Mask):
 
 def find_range(ids: Numbers, first: Numbers, last: Numbers) -> tuple[Numbers, Numbers]:
     """Return the smallest and the largest of ids[..., first : last + 1]."""
-    rows = np.pad(np.atleast_2d(ids), ((0, 0), (0, 1)), mode="edge")
+    rows = np.pad(np.atleast_2d(ids), ((0, 0), (0, 1)))  # reduceat needs an end
     batch = max(rows.shape[0], first.shape[0])
     ends = np.stack([first, last + 1], axis=-1).reshape(first.shape[0], -1)
     pairs = list(zip(spread(rows, batch), spread(ends, batch), strict=True))

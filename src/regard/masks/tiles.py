@@ -12,6 +12,7 @@ Next: patterns.py
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -88,9 +89,10 @@ def prove_tiles(
 ) -> Tiles:
     """Ask the mask for its proofs about every tile of (..., H, Nq, Nk)."""
     mask = mask.place(np.empty(0))
-    block_q, block_k = (block, block) if isinstance(block, int) else block
-    if min(block_q, block_k) < 1:
+    sides = block if isinstance(block, tuple | list) else (block, block)
+    if len(sides) != 2 or not all(isinstance(n, Integral) and n > 0 for n in sides):
         raise OptionError(f"block={block}, expected rows and keys of at least 1.")
+    block_q, block_k = map(int, sides)
     starts = np.atleast_1d(to_numpy(q_start) if is_array(q_start) else q_start)
     q_first, q_last = cut(shape[-2], block_q)
     k_first, k_last = cut(shape[-1], block_k)

@@ -105,7 +105,7 @@ class MultiHeadAttention(nn.Module):  # type: ignore[misc]
                 f"a width of {width} cannot be split into {heads} heads. "
                 "Give head_width=; heads * head_width need not be the width."
             )
-        if heads % self.kv_heads:
+        if kv_heads < 0 or heads % self.kv_heads:
             raise OptionError(
                 f"{heads} heads cannot share {kv_heads} heads of keys, "
                 f"expected kv_heads to divide {heads}."

@@ -15,7 +15,6 @@ Next: show/curve.py
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from torch import Tensor
 from regard.errors import FileError, OptionError
 from regard.nn.decoder import CausalTransformer
 from regard.plain.config import Config
+from regard.whole_file import flush
 
 NAME = "checkpoint.safetensors"
 PARTS = ("weights", "first", "second")
@@ -54,20 +54,11 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
             tensors[f"{part}.{name}"] = x.detach().contiguous().cpu()
     about = json.dumps(checkpoint.about)
     header = {"regard": about, "checksum": add_up(tensors, about)}
-    new = folder / f"{NAME}.new"
+    new = folder / f"{NAME}.new"  # a cut one is written over
     save_file(tensors, new, header)
     flush(new)
     new.replace(folder / NAME)
     flush(folder)  # the move itself
-
-
-def flush(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def add_up(tensors: dict[str, Tensor], about: str) -> str:

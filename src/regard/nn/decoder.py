@@ -57,7 +57,7 @@ class CausalTransformer(nn.Module):  # type: ignore[misc]
     def draw_weights(self) -> None:
         """Draw new weights from torch's random numbers."""
         for name, weight in self.named_parameters():
-            mean, width = self.config.spread(name)
+            mean, width = self.config.start_from(name)
             nn.init.normal_(weight, mean, width)
 
     def forward(

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.arrays import to_numpy
+from regard.arrays import is_array, to_numpy
 from regard.errors import OptionError, ShapeError
 from regard.nn.cache import Cache
 from regard.nn.decoder import CausalTransformer
@@ -118,6 +118,13 @@ def check_prompts(
     model: CausalTransformer, prompts: Sequence[Sequence[int]], n_new: int
 ) -> None:
     """Refuse what the model cannot read."""
+    one = is_array(prompts)
+    if one or any(map(is_array, prompts)):
+        write = "prompts.tolist()" if one else "[x.tolist() for x in prompts]"
+        raise OptionError(
+            "prompts are arrays, expected lists of token numbers, one list for each "
+            f"sequence. Write {write}."
+        )
     if isinstance(prompts, str) or any(isinstance(p, (int, str)) for p in prompts):
         raise OptionError(
             "prompts must be lists of token numbers, one list for each sequence. "
@@ -125,14 +132,15 @@ def check_prompts(
         )
     if not prompts or not all(prompts):
         raise ShapeError("an empty prompt, expected at least one token in each.")
+    if n_new < 0:
+        raise OptionError(f"n_new={n_new}, expected at least 0.")
     config, longest = model.config, max(map(len, prompts))
     if longest + n_new > config.context and config.position != "none":
         raise ShapeError(
             f"a prompt of {longest} tokens and {n_new} new ones, but this model reads "
             f"{config.context} at most. Ask for {max(0, config.context - longest)}."
         )
-    worst = max(map(max, prompts))
-    if worst >= config.vocabulary or min(map(min, prompts)) < 0:
-        raise ShapeError(
-            f"token {worst}, but the vocabulary has 0 to {config.vocabulary - 1}."
-        )
+    n = config.vocabulary
+    unknown = [x for prompt in prompts for x in prompt if not 0 <= x < n]
+    if unknown:
+        raise ShapeError(f"token {unknown[0]}, but the vocabulary has 0 to {n - 1}.")

@@ -255,7 +255,8 @@ def read_folder_tokenizer(folder: Path) -> Tokenizer:
         read_json(folder / name) if (folder / name).exists() else {} for name in files
     )
     names = {name: text for name in SPECIAL if (text := find_text(own.get(name)))}
-    ends = [core.token_to_id(names.get("eos_token", ""))]
+    with refusing(FileError, f"{files[-1]} is damaged"):  # half a character
+        ends = [core.token_to_id(names.get("eos_token", ""))]
     for settings in (model, generation):
         given = settings.get("eos_token_id")
         ends += given if isinstance(given, list) else [given]
@@ -355,10 +356,9 @@ def build_core(own: Mapping[str, Any], tokens: list[str], way: Way) -> Core:
         core.normalizer = NFC()
     core.pre_tokenizer = Steps(list(way.steps))
     core.decoder = Bytes()
-    kinds = zip(tokens, own["token_type"], strict=True)
     never_cut = [
         AddedToken(token, special=bool(kind == CONTROL), normalized=False)
-        for token, kind in kinds
+        for token, kind in zip(tokens, own["token_type"], strict=True)
         if kind in (CONTROL, USER)
     ]
     core.add_tokens(never_cut)

@@ -29,6 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Literal, get_args
 
 from regard.errors import OptionError
@@ -68,9 +69,12 @@ class Config:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("vocabulary", "context", "width", "layers", "heads"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"{name}={getattr(self, name)}, expected at least 1.")
+        for name, usual in COUNTS.items():
+            value, least = getattr(self, name), 0 if usual else 1
+            if not isinstance(value, Integral) or value < least:
+                raise OptionError(
+                    f"{name}={value}, expected a whole number of at least 1{usual}."
+                )
         for name, known in CHOICES.items():
             if getattr(self, name) not in known:
                 expected = ", ".join(map(repr, known))
@@ -88,7 +92,10 @@ class Config:
                 f"expected kv_heads to divide {self.heads}."
             )
         if self.position == "rotary" and self.head % 2:
-            raise OptionError(f"rotary turns pairs, but a head is {self.head} wide.")
+            raise OptionError(
+                f"rotary turns pairs, but a head is {self.head} wide. "
+                "Give an even head_width=."
+            )
         if not 0 <= self.dropout < 1:
             raise OptionError(f"dropout={self.dropout}, expected 0 <= dropout < 1.")
         if self.window is not None and self.window < 1:
@@ -144,8 +151,8 @@ class Config:
         if self.norm == "layer" and self.bias:
             yield f"{name}.bias", (self.width,)
 
-    def spread(self, name: str) -> tuple[float, float]:
-        """Return mean and width of the normal numbers that a weight starts from.
+    def start_from(self, name: str) -> tuple[float, float]:
+        """Return mean and deviation of the normal numbers that a weight starts from.
 
         What adds to the residual starts smaller, so that it does not grow with depth.
         """
@@ -158,6 +165,12 @@ class Config:
         return 0.0, 0.02
 
 
+COUNTS = {  # and what 0 stands for
+    **dict.fromkeys(("vocabulary", "context", "width", "layers", "heads"), ""),
+    "kv_heads": ", or 0 for as many as heads",
+    "head_width": ", or 0 for width / heads",
+    "hidden": ", or 0 for 4 * width",
+}
 CHOICES = {
     "norm": get_args(Norm),
     "position": get_args(Position),

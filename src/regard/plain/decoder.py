@@ -30,7 +30,7 @@ def draw_weights(config: Config, seed: int = 0) -> dict[str, Array]:
     """Return random weights, drawn as the config says."""
     rng = np.random.default_rng(seed)
     shapes = config.shapes()
-    return {name: rng.normal(*config.spread(name), shape) for name, shape in shapes}
+    return {name: rng.normal(*config.start_from(name), shape) for name, shape in shapes}
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ def split_logits(record: Record) -> Iterator[tuple[Floats, Floats]]:
         for h, keys in enumerate(k):
             queries = q[h * group : (h + 1) * group] * record.scale
             a, b = turn(queries.reshape(-1, queries.shape[-1]), keys)
-            yield a.reshape(*queries.shape[:2], -1), b
+            yield a.reshape(*queries.shape[:2], b.shape[-1]), b
         return
     if max(q.shape[1], k.shape[1]) > LONGEST:
         raise OptionError(

@@ -118,7 +118,8 @@ class Chosen:
 def choose(recording: Recording, heads: Heads | None) -> list[Chosen]:
     """Return the records with the heads that are wanted, and nobody else's."""
     source = Source(recording)
-    wanted = heads or dict.fromkeys(range(len(source.names)))
+    every = dict.fromkeys(layer for _, layer in source.records)
+    wanted = heads or every
     found = []
     for layer, numbers in wanted.items():
         there = [key for key in source.records if key[1] == layer]

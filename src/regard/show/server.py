@@ -14,7 +14,7 @@ A recording holds the text that a model read, so nothing but the page itself may
 
 A client that sends or reads too slowly is dropped, so many of them stop nobody.
 
-Next: question.py
+Next: page.py
 """
 
 from __future__ import annotations

@@ -99,7 +99,10 @@ class Source:
         pairs = zip(recording.records, recording.sequences, strict=True)
         self.records: dict[tuple[int, int], Record] = {}
         for record, sequence in pairs:  # of a layer that spoke twice, the first
-            self.records.setdefault((sequence, self.names.index(record.name)), record)
+            if all(measure(record)[0]):  # padding alone has no cells
+                self.records.setdefault(
+                    (sequence, self.names.index(record.name)), record
+                )
         self.kept = Kept(limit)
         self.workers = torch.get_num_threads()
         self.passes, self.chores = Jobs("passes"), Jobs("chores")

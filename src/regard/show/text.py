@@ -144,7 +144,7 @@ class Margins:
         """Return the line above a map of n pixels: tokens, or numbers now and then."""
         if layout.named:
             return "".join(centre(label, layout.cell) for label in self.keys)
-        step, apart = 1, len(str(self.shape[1])) + 1
+        apart = len(str(self.shape[1])) + 1
         ladder = (m * 10**e for e in range(9) for m in (1, 2, 5))
         step = next(m for m in ladder if m * layout.cell / layout.cells[1] >= apart)
         line = [" "] * (n * layout.cell)

@@ -1,6 +1,6 @@
 """Single weights, each from one dot product.
 
-    w_ij = exp(scale q_i · k_j - lse_i)        [D] gather and multiply
+    w_ij = exp(capped(scale q_i · k_j) + bias_ij - lse_i)    [D] gather and multiply
 
     cells       given pairs of positions
     offset      key q - n: 0 is the token itself, 1 the one before

@@ -25,15 +25,15 @@ def read_features(record: Record, features: Array, heads: int, n: int) -> Array:
     """Return features as (1 or heads, n, F) numbers beside the record's arrays."""
     x = convert(as_array(features), record.q)
     lead = {2: (1,), 3: (1, heads, record.heads)}.get(x.ndim, ())
-    four = x[None, ...] if x.ndim == 2 else x
-    if not lead or four.shape[0] not in lead or four.shape[1] != n or not x.shape[-1]:
+    full = x[None, ...] if x.ndim == 2 else x
+    if not lead or full.shape[0] not in lead or full.shape[1] != n or not x.shape[-1]:
         known = f"({heads}, {n}, F)"
         raise ShapeError(
             f"{record.name}: features have the shape {tuple(x.shape)}, expected "
             f"({n}, F), or {known} to differ by head. Write x[:, None] for one feature."
         )
     xp = namespace(q=record.q)
-    return xp.astype(four, accumulator(xp, record.q, record.k), copy=False)
+    return xp.astype(full, accumulator(xp, record.q, record.k), copy=False)
 
 
 def mark_spans(

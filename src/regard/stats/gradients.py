@@ -7,7 +7,7 @@
 because dL/dw_ij = dL/dout_i · v_j. The second sums over the query heads that share a
 key head; the third tells them apart, by the kernel with the roles changed over.
 
-Next: named.py
+Next: walk.py
 """
 
 from __future__ import annotations

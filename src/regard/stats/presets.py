@@ -25,11 +25,12 @@ from regard.masks.patterns import causal, same, window
 from regard.record import Record
 from regard.stats.cells import induction, offset
 from regard.stats.columns import mean_received, received
+from regard.stats.features import read_span
 from regard.stats.named import Named, Reduction
 from regard.stats.reducers import ColumnMax, LargestLogit
-from regard.stats.rows import masked_mass, span_mass, span_pairs
+from regard.stats.rows import divide, masked_mass, span_mass, span_pairs
 from regard.stats.strongest import TopK
-from regard.stats.walk import walk
+from regard.stats.walk import read_heads, walk
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
 Span = Iterable[int]  # first position, one past the last; as seen.spans finds them
@@ -46,6 +47,11 @@ def sink_rate(record: Record, *, key: int = 0) -> Named:
     α_k = Σ_i A[i, k] / (T - k); heads with α_0 > 0.3 are counted as sinks
     (Gu et al. 2024, "When Attention Sink Emerges in Language Models").
     """
+    n = record.k.shape[1]
+    if not 0 <= key < n:
+        raise OptionError(
+            f"key={key}: {record.name} has {n} keys, expected one of them, from 0 on."
+        )
     values = take(mean_received(record))[:, key]
     return Named(values, ("head",), f"C: mean over queries that may see key {key}")
 
@@ -74,7 +80,7 @@ def duplicate_token(record: Record, tokens: Sequence[int]) -> Named:
     mass = take(masked_mass(record, same(ids) & causal() & ~window(0)))
     whole = take(masked_mass(record, window(len(ids), len(ids))))
     how = "M: mass on earlier equal tokens over all mass"
-    return Named(mass.sum(1) / whole.sum(1), ("head",), how)
+    return Named(divide(mass.sum(1), whole.sum(1)), ("head",), how)
 
 
 def retrieval_score(record: Record, tokens: Sequence[int], needle: Span) -> Named:
@@ -84,18 +90,24 @@ def retrieval_score(record: Record, tokens: Sequence[int], needle: Span) -> Name
     one that comes next; distinct tokens found over distinct tokens of the needle
     (Wu et al. 2024, "Retrieval Head Mechanistically Explains Long-Context Factuality").
     """
-    first, last = needle
+    first, last = read_span(needle)
+    ids, rows = np.asarray(tokens), to_numpy(record.q_positions)
+    if not first < last <= len(ids) or rows.max(initial=-1) >= len(ids):
+        raise OptionError(
+            f"needle={(first, last)} in {len(ids)} tokens for queries up to "
+            f"{rows.max(initial=-1)}, expected the tokens of the whole sequence, at "
+            "least one of them in the needle."
+        )
     (strongest,) = walk(record, TopK(1))
     index = to_numpy(strongest.index.values)[..., 0]  # (H, Nq)
-    keys, rows = to_numpy(record.k_positions), to_numpy(record.q_positions)
-    ids = np.asarray(tokens)
+    keys = to_numpy(record.k_positions)
     wanted = {int(x) for x in ids[first:last]}
     scores = np.zeros(record.heads)
     following = np.append(ids[1:], -1)[rows]
     for h, row in enumerate(index):
-        at = np.where(row >= 0, keys[np.maximum(row, 0)], -1)
+        at = np.append(keys, -1)[row]  # -1 is no key
         hit = (at >= first) & (at < last)
-        hit &= ids[np.maximum(at, 0)] == following
+        hit &= ids[np.where(hit, at, 0)] == following
         scores[h] = len({int(x) for x in following[hit]} & wanted) / len(wanted)
     return Named(scores, ("head",), "walk: top 1; distinct needle tokens copied")
 
@@ -107,14 +119,16 @@ def lookback_ratio(record: Record, context: int) -> Named:
     are those from `context` up to the query itself
     (Chuang et al. 2024, "Lookback Lens").
     """
+    if context < 1:
+        raise OptionError(f"context={context}, expected at least 1 token before.")
     rows = to_numpy(record.q_positions)
     new = rows >= context
-    spans = [(0, context), (context, int(rows.max(initial=0)) + 1)]
+    spans = [(0, context), (context, int(rows.max(initial=context)) + 1)]
     mass = take(span_mass(record, spans))[:, new]  # (H, new, 2)
     back = mass[..., 0] / context
     ahead = mass[..., 1] / (rows[new] - context + 1)
     how = "R: mean weight on the context over the sum of both means"
-    return Named(back / (back + ahead), ("head", "query"), how)
+    return Named(divide(back, back + ahead), ("head", "query"), how)
 
 
 def attention_tracker(record: Record, instruction: Span, data: Span) -> Named:
@@ -123,8 +137,11 @@ def attention_tracker(record: Record, instruction: Span, data: Span) -> Named:
     mass on the instruction / (mass on the instruction + mass on the data)
     (Hung et al. 2024, "Attention Tracker: Detecting Prompt Injection Attacks").
     """
+    if not record.q.shape[1]:
+        raise OptionError(f"{record.name} has no queries, so none of them is the last.")
     mass = take(span_mass(record, [instruction, data]))[:, -1]
-    return Named(mass[:, 0] / mass.sum(-1), ("head",), "R: last query, two spans")
+    how = "R: last query, two spans"
+    return Named(divide(mass[:, 0], mass.sum(-1)), ("head",), how)
 
 
 def rerank_score(record: Record, query: Span, documents: Sequence[Span]) -> Named:
@@ -156,11 +173,11 @@ def snapkv(record: Record, *, last: int = 64, pool: int = 5) -> Named:
     mean over the last queries of A, mean over the query heads of a group, then a mean
     over `pool` keys with zeros outside (Li et al. 2024, "SnapKV", as in kvpress).
     """
-    n = record.k.shape[1]
-    if not 0 < last < n or pool % 2 == 0:
+    n_q, n = record.q.shape[1], record.k.shape[1]
+    if not 0 < last < n or last > n_q or pool < 1 or pool % 2 == 0:
         raise OptionError(
-            f"last={last} and pool={pool} for {n} keys, expected fewer queries than "
-            "keys, and an odd pool."
+            f"last={last} and pool={pool} for {n_q} queries and {n} keys, expected "
+            "some of these queries, fewer queries than keys, and an odd pool."
         )
     found = received(record, rows=slice(-last, None)).share(record.k.shape[0], "mean")
     scores = torch.as_tensor(take(found)[:, : n - last] / last)
@@ -174,8 +191,9 @@ def tova(record: Record) -> Named:
 
     (Oren et al. 2024, "Transformers are Multi-State RNNs")
     """
-    weights = torch.as_tensor(record.weights(slice(-1, None))).double()  # (H, 1, Nk)
-    return Named(weights.mean((0, 1)).numpy(), ("key",), "last row, mean over heads")
+    weights = torch.as_tensor(record.weights(slice(-1, None)))  # (H, 1, Nk)
+    values = weights.detach().double().mean((0, 1)).numpy()
+    return Named(values, ("key",), "last row, mean over heads")
 
 
 def kvzip(record: Record, *, reduction: Reduction = "max") -> Named:
@@ -197,6 +215,12 @@ def laplacian_diagonal(record: Record) -> Named:
     (Binkowski et al. 2025, "Hallucination Detection in LLMs Using Spectral Features of
     Attention Maps").
     """
+    places = to_numpy(record.q_positions), to_numpy(record.k_positions)
+    if not np.array_equal(*places):
+        raise OptionError(
+            f"{record.name} has {len(places[0])} queries and {len(places[1])} keys, "
+            "expected the same tokens: a sequence that looks at itself."
+        )
     values = take(mean_received(record)) - take(offset(record, 0))
     return Named(values, ("head", "key"), "C and D: mean received - diagonal")
 
@@ -206,7 +230,10 @@ def alignment(record: Record, heads: Sequence[int]) -> Named:
 
     (Radford et al. 2022; a list of such heads belongs to each of its models.)
     """
-    rows = [to_numpy(record.weights(heads=slice(h, h + 1))) for h in heads]
+    chosen = read_heads(record, heads)
+    if not chosen:
+        raise OptionError("an empty list of heads, expected numbers such as [3, 5].")
+    rows = [to_numpy(record.weights(heads=slice(h, h + 1))) for h in chosen]
     axes = ("head", "query", "key")
     return Named(np.concatenate(rows), axes, "whole rows of chosen heads")
 
@@ -218,7 +245,14 @@ def largest_logit(record: Record) -> Named:
     softmax).
     """
     (found,) = walk(record, LargestLogit())
-    return Named(take(found).max(1), ("head",), "walk: largest logit of all rows")
+    return max_of(found)
+
+
+def max_of(named: Named) -> Named:
+    """Return the largest of all queries, (H,); NaN if none has one."""
+    top = take(named).max(1, initial=-np.inf)
+    top = np.where(top == -np.inf, np.nan, top)
+    return Named(top, ("head",), f"{named.how}; max over queries")
 
 
 def mean_of(named: Named) -> Named:

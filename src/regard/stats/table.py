@@ -12,7 +12,7 @@
 A mean is over the queries that have the number: the first token has none before it. For
 each layer two calls of the kernel, a narrow one, and one walk for the largest logit.
 
-Next: seen.py
+Next: lens/intercept.py
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from regard.record import Record, Recording
 from regard.stats.cells import ask_induction, ask_offset
 from regard.stats.named import Named
 from regard.stats.plan import Ask, Direct, make_plan
-from regard.stats.presets import mean_of, take
+from regard.stats.presets import max_of, mean_of, take
 from regard.stats.reducers import LargestLogit
 from regard.stats.rows import ask_entropy, ask_masked_mass, ask_mass, ask_mean_distance
 from regard.stats.walk import walk
 
-ALL = -1  # heads
+ALL_HEADS = -1
 NEAR = 64  # tokens that count as local
-PLACE = [("sequence", "i4"), ("layer", "i4"), ("name", "U64"), ("head", "i4")]
+PLACE = ("sequence", "layer", "name", "head")
 NUMBERS = (
     "entropy",
     "sink",
@@ -52,14 +52,13 @@ NUMBERS = (
     "distance",
     "logit",
 )
-FIELDS = np.dtype(PLACE + [(name, "f8") for name in NUMBERS])
-COLUMNS = (*(name for name, _ in PLACE), *NUMBERS)
+COLUMNS = (*PLACE, *NUMBERS)
 Rows = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Rows of FIELDS; pandas.DataFrame(table.rows) and polars take them as they are."""
+    """Rows of COLUMNS: pandas.DataFrame(table.rows) and polars take them so."""
 
     rows: Rows
 
@@ -81,11 +80,11 @@ class Table:
     def by_layer(self) -> Table:
         """Return a row for each layer: means over its heads, the largest logit."""
         places = np.unique(self.rows[["sequence", "layer"]])
-        rows = np.zeros(len(places), FIELDS)
+        rows = np.zeros(len(places), self.rows.dtype)
         for row, place in zip(rows, places, strict=True):
             mine = self.rows[self.rows[["sequence", "layer"]] == place]
             row["sequence"], row["layer"] = place
-            row["name"], row["head"] = mine["name"][0], ALL
+            row["name"], row["head"] = mine["name"][0], ALL_HEADS
             for name in NUMBERS:
                 known = mine[name][~np.isnan(mine[name])]
                 how = np.max if name == "logit" else np.mean
@@ -108,12 +107,14 @@ class Table:
         from rich.table import Table as Drawn  # noqa: PLC0415
 
         drawn = Drawn(box=None, pad_edge=False)
-        for name in ("layer", "head", *NUMBERS):
+        several = len(np.unique(self.rows["sequence"])) > 1
+        places = ["sequence", "layer"] if several else ["layer"]
+        for name in (*places, "head", *NUMBERS):
             drawn.add_column(name, justify="right")
         for row in self.rows:
             numbers = (write_number(row[name]) for name in NUMBERS)
-            head = "all" if row["head"] == ALL else str(row["head"])
-            drawn.add_row(str(row["layer"]), head, *numbers)
+            head = "all" if row["head"] == ALL_HEADS else str(row["head"])
+            drawn.add_row(*(str(row[name]) for name in places), head, *numbers)
         page = StringIO()
         Console(file=page, width=100).print(drawn)
         return page.getvalue().rstrip("\n")
@@ -159,11 +160,11 @@ def make_table(
     progress: called with the records done, and all; what it raises ends the work
     """
     names = list(dict.fromkeys(record.name for record in recording.records))
-    parts = []
+    fields, parts = make_fields(names), []
     pairs = zip(recording.records, recording.sequences, strict=True)
     for n, (record, sequence) in enumerate(pairs, start=1):
         tokens = recording.tokens[sequence] if sequence < len(recording.tokens) else ()
-        rows = np.zeros(record.heads, FIELDS)
+        rows = np.zeros(record.heads, fields)
         rows["sequence"], rows["layer"] = sequence, names.index(record.name)
         rows["name"], rows["head"] = record.name, np.arange(record.heads)
         for name, values in describe(record, tokens):
@@ -171,7 +172,14 @@ def make_table(
         parts.append(rows)
         if progress is not None:
             progress(n, len(recording.records))
-    return Table(np.concatenate(parts) if parts else np.zeros(0, FIELDS))
+    return Table(np.concatenate(parts) if parts else np.zeros(0, fields))
+
+
+def make_fields(names: Sequence[str]) -> np.dtype[Any]:
+    """Return what a row holds, with room for the longest of the layers' names."""
+    kinds = ("i4", "i4", f"U{max(map(len, names), default=0) or 1}", "i4")
+    numbers = ((name, "f8") for name in NUMBERS)
+    return np.dtype([*zip(PLACE, kinds, strict=True), *numbers])
 
 
 def list_asks(record: Record, tokens: Sequence[int]) -> dict[str, Ask | Direct]:
@@ -197,7 +205,7 @@ def describe(record: Record, tokens: Sequence[int]) -> Iterator[tuple[str, Rows]
         if name not in found:
             yield name, np.full(record.heads, np.nan)
         elif name == "logit":
-            yield name, take(found[name]).max(1)
+            yield name, take(max_of(found[name]))
         else:
             yield name, take(mean_of(found[name]))
 

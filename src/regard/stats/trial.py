@@ -7,7 +7,7 @@ another order, spread over states that are merged in any order, and in memory th
 overwritten once `add` has returned. Whole numbers and truth values must be equal,
 others up to rounding.
 
-Next: named.py
+Next: presets.py
 """
 
 from __future__ import annotations

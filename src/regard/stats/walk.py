@@ -4,7 +4,7 @@
 
     heads, strips of rows   ─▶   workers   ─▶   merged in order
                                  each tile that the mask leaves, from q, k and lse:
-                                 weights = exp(scale q kᵀ - lse)   ─▶   every reducer
+                                 weights (source.py)   ─▶   every reducer
 
 A worker is a thread with one torch thread and one tile; kernels let other threads run.
 States are merged in the order of the rows: the number of workers changes no bit.
@@ -17,9 +17,11 @@ Next: reducers.py
 from __future__ import annotations
 
 import math
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -35,6 +37,8 @@ from regard.stats.source import Buffers, Head, read_head, read_range
 
 BLOCK = 512  # rows and keys of a tile: 1 MB in float32, as large as a core's cache
 
+LOCK = threading.Lock()
+RUNNING: list[int] = []  # torch's threads before each walk that runs now
 Progress = Callable[[int, int], object]
 Reducers = Sequence[Reducer[Any, Any]]
 
@@ -69,18 +73,17 @@ def walk(
     chosen = read_heads(record, heads)
     rows = read_range("rows", rows, record.q.shape[1])
     keys = read_range("keys", keys, record.k.shape[1])
-    before = torch.get_num_threads()
-    workers = before if workers is None else workers
-    for name, n in (("block", block), ("workers", workers)):
+    for name, n in (("block", block), ("workers", 1 if workers is None else workers)):
         if not isinstance(n, int) or n < 1:
             raise OptionError(f"{name}={n!r}, expected a whole number of at least 1.")
     head = (read_head(record, number, rows, keys) for number in chosen)
     strips = (strip for each in head for strip in cut_strips(each, block))
     n_strips = len(chosen) * max(1, math.ceil((rows.stop - rows.start) / block))
     found: list[list[Any]] = [[] for _ in reducers]
-    torch.set_num_threads(1)
-    done = run_all(strips, reducers, block, workers)
-    try:
+    with (
+        one_thread() as before,
+        closing(run_all(strips, reducers, block, workers or before)) as done,
+    ):
         for n, (strip, states) in enumerate(done, start=1):
             for reducer, kept, state in zip(reducers, found, states, strict=True):
                 if strip.rows.start == 0:  # another head
@@ -89,10 +92,31 @@ def walk(
                     kept[-1] = reducer.merge(kept[-1], state)
             if progress is not None:
                 progress(n, n_strips)
-    finally:
-        done.close()  # no worker outlives the walk
-        torch.set_num_threads(before)
     return tuple(r.finish(states) for r, states in zip(reducers, found, strict=True))
+
+
+@contextmanager
+def one_thread() -> Iterator[int]:
+    """Leave torch one thread in this one; yield how many it had, and has after it.
+
+    A thread that is new to torch is given the number that was set last by any other: 1,
+    if it comes during a walk. So what counts is what other walks found, or what a new
+    thread is given while there are none.
+    """
+    with LOCK:
+        found = [torch.get_num_threads(), *RUNNING[:1]]
+        if not RUNNING:
+            new = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+            new.start()
+            new.join()
+        before = max(found)
+        RUNNING.append(before)
+    torch.set_num_threads(1)
+    try:
+        yield before
+    finally:
+        torch.set_num_threads(before)
+        RUNNING.remove(before)
 
 
 def read_heads(record: Record, heads: Sequence[int] | None) -> list[int]:

@@ -212,7 +212,8 @@ export class Page {
     const { sequence, sort, only } = this.at;
     this.gallery.show({ meta: this.meta, sequence, sort, only, ink: this.ink });
     this.showTableState();
-    this.panel.say(`${showCount(this.gallery.cards.size)} heads; a pixel is the strongest link of its cells`);
+    const { size } = this.gallery.cards;
+    this.panel.say(`${showCount(size)} ${size === 1 ? "head" : "heads"}; a pixel is the strongest link of its cells`);
   }
 
   applyMap(record) {

@@ -90,10 +90,11 @@ export class Panel {
     if (index === undefined || index === null) nodes.push("–");
     else {
       const count = kind === "query" ? this.plane.record.nq : this.plane.record.nk;
-      for (let at = Math.max(0, index - AROUND); at <= Math.min(count - 1, index + AROUND); at++) {
-        const { text } = this.plane.labels[kind](at);
-        nodes.push(make(at === index ? "mark" : "bdi", "", showToken(text, 20)));
-      }
+      const first = Math.max(0, index - AROUND);
+      const last = Math.min(count - 1, index + AROUND);
+      const texts = Array.from({ length: last + 1 - first }, (_, n) => this.plane.labels[kind](first + n).text);
+      const apart = texts.some((text) => /\s/.test(text)) ? "" : " "; // pieces of words, or numbers
+      texts.forEach((text, n) => nodes.push(make(first + n === index ? "mark" : "bdi", "", showToken(text, 20)), apart));
     }
     element.replaceChildren(...nodes);
   }

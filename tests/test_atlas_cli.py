@@ -1,0 +1,92 @@
+"""`regard atlas` as one types it: a model of one's own, whom it trusts, what it refuses."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from regard.__main__ import main
+
+MODEL = Path(__file__).parent / "atlas_model.py"
+
+
+def regard(*words):
+    return CliRunner().invoke(main, ["atlas", *map(str, words)])
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A folder with a model of one's own, and nothing of it in Python's path."""
+    text = 'from pathlib import Path\nPath("called").touch()\n'
+    (tmp_path / "my_model.py").write_text(text + MODEL.read_text())
+    (tmp_path / "texts").mkdir()
+    for i in range(12):
+        (tmp_path / "texts" / f"{i}.txt").write_text(f"{i} one two three one two {i}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_model", raising=False)
+    yield tmp_path
+    sys.modules.pop("my_model", None)
+
+
+def run(*words):
+    return regard("run", "atlas", "--runner", "loop", *words)
+
+
+NAMED = ("--model", "my_model:make")
+
+
+def test_a_model_of_ones_own_is_found_where_one_stands(home):
+    done = run(*NAMED, "--corpus", "texts")
+    assert done.exit_code == 0, done.output
+    assert "12 documents" in done.output
+    assert json.loads(regard("show", "atlas", "--json").output)["atlas"]
+    assert "" not in sys.path
+
+
+def test_a_function_that_only_a_file_names_is_not_called(home):
+    assert run(*NAMED, "--corpus", "texts").exit_code == 0
+    (home / "plan.toml").write_text('model = "my_model:make"\ncorpus = ["texts"]\n')
+    (home / "called").unlink()
+    where = ("--layer", 1, "--head", 2, "--save", "one.regard")
+    for words in (
+        ("run", "atlas", "--runner", "loop"),
+        ("run", "atlas", "--runner", "loop", "--model", "another:make"),
+        ("run", "other", "--runner", "loop", "--plan", "plan.toml"),
+        ("record", "atlas", *where),
+        ("record", "atlas", *where, "--model", "another:make"),
+    ):
+        sys.modules.pop("my_model", None)
+        done = regard(*words)
+        assert done.exit_code == 1, words
+        assert "name it too: --model my_model:make" in done.output
+        assert not (home / "called").exists(), words
+    assert regard("record", "atlas", *where, *NAMED).exit_code == 0
+    shutil.rmtree(home / "atlas" / "results")
+    assert "12 documents" in run(*NAMED).output
+
+
+def test_one_head_is_a_layer_and_a_head(home):
+    done = regard("show", "atlas", "--layer", 1)
+    assert done.exit_code == 2
+    assert "--layer and --head name one head together: give both." in done.output
+
+
+def test_a_folder_without_an_atlas_says_how_to_begin(home):
+    done = run()
+    assert done.exit_code == 1
+    assert "regard atlas run atlas --model MODEL --corpus TEXTS" in done.output
+
+
+def test_to_show_an_atlas_needs_no_torch(home):
+    assert run(*NAMED, "--corpus", "texts").exit_code == 0
+    code = (
+        "import sys; from regard.__main__ import main\n"
+        "main(['atlas', 'show', 'atlas'], standalone_mode=False)\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert b"entropy" in done.stdout
