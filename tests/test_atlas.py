@@ -204,6 +204,44 @@ def test_documents_that_cannot_be_done_are_named_and_the_rest_is_as_without_them
         np.testing.assert_allclose(table.mean(name), clean.mean(name), atol=1e-6)
 
 
+def test_a_document_that_ends_in_nan_is_set_aside_and_not_half_counted(
+    tmp_path, monkeypatch
+):
+    texts = write_corpus(tmp_path / "texts", 12)
+    plan = plan_for(texts)
+    run(tmp_path / "clean", crew=Crew(runner="loop"), plan=plan)
+    (texts / "odd.txt").write_text("what comes after \x01 is NaN")
+    model = make()
+    with torch.no_grad():
+        model.network.embed.weight[1] = torch.nan
+    monkeypatch.setattr("atlas_model.make", lambda: model)
+    run(tmp_path / "odd", crew=Crew(runner="loop"), plan=plan)
+    table, clean = (read_table(tmp_path / x) for x in ("odd", "clean"))
+    ((name, reason),) = table.about["set_aside"]
+    assert name.endswith("odd.txt")
+    assert reason.endswith("blocks.0.attention has numbers that are NaN")
+    for name in table.statistics:
+        np.testing.assert_allclose(table.mean(name), clean.mean(name), atol=1e-6)
+
+
+def test_a_layer_that_runs_twice_is_said(tmp_path, monkeypatch):
+    model = make()
+    model.network.blocks[1] = model.network.blocks[0]
+    monkeypatch.setattr("atlas_model.make", lambda: model)
+    plan = plan_for(write_corpus(tmp_path / "texts", 4))
+    run(tmp_path / "a", crew=Crew(runner="loop"), plan=plan)
+    reasons = {x for _, x in read_table(tmp_path / "a").about["set_aside"]}
+    twice = "LookupError: blocks.0.attention runs more than once for a text"
+    assert reasons == {twice}
+
+
+def test_a_sample_of_a_corpus_says_that_it_is_one(tmp_path, corpus, plain):
+    plan = plan_for(corpus, documents=8)
+    run(tmp_path, crew=Crew(runner="loop"), plan=plan)
+    assert not read_table(tmp_path).about["whole"]
+    assert read_table(plain).about["whole"]
+
+
 def find_children(of):
     """Return the processes that a process started, and theirs."""
     found, parents = [of], {}
@@ -353,6 +391,9 @@ def test_it_stops_after_so_many_tokens(tmp_path, corpus):
     assert end.shards < end.of
     more = run(tmp_path, crew=Crew(runner="loop"), plan=plan_for(corpus))
     assert more.shards == more.of  # without the rule it goes on
+    again = run(tmp_path, crew=Crew(runner="loop"))  # and does not go back to it
+    assert again.shards == again.of
+    assert read_table(tmp_path).about["whole"]
 
 
 def test_a_folder_of_another_plan_is_refused(tmp_path, plain, corpus):
@@ -444,6 +485,10 @@ def test_a_plan_is_read_from_a_small_file(tmp_path):
         ({"statistics": []}, "none"),
         ({"precision": "int8"}, "float32, bfloat16"),
         ({"until_interval": 2.0}, "between 0 and 1"),
+        (
+            {"until_interval": 0.1, "statistics": ("entropy", "logit")},
+            "is for mean weights, expected one of sink, previous",
+        ),
         ({"corpus": []}, "needs a corpus"),
         ({"corpus": 3}, "expected a list"),
         ({"colour": "red"}, "no option 'colour'"),

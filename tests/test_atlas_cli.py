@@ -81,6 +81,23 @@ def test_a_folder_without_an_atlas_says_how_to_begin(home):
     assert "regard atlas run atlas --model MODEL --corpus TEXTS" in done.output
 
 
+def test_two_folders_of_one_name_are_told_apart(home):
+    assert run(*NAMED, "--corpus", "texts").exit_code == 0
+    shutil.copytree("atlas", "other/atlas")
+    rows = json.loads(regard("show", "atlas", "other/atlas", "--json").output)
+    assert list(rows) == ["atlas", "other/atlas"]
+
+
+def test_an_atlas_of_nothing_says_so(home):
+    for path in (home / "texts").iterdir():
+        path.write_text("x" if path.stem == "0" else "")
+    assert "1 set aside" in run(*NAMED, "--corpus", "texts").output
+    for words in ((), ("--layer", 0, "--head", 0)):
+        done = regard("show", "atlas", *words)
+        assert done.exit_code == 1
+        assert "nothing to show: all documents were set aside." in done.output
+
+
 def test_to_show_an_atlas_needs_no_torch(home):
     assert run(*NAMED, "--corpus", "texts").exit_code == 0
     code = (

@@ -99,6 +99,12 @@ def test_an_interval_of_few_documents_is_wider(freedom, expected):
     np.testing.assert_allclose(student(0.95, np.array(freedom)), expected, rtol=2e-3)
 
 
+def test_an_interval_for_all_heads_at_once_holds_for_few_documents():
+    for heads, expected in ((270, 7.1511), (2_000, 9.7662)):  # of SciPy
+        found = student(1 - 0.05 / heads, np.array(7.0))
+        np.testing.assert_allclose(found, expected, rtol=1e-2)
+
+
 def test_fewer_than_eight_documents_have_no_interval_and_equal_ones_one_of_nothing():
     few = merge([tally(x, i) for i, x in enumerate(corpus(7))], keep=1)
     assert np.isnan(few.half()).all()
@@ -164,11 +170,18 @@ def test_a_layer_that_was_not_seen_in_one_document_counts_for_the_others():
     rng = np.random.default_rng(4)
     both, one = draw(rng), draw(rng)[1:]
     found = merge([tally(one, 0, layers=("second",)), tally(both, 1)], keep=2)
-    assert (found.layers, found.heads) == (("second", "first"), (3, 2))
+    assert (found.layers, found.heads) == (("first", "second"), (2, 3))
     expected = np.concatenate([one[0]["sink"][0], both[1]["sink"][0]]).mean()
-    np.testing.assert_allclose(found.mean[0, 0], expected)
-    np.testing.assert_allclose(found.mean[0, 3], both[0]["sink"][0].mean())
-    assert found.top[0, 3, 1] == NOWHERE
+    np.testing.assert_allclose(found.mean[0, 2], expected)
+    np.testing.assert_allclose(found.mean[0, 0], both[0]["sink"][0].mean())
+    assert found.top[0, 0, 1] == NOWHERE
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(["ad", "abd", "abcd"])])
+def test_layers_stand_in_the_order_in_which_they_ran(order):
+    numbers = draw(np.random.default_rng(7))[1:]
+    parts = [tally(numbers * len(x), layers=tuple(x)) for x in order]
+    assert merge(parts, keep=1).layers == tuple("abcd")
 
 
 def test_layers_are_told_apart_by_name_and_not_by_place():

@@ -579,6 +579,10 @@ def test_a_convention_that_does_not_fit_is_refused():
         ({"returns": ("weights",)}, "out is the first"),
         ({"order": "xc"}, "say where its matrices are"),
         ({"library": "tensorflow"}, "expected one of numpy, torch, jax"),
+        ({"causal_from": "bottom"}, 'causal_from="bottom", expected one of start, end'),
+        ({"window_counts": "both"}, 'window_counts="both", expected one of others'),
+        ({"precisions": ("fp16",)}, 'precisions="fp16", expected one of float64'),
+        ({"mask_axes": "bnk"}, 'mask_axes="n", expected one of b, h, q, k'),
     ):
         with pytest.raises(OptionError, match=message):
             check(right, Convention(**words))
@@ -589,6 +593,37 @@ def test_a_convention_that_does_not_fit_is_refused():
         check(Heads(), replace(MODULE, projections=where))
     with pytest.raises(OptionError, match="cannot be called"):
         check(3)
+    shared = Heads()
+    shared.to_k = nn.Linear(16, 8)
+    with pytest.raises(
+        OptionError, match=r"shapes \[\(16, 16\), \(8, 16\), \(16, 16\)"
+    ):
+        check(shared, MODULE)
+
+
+def test_a_part_of_an_answer_may_be_nothing():
+    report = check(
+        lambda q, k, v: (right(q, k, v), None), Convention(precisions=("float64",))
+    )
+    assert report.ok, str(report)
+    assert "one_token" in {x.name for x in report.verdicts if x.status == "passed"}
+
+
+@pytest.mark.parametrize("name", ["to_k", "to_v"])  # Whisper's keys have none
+def test_a_matrix_without_a_bias_is_judged(name):
+    torch.manual_seed(0)
+    module = Heads()
+    setattr(module, name, nn.Linear(16, 16, bias=False))
+    (found,) = run_cases(module, MODULE, ("projection_biases_apply",))
+    assert found.status == "passed", found.says
+
+
+def test_an_attribute_is_not_taken_for_what_the_file_calls_so():
+    def attend(q, k, v):  # nn is torch's in this file
+        return jax.nn.softmax(q @ k.swapaxes(-1, -2) * q.shape[-1] ** -0.5) @ v
+
+    assert read_convention(attend).library == "jax"
+    assert read_convention(jax.jit(attend)).library == "jax"
 
 
 def test_the_signature_tells_the_names_and_the_library():

@@ -232,6 +232,26 @@ def test_lists_are_as_good_as_arrays():
     assert grade(SOFTMAX, lambda scores: SOFTMAX.reference(scores).tolist()).passed
 
 
+def test_several_answers_may_be_a_list_as_of_np_split():
+    qkv = read_exercise("fused_qkv")
+    assert grade(qkv, lambda *given: list(qkv.reference(*given))).passed
+    found = grade(qkv, lambda *given: list(qkv.mistakes[0].function(*given)))
+    assert found.mistake == qkv.mistakes[0].name
+
+
+def test_complex_numbers_are_not_taken_for_their_real_parts():
+    rotary = read_exercise("rotary")
+    found = grade(rotary, lambda *given: rotary.reference(*given) + 1j)
+    assert found.sentence.endswith("these are complex numbers, expected real ones.")
+
+
+def test_rounded_numbers_are_not_said_to_be_swapped():
+    for name in ("softmax", "feed_forward"):
+        one = read_exercise(name)
+        found = grade(one, lambda *given, one=one: np.float32(one.reference(*given)))
+        assert found.sentence.startswith("Your numbers are nearly right, as if in flo")
+
+
 def test_an_endless_loop_is_ended():
     running = []
 

@@ -188,6 +188,14 @@ def test_padding_alone_has_no_cells():
     assert [x["sequence"] for x in read_meta(make_page(seen))["records"]] == [1]
     with pytest.raises(OptionError, match="nothing to show"):
         make_page(make_seen(none))
+    other = replace(none, name="other")  # a layer that never had any
+    meta = read_meta(make_page(make_seen(draw(), other)))
+    assert [x["name"] for x in meta["layers"]] == [draw().name, "other"]
+
+
+def test_heads_may_be_numbers_of_numpy():
+    page = make_page(make_seen(draw()), heads={np.int64(0): np.asarray([1])})
+    assert read_meta(page)["records"][0]["heads"] == [1]
 
 
 def test_nothing_recorded_is_no_page():

@@ -118,6 +118,8 @@ def test_reset_brings_the_stub_back_and_keeps_what_was_written(desk):
     stub = (desk.folder / "one_score.py").read_text("utf-8")
     assert "NotImplementedError" in stub
     assert (desk.folder / "one_score.old").read_text("utf-8") == RIGHT["one_score"]
+    desk.reset("one_score")  # nothing was written since
+    assert (desk.folder / "one_score.old").read_text("utf-8") == RIGHT["one_score"]
 
 
 def test_next_skips_what_is_solved_and_comes_back(desk):
@@ -136,10 +138,30 @@ def test_what_is_not_there_is_said(desk):
         OptionError, match='there is no exercise "99"; there are one_sc'
     ):
         desk.find("99")
+    for odd in ("²", "9" * 5_000):
+        with pytest.raises(OptionError, match="there is no exercise"):
+            desk.find(odd)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        '{"solved": 3}',
+        '{"solved": [], "hints": {"masks": Infinity}, "tries": {}, "current": ""}',
+        "[" * 100_000,
+    ],
+)
+def test_a_damaged_file_of_progress_is_refused(desk, told):
     desk.open()
-    desk.progress.path.write_text('{"solved": 3}', encoding="utf-8")
+    desk.progress.path.write_text(told, encoding="utf-8")
     with pytest.raises(FileError, match=r"progress\.json cannot be read .* Remove it"):
         start(desk.folder)
+
+
+def test_a_count_of_hints_below_none_tells_the_first(desk):
+    desk.progress.hints["one_score"] = -7
+    desk.hint()
+    assert "Hint 1 of 3" in printed(desk)
 
 
 def test_watching_grades_on_every_save_and_goes_on(desk):
@@ -217,6 +239,12 @@ def test_no_file_can_take_the_runner_down(tmp_path, text, sentence):
     assert not found.passed
     assert sentence in found.sentence
     assert "Traceback" not in found.sentence
+
+
+def test_a_file_may_begin_with_the_mark_of_an_editor(tmp_path):
+    path = tmp_path / "softmax.py"
+    path.write_text(RIGHT["softmax"], encoding="utf-8-sig")
+    assert attempt(SOFTMAX, path).passed
 
 
 def test_a_file_that_is_not_there_is_said(tmp_path):
@@ -346,13 +374,16 @@ def test_a_teacher_grades_a_class_and_gets_a_table(tmp_path):
         (folder / learner / "softmax.py").write_text(text, encoding="utf-8")
     (folder / "ann" / "one_score.py").write_text(WRONG, encoding="utf-8")
     (folder / "ann" / "notes.py").write_text("1 / 0", encoding="utf-8")
-    (folder / "ann" / "test_own.py").write_text("def test(): 1 / 0", encoding="utf-8")
+    for name in ("test_own", "conftest", "__init__"):  # to import one is to run it
+        text = f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()"
+        (folder / "ann" / f"{name}.py").write_text(text, encoding="utf-8")
     table = tmp_path / "results.csv"
     done = grade_class(folder, "--regard-csv", table)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "That is the product of each pair of numbers" in done.stdout
     assert "softmax is not written yet." in done.stdout
     assert "Traceback" not in done.stdout
+    assert not (tmp_path / "ran").exists()
     rows = list(csv.DictReader(table.read_text("utf-8").splitlines()))
     found = [(x["learner"], x["exercise"], x["passed"], x["mistake"]) for x in rows]
     assert found == [

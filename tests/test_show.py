@@ -3,6 +3,7 @@
 import re
 import sys
 import unicodedata
+from dataclasses import replace
 from itertools import pairwise
 
 import matplotlib.image
@@ -11,12 +12,14 @@ import pytest
 import torch
 
 import regard
+from regard.arrays import to_numpy
 from regard.errors import ArrayError, OptionError, ShapeError
 from regard.masks import alibi, causal, per_head, window
 from regard.record import Record, Recording
 from regard.seen import Seen
 from regard.show import figure, palette, text
 from regard.show.palette import Linear, Log, Signed, fit, fit_signed, read_panels
+from regard.stats.columns import cut_rows
 
 WORDS = ["the", "cat", "sat", "down"]
 HOSTILE = [
@@ -78,6 +81,12 @@ def make_record(n=6, heads=2, name="layer", seed=0):
         scale=0.5, q_positions=at, k_positions=at, mask=causal(),
     )  # fmt: skip
     return record, done.weights
+
+
+def poison(record):
+    q = to_numpy(record.q).copy()
+    q[1, 2] = np.nan
+    return replace(record, q=torch.from_numpy(q))
 
 
 def make_seen(layers=2, n=6, heads=2):
@@ -242,6 +251,9 @@ def test_masks_come_as_formulas_arrays_and_minus_infinity():
         (np.zeros((3, 3)), {"heads": [0]}, OptionError, r"heads=\[0\]"),
         (make_record()[0], {"heads": []}, ShapeError, "one or more"),
         (make_record()[0], {"mask": causal()}, OptionError, "which has its own"),
+        (poison(make_record()[0]), {}, ArrayError, "head 1: NaN by query 2, key 0"),
+        (np.zeros((3, 3)), {"mask": np.eye(2)}, ShapeError, r"mask \(2, 2\), expected"),
+        (np.zeros((3, 2, 2)), {"mask": np.ones((2, 2, 2))}, ShapeError, r"mask \(2, 2"),
         (np.zeros((3, 3)), {"rows": ["a"]}, ShapeError, "rows has 1 labels, expected 3"),
         (np.zeros((3, 3)), {"keys": ["a"]}, ShapeError, "keys has 1 labels, expected 3"),
     ],
@@ -319,6 +331,14 @@ def test_a_title_wider_than_its_map_moves_the_others():
 def test_keys_that_are_not_the_rows_are_listed():
     drawn = text.draw_weights(WEIGHTS[:2], rows=["un", "le"], keys=WORDS, width=20)
     assert drawn == CROSS
+
+
+@pytest.mark.parametrize("color", [False, "dark"])
+def test_keys_are_listed_if_pooled_rows_do_not_name_them(color):
+    names = [f"t{i}" for i in range(60)]
+    drawn = text.draw_weights(np.eye(60), rows=names, keys=names, color=color)
+    assert "keys: 0 t0 1 t1" in drawn
+    assert " 59 t59\n" in drawn
 
 
 def test_a_large_map_is_pooled_and_says_so():
@@ -437,6 +457,8 @@ def test_the_text_of_the_steps_is_exact():
     assert text.draw_steps(steps, names=["weights"]) in STEPS
     with pytest.raises(OptionError, match=r"at=\(0, 0\), expected an index for each"):
         text.draw_steps(steps, at=(0, 0))
+    with pytest.raises(OptionError, match="expected some of"):
+        text.draw_steps(steps, names=["nothing"])
 
 
 STEPS = """\
@@ -482,6 +504,8 @@ def test_the_steps_of_a_shared_head_are_those_of_its_group(rng):
         np.testing.assert_allclose(panel.values, expected.weights)
         assert (panel.allowed == np.tril(np.ones((3, 3)))).all()
         assert (palette.read_step(steps, steps["k"], (h,)).values == k[h // 2]).all()
+    with pytest.raises(OptionError, match=r"at=\(4,\), expected an index for each of"):
+        palette.read_step(steps, steps["weights"], (4,))
 
 
 GALLERY = """\
@@ -515,6 +539,25 @@ def test_the_text_of_a_gallery_is_exact():
     )
     with pytest.raises(OptionError, match="no sequence 3"):
         text.draw_gallery(seen, sequence=3)
+    for draw in (text.draw_gallery, figure.plot_gallery):
+        with pytest.raises(OptionError, match="pixels=0, expected 1 or more"):
+            draw(seen, pixels=0)
+
+
+def test_a_gallery_numbers_layers_as_seen_does_and_tells_its_coarsest_pixel():
+    tall, wide = (make_record(n, 2, f"layer {i}", i)[0] for i, n in ((1, 4), (2, 8)))
+    empty = cut_rows(make_record(4, 2, "layer 0", 0)[0], np.zeros(0, int))
+    records = (empty, tall, wide, tall, replace(tall, q=2 * tall.q))
+    found = Recording(model="m", records=records, sequences=(0, 0, 0, 1, 1))
+    drawn = text.draw_gallery(found, pixels=4)
+    assert re.findall("layer .", drawn) == ["layer 1", "layer 2"]  # 0 has no cells
+    assert drawn.endswith("the largest of up to 4 × 2 weights (query × key)")
+    shown = figure.plot_gallery(found, pixels=4)
+    assert read_labels(shown.axes[0].yaxis) == ["1", "2"]
+    assert "up to 2 × 2 weights" in shown.axes[1].get_ylabel()
+    alone = text.draw_gallery(found, sequence=1, pixels=8, color="dark")
+    assert re.findall("layer .", alone) == ["layer 1"]  # of two records the first
+    assert alone.endswith("heads from left to right")
 
 
 TABLE = """\
@@ -535,6 +578,10 @@ def test_the_text_of_a_table_is_exact():
         text.draw_table(table, numbers=["name"])
     with pytest.raises(OptionError, match="no sequence 1"):
         text.draw_table(table, sequence=1)
+    below = replace(table, rows=table.rows.copy())
+    below.rows["logit"] = -np.repeat([4.0, 2, 1, 3], 2)
+    logits = text.draw_table(below, numbers=["logit"]).splitlines()[1]
+    assert logits == "logit     ▁▄▆▂ -4 to 0 the largest"
     unknown = text.draw_table(table, numbers=["induction"])  # tokens were not kept
     assert unknown.splitlines()[1] == "induction      0 to 1"
 
@@ -754,6 +801,9 @@ def test_the_figure_of_a_table_has_a_dot_for_each_head_and_their_mean(tmp_path):
     drawn.savefig(tmp_path / "table.png")
     assert figure.plot_table(table, numbers=["logit"]).axes[0].get_ylabel() == "logit"
     figure.plot_table(table, numbers=["induction"])  # none is known
+    mixed = figure.plot_table(table, numbers=["sink", "logit"]).axes
+    told = [x.get_legend().get_texts()[1].get_text() for x in mixed]
+    assert told == ["their mean", "the largest"]
 
 
 def test_the_figure_of_a_mask_is_its_cells():

@@ -388,6 +388,17 @@ def test_closing_ends_a_pass_and_whoever_waits_for_it():
     assert not source.passes.thread.is_alive()
 
 
+def test_a_row_of_nan_is_ready_for_json(open_source):
+    record, _, _ = make("causal after 300 keys")
+    record.q[1, 2] = math.nan
+    try:
+        found = open_source(record).row(Spot(0, 0, 1), 2)
+    finally:
+        make.cache_clear()
+    assert (found["entropy"], found["total"], found["top"]) == (None, None, [])
+    json.dumps(found, allow_nan=False)
+
+
 def stall(seconds):
     threading.Event().wait(seconds)
 

@@ -14,6 +14,7 @@ from regard.nn.train import Plan, train
 from regard.plain.config import Config
 from regard.record import Record, Recording
 from regard.seen import Seen
+from regard.show.curve import draw
 from regard.show.training import Film, draw_training, plot_training
 
 TASK = Copy(8)
@@ -213,3 +214,12 @@ def test_the_figure_of_a_real_run_can_be_drawn(run, tmp_path):
 def test_what_cannot_be_filmed_or_drawn_is_refused(make, words):
     with pytest.raises(OptionError, match=words):
         make()
+
+
+def test_a_loss_that_is_no_number_is_left_out_and_told():
+    for none in (np.nan, np.inf):
+        drawn = draw([4, none, 2], width=3, height=2).splitlines()
+        assert drawn[:2] == ["4 ┤█", "0 ┤█ █"]
+        assert drawn[-1].endswith("3 steps, blank: no number")
+    with pytest.raises(ShapeError, match=r"\(2, 3\), expected those of a run"):
+        draw(np.ones((2, 3)))

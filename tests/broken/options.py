@@ -2,7 +2,16 @@
 
 import numpy as np
 
-from broken.registry import allow, breaks, four, hide, right, scores, softmax
+from broken.registry import (
+    allow,
+    breaks,
+    causal_mask,
+    four,
+    hide,
+    right,
+    scores,
+    softmax,
+)
 
 ALL = ("float64", "float32", "float16")
 
@@ -11,6 +20,18 @@ ALL = ("float64", "float32", "float16")
 def shares_heads_in_turn(q, k, v):
     n = q.shape[1] // k.shape[1]
     return right(q, np.tile(k, (1, n, 1, 1)), np.tile(v, (1, n, 1, 1)))
+
+
+@breaks("gqa_group_is_contiguous", shared_heads=True)
+def shares_keys_in_turn_and_values_in_groups(q, k, v):
+    n = q.shape[1] // k.shape[1]
+    return right(q, np.tile(k, (1, n, 1, 1)), np.repeat(v, n, axis=1))
+
+
+@breaks("gqa_group_is_contiguous", shared_heads=True)
+def shares_values_in_turn_and_keys_in_groups(q, k, v):
+    n = q.shape[1] // k.shape[1]
+    return right(q, np.repeat(k, n, axis=1), np.tile(v, (1, n, 1, 1)))
 
 
 @breaks("gqa_one_key_head", shared_heads=True)
@@ -53,6 +74,15 @@ def counts_only_others(q, k, v, causal=False, window=None):
     return right(q, k, v, four(allow(q, k, None, causal)) & near)
 
 
+@breaks("window_counts", causal="causal", window="window", causal_from="end")
+def counts_the_window_from_the_first_query(q, k, v, causal=False, window=None):
+    n_q, n_k = q.shape[-2], k.shape[-2]
+    apart = np.arange(n_q)[:, None] - np.arange(n_k)
+    near = apart <= (n_q if window is None else window)
+    late = causal_mask(n_q, n_k, n_k - n_q) if causal else True
+    return right(q, k, v, four(near & late))
+
+
 @breaks("window_alone_applies", causal="causal", window="window")
 def ignores_a_window_alone(q, k, v, causal=False, window=None):
     at = np.arange(q.shape[-2])
@@ -90,6 +120,11 @@ def scales_the_bias(q, k, v, bias=0):
     return softmax((q @ k.swapaxes(-1, -2) + bias) * q.shape[-1] ** -0.5) @ v
 
 
+@breaks("bias_is_not_scaled", bias="bias")
+def adds_the_bias_of_one_head(q, k, v, bias=None):
+    return softmax(scores(q, k) + (0 if bias is None else bias[:, :1])) @ v
+
+
 @breaks("scale_is_used", scale="scale")
 def ignores_the_scale(q, k, v, scale=None):
     return right(q, k, v)
@@ -110,6 +145,13 @@ def gives_the_sink_a_value(q, k, v, sink=None):
     return whole[..., :-1] / whole[..., :-1].sum(-1, keepdims=True) @ v
 
 
+@breaks("sink_takes_weight", sink="sink")
+def adds_the_sink_along_queries(q, k, v, sink=None):
+    parts = np.exp(scores(q, k) - (top := scores(q, k).max(-1, keepdims=True)))
+    beside = 0 if sink is None else np.exp(np.resize(sink, q.shape[-2]) - top[..., 0])
+    return parts / (parts.sum(-1) + beside)[..., None] @ v
+
+
 @breaks("looking_changes_nothing", causal="causal", look="need_weights")
 def drops_causal_when_looked_at(q, k, v, causal=False, need_weights=False):
     weights = softmax(
@@ -121,6 +163,11 @@ def drops_causal_when_looked_at(q, k, v, causal=False, need_weights=False):
 @breaks("weights_are_shown_as_defined", causal="causal")
 def shows_weights_before_the_mask(q, k, v, causal=False):
     return right(q, k, v, None, causal), softmax(scores(q, k))
+
+
+@breaks("weights_are_shown_as_defined", mask="mask")
+def shows_weights_before_a_mask(q, k, v, mask=None):
+    return right(q, k, v, mask), softmax(scores(q, k))
 
 
 @breaks("strides_do_not_matter")

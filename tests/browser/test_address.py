@@ -87,7 +87,7 @@ def test_the_gallery_is_in_the_address_too(open_window):
 def test_a_head_that_is_not_there_leads_to_the_gallery(open_window, address):
     window = open_window("causal", address)
     window.await_gallery(6)
-    assert not window.in_map
+    window.wait(lambda: window.in_map, expected=False)
 
 
 def test_odd_numbers_lead_to_the_nearest_view(open_window):
@@ -95,6 +95,6 @@ def test_odd_numbers_lead_to_the_nearest_view(open_window):
     window = open_window("causal", odd)
     window.page.mouse.move(500, 400)
     window.rest()
-    assert window.in_map
+    window.wait(lambda: window.in_map, expected=True)
     window.await_address(z=64, s=None, cmp=None, lo=-1)
     assert window.text("row").startswith("pinned queryclick")

@@ -226,6 +226,11 @@ def test_tokens_of_an_encoder_are_not_laid_at_a_decoders_queries(open_window):
     assert window.hover(3, 2).startswith("query 3 → key 2: ")
     window.look(l=0, h=0, i=30, j=30, z=20)  # the encoder's
     assert window.hover(30, 20).startswith(f"query 30 “{tokens[30]}” → key 20 “")
+    window.look(l=1, h=0, i=11, j=11, z=20)
+    window.at("sought").fill(str(tokens[2]))
+    window.await_text("hits", "^0 found")  # the decoder's are not known
+    window.at("sought").fill("#2")
+    window.await_text("hits", "^1 found")
 
 
 def test_tokens_without_spaces_of_their_own_stand_apart(open_window):

@@ -151,17 +151,17 @@ def test_a_click_opens_a_head_and_home_leads_back_to_it(open_window):
     window.await_gallery(6)
     window.page.click('a.card[aria-label*="layer 1 head 2"]')
     window.rest()
-    assert window.in_map
+    window.wait(lambda: window.in_map, expected=True)
     window.await_address(l=1, h=2)
     assert window.page.title() == "L1 h2 · regard"
     window.at("home").click()
     window.rest()
-    assert not window.in_map
+    window.wait(lambda: window.in_map, expected=False)
     focus = window.page.evaluate("() => document.activeElement.ariaLabel")
     assert "layer 1 head 2" in focus
     window.page.go_back()
     window.rest()
-    assert window.in_map
+    window.wait(lambda: window.in_map, expected=True)
 
 
 def test_the_sequence_can_be_chosen(open_window):

@@ -51,7 +51,7 @@ def test_the_table_lists_the_keys_that_are_tested_here(window):
     window.press("d")  # keys of the map do nothing meanwhile
     window.press("Escape")
     assert dialog.get_attribute("open") is None
-    assert window.in_map
+    window.wait(lambda: window.in_map, expected=True)
     window.await_address(z=20)
 
 
@@ -203,7 +203,7 @@ def test_slash_finds_words_across_tokens(window):
     window.await_text("column", r"^pinned key \d+ “·the”")
     window.press("Escape")  # back to the map, what was found stays
     assert window.page.evaluate("() => document.activeElement.dataset.at") == "plane"
-    assert window.in_map
+    window.wait(lambda: window.in_map, expected=True)
     window.press("/")
     window.page.keyboard.type("not in there")
     window.await_text("hits", "^0 found$")

@@ -220,6 +220,8 @@ def show(
 
     tables = [read_table(x) for x in (folder, other) if x is not None]
     names = [x.name or str(x) for x in (folder, other) if x is not None]
+    if len({*names}) < len(names):  # a/prose and b/prose
+        names = [str(x) for x in (folder, other)]
     name = statistic or tables[0].statistics[0]
     if page is not None:
         from regard.atlas.page import write_page  # noqa: PLC0415
@@ -231,6 +233,8 @@ def show(
         rows = {x: y.list_rows() for x, y in zip(names, tables, strict=True)}
         click.echo(json_text.dumps(rows))
         return
+    if not all(x.heads for x in tables):
+        raise OptionError("there is nothing to show: all documents were set aside.")
     width = Console().width
     if len(tables) == 2:
         click.echo(draw_difference(tables[0], tables[1], name, names, width=width))

@@ -29,14 +29,13 @@ import numpy as np
 from regard.atlas.corpus import Corpus, open_corpus, plan_corpus
 from regard.atlas.example import find_examples
 from regard.atlas.model import open_words
-from regard.atlas.plan import Plan, fingerprint, read_about, write_about
+from regard.atlas.plan import WEIGHTS, Plan, fingerprint, read_about, write_about
 from regard.atlas.runners import Crew
 from regard.atlas.store import Result, Store
 from regard.atlas.table import Table
 from regard.errors import FileError, OptionError
 from regard.whole_file import write_whole
 
-WEIGHTS = ("sink", "previous", "self", "induction", "local")  # between 0 and 1
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 Progress = Callable[["Standing"], object]
 
@@ -117,8 +116,7 @@ def begin(
                 documents=plan.documents,
                 progress=reading,
             )
-            with write_whole(path) as new:
-                new.write_text(write_about(plan, corpus.digest), "utf-8")
+            note(path, plan, corpus)
     known, about = read_about(path)
     for name, mine in (known if plan is None else plan).identify().items():
         if mine != (theirs := getattr(known, name)):
@@ -132,7 +130,15 @@ def begin(
     corpus = open_corpus(manifest)
     if corpus.digest != about["corpus"]:
         raise FileError(f"{manifest} is another corpus than {folder} began with.")
+    if plan is not None and plan != known:  # it is to end elsewhere from now on
+        note(path, plan, corpus)
     return plan or known, corpus
+
+
+def note(path: Path, plan: Plan, corpus: Corpus) -> None:
+    """Write down the plan of a folder."""
+    with write_whole(path) as new:
+        new.write_text(write_about(plan, corpus.digest), "utf-8")
 
 
 def go_on(
@@ -234,7 +240,7 @@ def describe(folder: Path, plan: Plan, corpus: Corpus, total: Result) -> dict[st
         "packed": plan.packed,
         "precision": plan.precision,
         "shards": total.last,
-        "whole": total.last == corpus.shards,
+        "whole": total.last == corpus.shards and len(corpus) == corpus.different,
         "aside": total.n_aside,
         "set_aside": [[name, reason] for _, name, reason in total.aside],
         "left_out": corpus.counts,

@@ -25,6 +25,7 @@ from regard.errors import FileError, OptionError
 
 STATISTICS = ("entropy", "sink", "previous", "self", "induction", "local", "distance")
 KNOWN = (*STATISTICS, "logit")
+WEIGHTS = ("sink", "previous", "self", "induction", "local")  # between 0 and 1
 PRECISIONS = ("float32", "bfloat16", "float16", "float64")
 STOPS = ("tokens", "until_interval")  # they change when it ends, and no number
 EDGE = 1 << 20  # bytes at both ends of a file of weights that tell it from others
@@ -76,16 +77,25 @@ def check_plan(plan: Plan) -> None:
     if plan.precision not in PRECISIONS:
         known = ", ".join(PRECISIONS)
         raise OptionError(f"precision={plan.precision!r:.40}, expected one of {known}.")
-    names = plan.statistics
+    check_statistics(plan.statistics, width)
+    if not plan.corpus or not all(isinstance(x, str) for x in plan.corpus):
+        raise OptionError("a plan needs a corpus: files or folders of text.")
+    if not isinstance(plan.packed, bool) or not isinstance(plan.model, str):
+        raise OptionError("packed is true or false, and model the path of a model.")
+
+
+def check_statistics(names: tuple[str, ...], width: float | None) -> None:
+    """Refuse what cannot be measured, or has no interval to wait for."""
     if not names or {*names} - {*KNOWN} or len({*names}) < len(names):
         given = ", ".join(map(repr, names)) or "(none)"
         raise OptionError(
             f"statistics {given:.100}, expected each once of {', '.join(KNOWN)}."
         )
-    if not plan.corpus or not all(isinstance(x, str) for x in plan.corpus):
-        raise OptionError("a plan needs a corpus: files or folders of text.")
-    if not isinstance(plan.packed, bool) or not isinstance(plan.model, str):
-        raise OptionError("packed is true or false, and model the path of a model.")
+    if width is not None and not {*names} & {*WEIGHTS}:
+        raise OptionError(
+            f"until_interval={width!r:.40} is for mean weights, expected one of "
+            f"{', '.join(WEIGHTS)} among the statistics."
+        )
 
 
 def check_count(name: str, value: Any) -> None:

@@ -81,12 +81,15 @@ def divide(a: Numbers, b: Numbers) -> Numbers:
 def student(sure: float, freedom: Numbers) -> Numbers:
     """Return how many deviations an interval reaches, of Student's t.
 
-    Two terms of its expansion around the normal: 0.1 % off at 10 degrees of freedom.
+    Four terms of its expansion around the normal: at 7 degrees of freedom less than
+    0.01 % off, and 1 % if it is to hold for 2,000 heads at once.
     """
     z = NormalDist().inv_cdf((1 + sure) / 2)
     v = np.maximum(freedom, 1.0)
     first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    return z + first / v + second / v**2
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    fourth = 79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z
+    return z + first / v + second / v**2 + third / v**3 + fourth / 92160 / v**4
 
 
 def tally_document(
@@ -188,9 +191,14 @@ def align(tallies: Sequence[Tally]) -> list[Tally]:
     names = {(x.layers, x.heads) for x in tallies}
     if len(names) == 1:
         return list(tallies)
-    known: dict[tuple[str, int], None] = {}
+    known: list[tuple[str, int]] = []
     for x in tallies:
-        known |= dict.fromkeys(zip(x.layers, x.heads, strict=True))
+        at = len(known)
+        for key in reversed([*zip(x.layers, x.heads, strict=True)]):
+            if key in known:
+                at = known.index(key)
+            else:  # before what ran after it
+                known.insert(at, key)
     return [spread(x, tuple(known)) for x in tallies]
 
 

@@ -88,6 +88,8 @@ class Worker:
         records: list[list[Record]] = [[] for _ in batch]
         pairs = zip(seen.recording.records, seen.recording.sequences, strict=True)
         for record, sequence in pairs:
+            if sequence >= len(batch):
+                raise LookupError(f"{record.name} runs more than once for a text")
             records[sequence].append(record)
         for piece, mine in zip(batch, records, strict=True):
             if not mine:
@@ -103,6 +105,8 @@ class Worker:
 
     def describe(self, record: Record, piece: Piece) -> dict[str, np.ndarray]:
         """Return the numbers of every query, (H, Nq), by statistic."""
+        if np.isnan(to_numpy(record.lse)).any():  # else it would only count less
+            raise ArithmeticError(f"{record.name} has numbers that are NaN")
         found = measure_rows(record, piece.tokens, self.plan.statistics)
         rows = {name: to_numpy(x.values).astype("f8") for name, x in found.items()}
         if any(np.isinf(x).any() for x in rows.values()):

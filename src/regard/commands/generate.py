@@ -73,6 +73,8 @@ def generate(
     need_extras("torch")
     from regard.plain.sample import Sampling
 
+    if seed < 0:
+        raise click.UsageError(f"--seed {seed}, expected 0 or more.")
     with blame_options():
         chosen = Sampling(**sampling)
     need_model(model)

@@ -110,6 +110,8 @@ def train(
     with blame_options():
         config = Config(vocabulary=chosen.vocabulary, context=chosen.length, **sizes)
         plan = Plan(steps=count, warmup=warmup, save_every=100, **options)
+    if options["seed"] >= 2**63:
+        raise click.UsageError(f"--seed {options['seed']}, expected below 2**63.")
     torch.manual_seed(options["seed"])
     model = CausalTransformer(config)
     losses = run(model, chosen, plan, place)

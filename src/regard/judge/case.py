@@ -60,6 +60,11 @@ class Examiner:
         return where.heads if where else 1
 
     @property
+    def several(self) -> int:
+        """Two heads, or those of a module; one where the layout has no more."""
+        return max(self.heads, 1 + ("h" in self.subject.convention.layout))
+
+    @property
     def width(self) -> int:
         """How wide a head is: 8, unless a module has another width."""
         form: Any = self.subject.form
@@ -182,11 +187,6 @@ def judge_weights(
     place = f"query {at[-2]}, key {at[-1]}"
     words = says.format(place=place, weight=f"{yours[tuple(at)]:.4g}")
     return Difference(words, maps[0], maps[1], inputs, "weights")
-
-
-def chosen(only: int, n: int) -> Numbers:
-    """Return scores of one row that looks at one key only."""
-    return np.where(np.arange(n) == only, FAR, 0.0)
 
 
 def root(n: int) -> float:

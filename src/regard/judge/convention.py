@@ -11,6 +11,7 @@ Next: subject.py
 
 from __future__ import annotations
 
+import dis
 import inspect
 import sys
 from collections.abc import Callable, Mapping
@@ -23,6 +24,9 @@ Attention = Callable[..., Any]
 Polarity = Literal["attend", "hide", "added"]
 Library = Literal["numpy", "torch", "jax"]
 Order = Literal["qkv", "qvk", "x", "xc"]
+End = Literal["start", "end"]
+Counted = Literal["others", "all"]
+Precision = Literal["float64", "float32", "float16", "bfloat16"]
 LAYOUTS = ("bhnd", "bnhd", "nbhd", "hnd", "nhd", "bnd", "nd", "bn(hd)", "n(hd)")
 STATES = ("bne", "nbe", "ne")  # of a module with projections
 PARTS = ("out", "weights", "mean_weights", "lse", "other")
@@ -82,10 +86,10 @@ class Convention:
     float_mask: bool = False  # numbers in a mask are added, and documented to be
     causal: str | None = None
     always_causal: bool = False
-    causal_from: Literal["start", "end"] | None = None  # where row 0 stands if Nq < Nk
+    causal_from: End | None = None  # where row 0 stands if Nq < Nk
     q_start: str | None = None  # or an argument that says so
     window: str | None = None
-    window_counts: Literal["others", "all"] = "others"  # is a query among its window?
+    window_counts: Counted = "others"  # is a query among its window?
     bias: str | None = None
     scale: str | None = None
     softcap: str | None = None
@@ -107,16 +111,19 @@ class Convention:
                 raise OptionError(
                     f'layout "{layout}", expected one of {", ".join(known)}.'
                 )
-        for name, kind in (
-            ("order", Order),
-            ("library", Library),
-            ("true_means", Polarity),
+        for name, kind, given in (
+            ("order", Order, (self.order,)),
+            ("library", Library, (self.library,)),
+            ("true_means", Polarity, (self.true_means,)),
+            ("window_counts", Counted, (self.window_counts,)),
+            ("causal_from", End, (self.causal_from,) if self.causal_from else ()),
+            ("precisions", Precision, self.precisions or ()),
+            ("mask_axes", Literal["b", "h", "q", "k"], self.mask_axes or ""),
         ):
-            if getattr(self, name) not in get_args(kind):
+            wrong = [x for x in given if x not in get_args(kind)]
+            if wrong:
                 expected = ", ".join(get_args(kind))
-                raise OptionError(
-                    f'{name}="{getattr(self, name)}", expected one of {expected}.'
-                )
+                raise OptionError(f'{name}="{wrong[0]}", expected one of {expected}.')
         if self.returns is not None and (
             self.returns[:1] != ("out",) or not set(self.returns) <= set(PARTS)
         ):
@@ -174,7 +181,9 @@ def read_library(fn: Attention) -> Library:
     """Return the library that a function names, or else its file imports, or NumPy."""
     place = getattr(fn, "__module__", None) or type(fn).__module__
     known = vars(sys.modules[place]) if place in sys.modules else {}
-    own = getattr(getattr(fn, "__code__", None), "co_names", ())
+    code = getattr(inspect.unwrap(fn), "__code__", None)
+    steps = dis.get_instructions(code) if code else ()
+    own = [x.argval for x in steps if x.opname == "LOAD_GLOBAL"]  # not jax's .nn
     for names in (own, known):
         roots = {find_root(known.get(name)) for name in names}
         for library in ("torch", "jax", "numpy"):

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from regard.judge.case import GATES, SMALL, Case, Examiner, judge_weights
+from regard.judge.case import FAR, GATES, SMALL, Case, Examiner, judge_weights
 from regard.judge.difference import Difference, compare
 from regard.judge.inputs import Inputs, NotAskedError, expect
 from regard.judge.masking import CAUSAL, HIDES, RIGHT, ask_nothing
@@ -49,9 +49,10 @@ def keep_dtype(e: Examiner) -> Difference | None:
 
 
 def share_in_groups(e: Examiner) -> Difference | None:
-    """Four heads on two: each must use the right one."""
-    v = np.asarray([1.0, 2.0])[None, :, None, None] * np.ones((1, 2, 3, e.width))
+    """Four heads on two: each must use the right keys, and the right values."""
     q, k = e.zeros(3, heads=4), e.zeros(3, heads=2)
+    q[..., 0], k[:, 0, 0, 0], k[:, 1, 2, 0] = FAR, 1, 1  # the first key, or the last
+    v = np.asarray([1.0, 2.0])[None, :, None, None] * e.draw(3, heads=1)
     return e.compare(Inputs(q=q, k=k, v=v), atol=1e-3)
 
 
@@ -62,11 +63,16 @@ def share_one(e: Examiner) -> Difference | None:
 
 
 def count_window(e: Examiner) -> Difference | None:
-    """Five tokens, a window of one other token before."""
-    plain = Inputs(q=e.zeros(5), k=e.zeros(5), v=e.unit(5), window=1)
+    """Five tokens, a window of one other token before; then the last of them alone."""
+    inputs = Inputs(q=e.zeros(5), k=e.zeros(5), v=e.unit(5), window=1, causal=True)
+    words = e.subject.convention
     if not e.is_causal:
         raise NotAskedError("it has no causal argument")
-    return e.compare(replace(plain, causal=True), atol=1e-3)
+    found = e.compare(inputs, atol=1e-3)
+    late = words.q_start or words.causal_from == "end"
+    if found or not (late and words.other_lengths and words.order != "x"):
+        return found
+    return e.compare(replace(inputs, q=e.zeros(1), q_start=4), atol=1e-3)
 
 
 def apply_window_alone(e: Examiner) -> Difference | None:
@@ -107,11 +113,12 @@ def cap_before_bias(e: Examiner) -> Difference | None:
 
 
 def add_bias(e: Examiner) -> Difference | None:
-    """Scores of 0 and a bias: the weights are its softmax."""
-    bias = np.asarray([[0.0, 1.0], [-2.0, 0.5]])[None, None]
-    return e.compare(
-        Inputs(q=e.zeros(2), k=e.zeros(2), v=e.unit(2), bias=bias), atol=1e-3
-    )
+    """Scores of 0 and a bias for each head: the weights are its softmax."""
+    n = e.several
+    own = n if "h" in e.subject.convention.axes_of_mask else 1
+    bias = np.arange(1.0, own + 1)[:, None, None] * [[0.0, 1.0], [-2.0, 0.5]]
+    q, k, v = e.zeros(2, heads=n), e.zeros(2, heads=n), e.unit(2, heads=n)
+    return e.compare(Inputs(q=q, k=k, v=v, bias=bias[None]), atol=1e-3)
 
 
 def use_scale(e: Examiner) -> Difference | None:
@@ -121,9 +128,10 @@ def use_scale(e: Examiner) -> Difference | None:
 
 
 def take_sink(e: Examiner) -> Difference | None:
-    """A sink takes weight from every row, and gives nothing."""
-    sink = np.linspace(0.5, 1.5, e.heads)
-    inputs = Inputs(q=e.zeros(3), k=e.zeros(3), v=e.unit(3), sink=sink)
+    """A sink takes weight from every row of its head, and gives nothing."""
+    n = e.several
+    q, k, v = e.zeros(3, heads=n), e.zeros(3, heads=n), e.unit(3, heads=n)
+    inputs = Inputs(q=q, k=k, v=v, sink=np.linspace(0.5, 1.5, n))
     return e.compare(inputs, atol=1e-3)
 
 
@@ -150,9 +158,11 @@ def look_twice(e: Examiner) -> Difference | None:
 def show_weights(e: Examiner) -> Difference | None:
     """The weights that are returned, under causal or a mask if there is one."""
     inputs = Inputs(q=e.draw(4), k=e.draw(4), v=e.draw(4))
-    if e.subject.convention.look:
+    words = e.subject.convention
+    if words.look:
         inputs = replace(inputs, look=True)
-    return e.compare(replace(inputs, causal=e.is_causal), what="weights")
+    masked = words.mask is not None and "q" in words.axes_of_mask
+    return e.compare(replace(inputs, causal=e.is_causal or masked), what="weights")
 
 
 def take_other_widths(e: Examiner) -> Difference | None:
@@ -229,7 +239,7 @@ OPTIONS = (
     Case("gqa_group_is_contiguous",
          "Heads share keys in turn, h % Hk, instead of in groups, h // (H / Hk).",
          "Repeat each key head, repeat_interleave or np.repeat; do not tile.",
-         "complete", share_in_groups),
+         "complete", share_in_groups, RIGHT),
     Case("gqa_one_key_head",
          "One key head for all query heads fails.",
          "Let k and v broadcast over the heads of q.",
@@ -237,7 +247,7 @@ OPTIONS = (
     Case("window_counts",
          "The window is one token too wide or too narrow.",
          'Say if a query counts among its window: window_counts="others" or "all".',
-         "complete", count_window, CAUSAL),
+         "complete", count_window, (*CAUSAL, "decode_one_token_sees_all")),
     Case("window_alone_applies",
          "A window is ignored when nothing else masks.",
          "Apply the window in every path.",
@@ -274,7 +284,8 @@ OPTIONS = (
     Case("weights_are_shown_as_defined",
          "The weights that are returned are not softmax of the masked scores.",
          "Return what the softmax gave, before dropout.",
-         "complete", show_weights, (*RIGHT, "weights_are_those_used")),
+         "complete", show_weights,
+         (*RIGHT, *HIDES, *CAUSAL, "weights_are_those_used")),
     Case("output_projection_applies",
          "The output matrix is not applied to the joined heads.",
          "Join the heads, head by head, then multiply by Wo.",

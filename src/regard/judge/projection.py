@@ -52,7 +52,13 @@ class Projected:
                 raise OptionError(
                     f'there is no parameter "{name}", there are {", ".join(known)}.'
                 )
-        shape = tuple(known[self.names[0]].shape)
+        shapes = [tuple(known[name].shape) for name in self.names]
+        shape = shapes[0]
+        if len(set(shapes)) > 1:
+            raise OptionError(
+                f"{', '.join(self.names)} have the shapes {shapes}, expected the same: "
+                "of a module whose heads share keys, check the function inside it."
+            )
         wide, high = shape if self.where.inputs_first else shape[::-1]
         n = high // 3 if self.where.qkv else high
         if n % self.where.heads:
@@ -143,9 +149,11 @@ class Projected:
         """Return a bias for q, k and v."""
         rng = np.random.default_rng(1)
         n = self.where.heads * self.sizes[1]
-        if not self.is_module or not self.biases(self.fn):
+        there = self.biases(self.fn) if self.is_module else {}
+        if not there:
             raise NotAskedError("its matrices have no biases")
-        return [rng.normal(size=n) for _ in range(3)]
+        kept = [[name in there] for name in self.names]  # Whisper's keys have none
+        return list(rng.normal(size=(3, n)) * kept)
 
     def biases(self, module: Any) -> dict[str, Any]:
         """Return the biases that belong to the matrices."""
@@ -160,8 +168,9 @@ class Projected:
         found = {n: make(np.zeros(known[n].shape)) for n in names if n in known}
         if offsets is not None:
             parts = [np.concatenate(offsets)] if self.where.qkv else offsets
-            for name, part in zip(self.biases(module), parts, strict=True):
-                found[name.replace("weight", "bias")] = make(part)
+            for name, part in zip(self.names, parts, strict=True):
+                if name in self.biases(module):
+                    found[name.replace("weight", "bias")] = make(part)
         return found
 
     def prepare(self, precision: str) -> Any:

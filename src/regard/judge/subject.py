@@ -268,7 +268,8 @@ class Subject:
         for x in parts[1:]:
             shape = [n for n in getattr(x, "shape", ()) if n > 1]
             for name, axes in (("weights", [n_q, n_k]), ("lse", [n_q])):
-                if shape == lead + [n for n in axes if n > 1] and x.ndim >= len(axes):
+                many = getattr(x, "ndim", 0) >= len(axes)  # it may be None
+                if shape == lead + [n for n in axes if n > 1] and many:
                     found.setdefault(name, x)
                     break
         return found

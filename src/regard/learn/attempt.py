@@ -121,7 +121,7 @@ def load_function(path: Path, name: str) -> Function:
     module = ModuleType("__regard_exercise__")
     module.__file__ = str(path)
     try:
-        source = path.read_text(encoding="utf-8")
+        source = path.read_text(encoding="utf-8-sig")  # with a mark, or without
         code = compile(source, str(path), "exec")
     except FileNotFoundError:
         how = f"regard learn open {path.stem}"

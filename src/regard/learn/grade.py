@@ -81,8 +81,8 @@ class Grade:
 class Listener:
     """The learner's function; it remembers what came of the last call."""
 
-    def __init__(self, fn: Function) -> None:
-        self.fn = fn
+    def __init__(self, fn: Function, *, several: bool = False) -> None:
+        self.fn, self.several = fn, several  # several: a tuple is asked for
         self.answer: Any = None
         self.error: BaseException | None = None
         self.thread: int | None = None  # while a call is under way
@@ -91,7 +91,7 @@ class Listener:
         self.answer, self.error = None, None
         self.thread = threading.get_ident()
         try:
-            self.answer = tidy(self.fn(*arguments))
+            self.answer = tidy(self.fn(*arguments), several=self.several)
         except BaseException as error:
             self.error = error
             raise
@@ -119,7 +119,9 @@ def grade(
     heard = Listener(fn)
 
     def spec(*arguments: Any) -> Any:
-        return tidy(exercise.spec(*arguments))
+        answer = exercise.spec(*arguments)
+        heard.several = isinstance(answer, tuple)
+        return tidy(answer)
 
     found = find_difference(heard, spec, calls, atol=exercise.atol, limit=limit)
     right = Grade(exercise.name, passed=True, sentence="Right.", atol=exercise.atol)
@@ -144,8 +146,13 @@ def grade(
     )
 
 
-def tidy(answer: Any) -> Any:
-    """Return a list as an array; a tuple has several answers."""
+def tidy(answer: Any, *, several: bool = False) -> Any:
+    """Return a list as an array; a tuple has several answers, as np.split has."""
+    if several and isinstance(answer, list):
+        return tuple(answer)
+    for x in parts(answer):  # a comparison would see their real parts
+        if isinstance(x, np.ndarray | complex) and np.iscomplexobj(x):
+            raise TypeError("these are complex numbers, expected real ones.")
     try:
         return np.asarray(answer) if isinstance(answer, list) else answer
     except ValueError:  # its rows have different lengths
@@ -186,9 +193,11 @@ class Outcome:
         return compare_parts(*given, atol) is None
 
 
-def try_call(fn: Function, arguments: Sequence[Any], limit: float) -> Outcome:
+def try_call(
+    fn: Function, arguments: Sequence[Any], limit: float, *, several: bool = False
+) -> Outcome:
     """Call a function once, on copies."""
-    heard = Listener(fn)
+    heard = Listener(fn, several=several)
     try:
         within(limit, lambda: heard(*map(own, arguments)))
     except TroubleError as trouble:
@@ -220,7 +229,7 @@ def name_mistake(
         return None
     failing = []
     for call in calls:
-        found = try_call(heard.fn, call, limit)
+        found = try_call(heard.fn, call, limit, several=heard.several)
         if not found.agrees(try_call(spec, call, math.inf), atol):
             failing.append((call, found))
 
@@ -261,6 +270,8 @@ def describe_numbers(found: Difference, atol: float) -> str:
         return "That is not what was asked for"
     if np.isnan(yours).any() and not np.isnan(expected).any():
         return "Your answer has NaN, which is 0 / 0 or ∞ − ∞"
+    if np.allclose(yours, expected, atol=atol):
+        return "Your numbers are nearly right, as if in float32"
     if yours.shape == yours.T.shape and np.allclose(yours.T, expected, atol=atol):
         return "The numbers are right, but rows and columns are swapped"
     return "Some of your numbers are not right"

@@ -51,6 +51,27 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Results(Path(path)), "regard-results")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: Any) -> None:
+    """Load no conftest.py: a learner's would run here."""
+    known = early_config.known_args_namespace
+    known.noconftest |= known.regard_exercises is not None
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave alone what is no exercise: to collect a test is to run its file."""
+    if config.getoption("--regard-exercises") is None or collection_path.is_dir():
+        return None
+    return collection_path.stem not in read_course(config)
+
+
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_collect_directory(path: Path, parent: Any) -> Any:
+    """Make no package of a folder: pytest would run its __init__.py."""
+    graded = parent.config.getoption("--regard-exercises") is not None
+    return pytest.Dir.from_parent(parent, path=path) if graded else None
+
+
 def pytest_collect_file(file_path: Path, parent: Any) -> pytest.Collector | None:
     """Make a test of a file that has the name of an exercise."""
     folder = parent.config.getoption("--regard-exercises")

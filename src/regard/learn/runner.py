@@ -60,7 +60,7 @@ class Progress:
             self.hints = {str(k): int(n) for k, n in told["hints"].items()}
             self.tries = {str(k): int(n) for k, n in told["tries"].items()}
             self.current = str(told["current"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except Exception as error:  # noqa: BLE001 (whatever is wrong with it)
             raise FileError(
                 f"{self.path} cannot be read ({type(error).__name__}: {error}). Remove "
                 "it to begin anew; your solutions are in files of their own."
@@ -76,6 +76,13 @@ class Progress:
         part.replace(self.path)
 
 
+class Pen(Console):
+    """A console that tells of a reader who left; rich would exit with 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise  # noqa: PLE0704 (it is called where it was caught)
+
+
 class Desk:
     """The course, and the folder in which a learner works on it."""
 
@@ -89,7 +96,7 @@ class Desk:
         self.folder = folder
         self.exercises = {x.name: x for x in list_exercises(course)}
         self.progress = Progress(folder / "progress.json")
-        self.console = console or Console(highlight=False)
+        self.console = console or Pen(highlight=False)
 
     def say(self, text: str = "", style: str = "") -> None:
         """Print text, wrapped between words."""
@@ -105,7 +112,7 @@ class Desk:
             left = [x for x in self.exercises if x not in self.progress.solved]
             return self.exercises[(left or list(self.exercises))[0]]
         numbered = dict(enumerate(self.exercises.values(), 1))
-        if name.isdigit() and int(name) in numbered:
+        if name.isdecimal() and len(name) < 9 and int(name) in numbered:
             return numbered[int(name)]
         if name not in self.exercises:
             near = get_close_matches(name, self.exercises, n=1)
@@ -183,7 +190,7 @@ class Desk:
     def hint(self, name: str | None = None) -> None:
         """Print the hints so far and one more."""
         exercise = self.find(name)
-        told = min(3, self.progress.hints.get(exercise.name, 0) + 1)
+        told = min(3, max(1, self.progress.hints.get(exercise.name, 0) + 1))
         self.progress.hints[exercise.name] = told
         self.progress.save()
         for i, text in enumerate(exercise.hints[:told], 1):
@@ -193,7 +200,7 @@ class Desk:
         """Put the stub back; what was written is kept beside it."""
         exercise = self.find(name)
         path = self.path(exercise)
-        if path.exists():
+        if path.exists() and path.read_bytes() != exercise.stub.encode():
             old = path.with_suffix(".old")
             path.replace(old)
             self.say(f"What you wrote is now in {old}.")

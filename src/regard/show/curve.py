@@ -32,6 +32,8 @@ POINTS = 200  # of a line in a figure
 def draw(losses: Sequence[float], *, width: int = 60, height: int = 10) -> str:
     """Return the curve as a chart of blocks, from 0 to the highest mean.
 
+    A mean that is no number is blank, and the chart says so.
+
     >>> print(draw([4, 3, 2, 1.5, 1.2, 1], width=6, height=3))
     4 ┤█▂
       │██▄▁
@@ -40,19 +42,25 @@ def draw(losses: Sequence[float], *, width: int = 60, height: int = 10) -> str:
        1    6 steps
     """
     _, means = average(losses, width)
-    top = float(means.max()) or 1.0
-    eighths = np.maximum(1, np.round(means / top * height * 8)).astype(int)
-    high = f"{top:.3g}"
-    margin = len(high)
+    if means.ndim > 1:
+        raise ShapeError(
+            f"losses of shape {np.shape(losses)}, expected those of a run."
+        )
+    seen = np.isfinite(means)
+    top = float(means[seen].max(initial=0)) or 1.0
+    high = np.where(seen, means, 0) / top * height * 8
+    eighths = np.where(seen, np.maximum(1, np.round(high)), 0).astype(int)
+    most = f"{top:.3g}"
+    margin = len(most)
     lines = []
     for row in reversed(range(height)):
-        label = high if row == height - 1 else "0" if row == 0 else ""
+        label = most if row == height - 1 else "0" if row == 0 else ""
         cells = "".join(BLOCKS[n] for n in np.clip(eighths - 8 * row, 0, 8))
         tick = "┤" if label else "│"
         lines.append(f"{label:>{margin}} {tick}{cells}".rstrip())
-    steps = f"{len(losses):,}"
+    steps, note = f"{len(losses):,}", "" if seen.all() else ", blank: no number"
     lines.append(f"{'':>{margin}} └{'─' * len(means)}")
-    lines.append(f"{'':>{margin}}  1{steps:>{max(2, len(means) - 1)}} steps")
+    lines.append(f"{'':>{margin}}  1{steps:>{max(2, len(means) - 1)}} steps{note}")
     return "\n".join(lines)
 
 

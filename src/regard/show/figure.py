@@ -35,6 +35,7 @@ from regard.show.palette import (
     Log,
     Panel,
     Scale,
+    find_coarsest,
     fit,
     fit_signed,
     join_maps,
@@ -183,11 +184,11 @@ def plot_gallery(
     """
     page, gap = PAGES[dark], 2
     layers = list_records(source, sequence)
-    heads = max(layer.heads for layer in layers)
+    heads = max(layer.heads for layer in layers.values())
     side = max(0.17, min(0.6, 6 / heads, 8.5 / len(layers)))  # inches; a page, if so
     pixels = int(side * 180) if pixels is None else pixels
     grid = read_gallery(source, (pixels, pixels), sequence)
-    mosaic, (down, across) = join_maps(grid, gap)
+    mosaic, (down, across) = join_maps(list(grid.values()), gap)
     size = side * heads + 1.1, side * len(grid) + 0.6
     figure, (axes,) = start(size, (1, 1), 1, page)
     whole = Panel("", mosaic, ~np.isnan(mosaic), (1, 1), mosaic.shape, 0)
@@ -196,11 +197,12 @@ def plot_gallery(
     axes.spines[:].set_visible(False)
     axes.set_xlabel("head", fontsize=8, color=page.ink)
     axes.set_ylabel("layer", fontsize=8, color=page.ink)
-    for axis, n, step in ((axes.xaxis, heads, across), (axes.yaxis, len(grid), down)):
-        at = np.arange(0, n, -(-POINTS * 2 // int(side * 72)))
-        axis.set_ticks((at + 0.5) * step - gap / 2 - 0.5, list(map(str, at)))
+    sides = (axes.xaxis, range(heads), across), (axes.yaxis, list(grid), down)
+    for axis, names, step in sides:
+        at = np.arange(0, len(names), -(-POINTS * 2 // int(side * 72)))
+        axis.set_ticks((at + 0.5) * step - gap / 2 - 0.5, [str(names[i]) for i in at])
     axes.tick_params(length=0)
-    what = write_pooling(grid[0][0]) or "weight"
+    what = write_pooling(find_coarsest(grid)) or "weight"
     add_bar(figure, [axes], GALLERY, page, what=what, inches=side * len(grid))
     return figure
 
@@ -212,8 +214,6 @@ def plot_table(
     heads = pick_rows(table, numbers, sequence)
     layers, n = pick_rows(table.by_layer(), numbers, sequence), len(numbers)
     figure, grid = start((2.4 * n, 2.1), (1, n), n, PAGES[0])
-    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
-
     for axes, name in zip(grid, numbers, strict=True):
         x, y = heads["layer"], heads[name]
         axes.scatter(x, y, 5, COLOURS[5], linewidths=0, label="a head")
@@ -222,11 +222,12 @@ def plot_table(
         unit = STATISTICS.get(name, "")
         dress(axes, f"{name} ({unit})" if unit else name, log=False, named=False)
         axes.set_xlabel("layer", fontsize=9)
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+        label(axes.xaxis, (), 0, 1, ())
         if np.nanmin(heads[name], initial=0) >= 0:
             axes.set_ylim(bottom=0)
         axes.margins(x=0.03)
-    grid[0].legend(frameon=False, fontsize=7)
+    for axes in grid if "logit" in numbers else grid[:1]:  # its line is no mean
+        axes.legend(frameon=False, fontsize=7)
     return figure
 
 

@@ -125,7 +125,7 @@ def choose(recording: Recording, heads: Heads | None) -> list[Chosen]:
         there = [key for key in source.records if key[1] == layer]
         for key in there or [(0, layer)]:
             record = source.find(*key)
-            kept = list(range(record.heads)) if numbers is None else list(numbers)
+            kept = list(map(int, range(record.heads) if numbers is None else numbers))
             for head in kept:
                 source.find(*key, head)
             found.append(Chosen(*key, kept, pick_heads(record, kept)))

@@ -285,6 +285,8 @@ def walk_panels(record: Record, cells: tuple[int, int], heads: Any) -> list[Pane
     chosen = list(range(record.heads) if heads is None else heads)
     found = walk(record, PooledMap(cells), AllowedMap(cells), heads=chosen)
     values, allowed = (np.asarray(x) for x in found)
+    for h, i, j in np.argwhere(np.isnan(values))[:1] * [1, *cells]:
+        raise ArrayError(f"{record.name} head {chosen[h]}: NaN by query {i}, key {j}.")
     shape = (int(record.q.shape[1]), int(record.k.shape[1]))
     at_first = (np.arange(shape[1]) == 0)[:, None]
     share = np.asarray(mass(record, at_first))[:, 1:, 0].sum(-1) / max(1, shape[0] - 1)
@@ -301,16 +303,20 @@ def write_mask(mask: Any, head: int, shape: tuple[int, int]) -> NDArray[np.bool_
     if isinstance(mask, Mask):
         heads = max((node.extent.heads or 1) for node in mask.walk())
         mask = mask.dense((heads, *shape))
-    cells = to_numpy(mask if is_array(mask) else np.asarray(mask)).astype(bool)
-    if cells.ndim == 3:
-        cells = cells[head if len(cells) > 1 else 0]
-    return np.broadcast_to(cells, shape)
+    given = cells = to_numpy(mask if is_array(mask) else np.asarray(mask)).astype(bool)
+    try:
+        if cells.ndim == 3:
+            cells = cells[head if len(cells) > 1 else 0]
+        return np.broadcast_to(cells, shape)
+    except (IndexError, ValueError):
+        raise ShapeError(f"mask {given.shape}, expected {shape}, or H of it.") from None
 
 
 def read_step(steps: Steps, step: Step, at: tuple[int, ...] | None = None) -> Panel:
     """Return a step for the batch and head `at` = (b, h), or the first, as a map."""
     at = (0,) * len(step.lead) if at is None else at
-    if len(at) != len(step.lead):
+    inside = [-n <= i < n for i, n in zip(at, step.lead, strict=False)]
+    if len(at) != len(step.lead) or not all(inside):
         raise OptionError(f"at={at}, expected an index for each of {step.lead}.")
     sizes = zip(at, step.shape, step.lead, strict=False)
     at = tuple(i * size // full for i, size, full in sizes)  # the head it shares
@@ -322,24 +328,34 @@ def read_step(steps: Steps, step: Step, at: tuple[int, ...] | None = None) -> Pa
     return panel
 
 
-def list_records(source: Recording | Holder, sequence: int = 0) -> list[Record]:
-    """Return what each layer did with a sequence."""
+def list_records(source: Recording | Holder, sequence: int = 0) -> dict[int, Record]:
+    """Return what layers did with a sequence, by their numbers in seen.layers."""
     found = source if isinstance(source, Recording) else source.recording
+    names = list(dict.fromkeys(record.name for record in found.records))
     pairs = zip(found.records, found.sequences, strict=True)
-    records = [record for record, number in pairs if number == sequence]
+    here = [x for x, n in pairs if n == sequence and x.q.shape[1] and x.k.shape[1]]
+    records = {names.index(x.name): x for x in reversed(here)}  # of two, the first
     if not records:
         raise OptionError(f"there is no sequence {sequence} with a layer to draw.")
-    return records
+    return dict(sorted(records.items()))
 
 
 def read_gallery(
     source: Recording | Holder, most: tuple[int, int], sequence: int = 0
-) -> list[list[Panel]]:
+) -> dict[int, list[Panel]]:
     """Return the maps of each layer, in at most so many pixels down and across."""
-    return [
-        read_panels(x, (-(-x.q.shape[1] // most[0]), -(-x.k.shape[1] // most[1])))
-        for x in list_records(source, sequence)
-    ]
+    if min(most) < 1:
+        raise OptionError(f"pixels={most[1]}, expected 1 or more.")
+    return {
+        n: read_panels(x, (-(-x.q.shape[1] // most[0]), -(-x.k.shape[1] // most[1])))
+        for n, x in list_records(source, sequence).items()
+    }
+
+
+def find_coarsest(grid: Mapping[int, list[Panel]]) -> Panel:
+    """Return a map whose pixels are said to hold what those of any layer may."""
+    down, across = map(max, zip(*(x[0].cells for x in grid.values()), strict=True))
+    return replace(next(iter(grid.values()))[0], cells=(down, across))
 
 
 def join_maps(grid: list[list[Panel]], gap: int) -> tuple[Numbers, tuple[int, int]]:

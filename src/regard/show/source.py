@@ -145,7 +145,7 @@ class Source:
         """What there is and never changes."""
         tokens, texts = self.recording.tokens, self.recording.texts
         n = max([len(tokens), len(texts), *(s + 1 for s, _ in self.records)])
-        firsts = {at: r for (_, at), r in reversed(self.records.items())}
+        firsts = {r.name: r for r in reversed(self.recording.records)}
         return {
             "model": self.recording.model,
             "sequences": [
@@ -157,7 +157,7 @@ class Source:
             ],
             "layers": [
                 {"name": name, "heads": r.heads, "keyHeads": int(r.k.shape[0])}
-                for name, r in ((x, firsts[at]) for at, x in enumerate(self.names))
+                for name, r in ((x, firsts[x]) for x in self.names)
             ],
             "records": [
                 describe(*key, r) | self.name_tokens(key[0], r)
@@ -242,7 +242,8 @@ class Source:
         seen = weights[weights > 0]
         found = name_top(weights, float(-(seen * np.log2(seen)).sum()))
         if str(spot.sequence) in self.about["pictures"]:
-            found["weights"] = weights.tolist()  # for all patches of the picture
+            known = np.nan_to_num(weights)  # JSON has no NaN
+            found["weights"] = known.tolist()  # for all patches of the picture
         return found
 
     def column(self, spot: Spot, key: int) -> dict[str, Any]:
@@ -375,11 +376,12 @@ def forbids_ahead(mask: Any) -> bool:
 
 def name_top(weights: NDArray[np.float64], bits: float) -> dict[str, Any]:
     """Return the strongest of a row or column for JSON."""
-    best = np.argsort(-weights, kind="stable")[:TOP]
+    best, total = np.argsort(-weights, kind="stable")[:TOP], float(weights.sum())
+    known = math.isfinite(total)
     top = [{"index": int(i), "weight": float(weights[i])} for i in best]
     return {
-        "entropy": max(0.0, bits),
+        "entropy": max(0.0, bits) if known else None,
         "unit": "bits",
-        "total": float(weights.sum()),
+        "total": total if known else None,
         "top": [x for x in top if x["weight"] > 0],
     }

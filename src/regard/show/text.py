@@ -36,6 +36,7 @@ from regard.show.palette import (
     Log,
     Panel,
     Scale,
+    find_coarsest,
     fit,
     fit_signed,
     list_records,
@@ -135,9 +136,8 @@ class Margins:
         parts = [str(row)] if numbered or not self.rows else []
         if self.rows and cells == 1:
             parts.append(self.rows[row])
-        digits = len(str(self.shape[0]))
         if len(parts) == 2:
-            parts[0] = parts[0].rjust(digits)
+            parts[0] = parts[0].rjust(len(str(self.shape[0])))
         return fill_up(" ".join(parts), self.margin)
 
     def above(self, layout: Layout, n: int) -> str:
@@ -156,7 +156,8 @@ class Margins:
 
     def list_keys(self, layout: Layout, width: int) -> list[str]:
         """Return which key is which, if neither header nor rows tell it."""
-        if layout.named or layout.cells[1] > 1 or self.keys in ((), self.rows):
+        beside = self.rows if layout.cells[0] == 1 and not layout.half else ()
+        if layout.named or layout.cells[1] > 1 or self.keys in ((), beside):
             return []
         lines = ["keys:"]
         for i, label in enumerate(self.keys):
@@ -261,12 +262,12 @@ def write_legend(scale: Scale, color: Color) -> str:
     return f"{scale.low:.2g} {bar}\x1b[0m {scale.high:.2g}{steps}   bare: masked"
 
 
-def write_pooling(panel: Panel, what: str = "weights") -> str:
+def write_pooling(panel: Panel) -> str:
     """Say what a pixel is, if it is more than a weight."""
     down, across = panel.cells
     if panel.cells == (1, 1):
         return ""
-    return f"each pixel: the largest of up to {down} × {across} {what} (query × key)"
+    return f"each pixel: the largest of up to {down} × {across} weights (query × key)"
 
 
 def write_label(token: object) -> str:
@@ -317,9 +318,7 @@ def draw_steps(
     names: which steps, of those there are
     """
     parts = []
-    for step in steps:
-        if step.name not in names:
-            continue
+    for step in (x for x in steps if x.name in names):
         panel = read_step(steps, step, at)
         cells = np.where(panel.allowed, panel.values, -np.inf)
         drawn = draw_weights(
@@ -331,6 +330,8 @@ def draw_steps(
             width=width,
         )
         parts.append(f"{step.name}  {step.formula}   {step.shape}\n{drawn}")
+    if not parts:
+        raise OptionError(f"names={tuple(names)}, expected some of {STEPS}.")
     return "\n\n".join(parts)
 
 
@@ -347,26 +348,24 @@ def draw_gallery(
     pixels: columns of a map; unless given, as many as let a layer fit, 4 to 8
     """
     if pixels is None:
-        heads = max(record.heads for record in list_records(source, sequence))
+        heads = max(x.heads for x in list_records(source, sequence).values())
         pixels = min(8, max(4, (width - 9) // heads - 1))
     layout = Layout(1, (1, 1), named=False, half=bool(color))
-    grid = read_gallery(
-        source, (pixels if color else -(-pixels // 2), pixels), sequence
-    )
+    most = (pixels if color else -(-pixels // 2), pixels)
+    grid = read_gallery(source, most, sequence)
     across = max(1, (width - 9) // (pixels + 1))
     lines = []
-    for number, panels in enumerate(grid):
+    for number, panels in grid.items():
         for i in range(0, len(panels), across):
             some = panels[i : i + across]
             last = some[-1].title.removeprefix("head ")
             drawn = zip(*(paint(x, GALLERY, layout, color) for x in some), strict=True)
-            beside = [f"layer {number}", f"{i}–{last}"]
+            beside = {0: f"layer {number}", 1: f"{i}–{last}"}
             for n, parts in enumerate(drawn):
-                side = beside[n] if n < len(beside) else ""
-                lines.append(f"{side:<9}{' '.join(parts)}".rstrip(" "))
+                lines.append(f"{beside.get(n, ''):<9}{' '.join(parts)}".rstrip(" "))
             lines.append("")
-    told = f"heads from left to right; {write_pooling(grid[0][0])}"
-    return "\n".join([*lines, write_legend(GALLERY, color), told])
+    told = f"heads from left to right; {write_pooling(find_coarsest(grid))}"
+    return "\n".join([*lines, write_legend(GALLERY, color), told.rstrip("; ")])
 
 
 def draw_table(
@@ -376,10 +375,12 @@ def draw_table(
     rows = pick_rows(table.by_layer(), numbers, sequence)
     lines = [f"{'':<10}layers {rows['layer'][0]} to {rows['layer'][-1]}, mean of heads"]
     for name in numbers:
-        top = float(np.max(np.nan_to_num(rows[name]))) or 1.0
-        steps = np.nan_to_num(np.clip(np.round(rows[name] / top * 8), 1, 8)).astype(int)
-        bars = "".join(BLOCKS[n] for n in steps)
-        lines.append(f"{name:<10}{bars} 0 to {top:.3g} {STATISTICS.get(name, '')}")
+        low, top = (f(rows[name], initial=0) for f in (np.nanmin, np.nanmax))
+        span = (top - low) or 1.0
+        steps = np.clip(np.round((rows[name] - low) / span * 8), 1, 8)
+        bars = "".join(BLOCKS[int(n)] for n in np.nan_to_num(steps))
+        unit = "the largest" if name == "logit" else STATISTICS.get(name, "")
+        lines.append(f"{name:<10}{bars} {low:.3g} to {low + span:.3g} {unit}")
     return "\n".join(line.rstrip() for line in lines)
 
 

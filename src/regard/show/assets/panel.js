@@ -223,7 +223,9 @@ export class Panel {
       const words = (texts.length ? texts : tokens.map((id) => ` ${id}`)).map((text) => text.toLowerCase());
       this.found = findIn(words, sought);
     }
-    const indexes = (kind) => this.found.map((position) => this.indexOf(kind, position));
+    // by words only where the tokens are those of the sequence
+    this.markOf = (kind, position) => (number || this.plane.record[`${kind[0]}Named`] ? this.indexOf(kind, position) : -1);
+    const indexes = (kind) => this.found.map((position) => this.markOf(kind, position));
     const marks = { query: indexes("query"), key: indexes("key") }; // -1: not in this map
     this.found = this.found.filter((_, at) => marks.query[at] >= 0 || marks.key[at] >= 0);
     this.part.hits.textContent = sought ? `${showCount(this.found.length)} found` : "";
@@ -234,7 +236,7 @@ export class Panel {
   goToFound(asKey) {
     if (!this.found.length) return;
     this.turn = (this.turn + 1) % this.found.length;
-    const [i, j] = ["query", "key"].map((kind) => this.indexOf(kind, this.found[this.turn]));
+    const [i, j] = ["query", "key"].map((kind) => this.markOf(kind, this.found[this.turn]));
     this.part.hits.textContent = `${showCount(this.turn + 1)} of ${showCount(this.found.length)}`;
     Object.assign(this.at, asKey ? { column: j } : { row: i });
     this.showPins();
