@@ -192,7 +192,7 @@ def test_a_chat_template_that_never_ends_is_ended(template, monkeypatch):
         "namespace(a=10**200000).a * 10**200000 * 10**200000",
     ],
 )
-def test_a_product_that_would_fill_the_memory_is_refused(product):
+def test_a_product_that_would_fill_everything_is_refused(product):
     with pytest.raises(OptionError, match=r"a product of \d+ digits or parts"):
         chat("{{ (" + product + ")|length }}")
 
