@@ -24,6 +24,7 @@ from typing import Any
 
 from atlas import write_corpora
 from marks import fill
+from processes import list_processes
 from smollm import find_smollm
 
 from regard.atlas.table import read_table
@@ -61,21 +62,6 @@ def wait_for_nodes(count: int) -> None:
             return
         time.sleep(2)
     raise SystemExit(f"{count} nodes did not come: {done.stderr.decode()[-500:]}")
-
-
-def list_processes(root: int) -> list[int]:
-    """Return a process and all that it started, and they."""
-    below: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(path.read_text().rsplit(")", 1)[1].split()[1])
-        except OSError:
-            continue
-        below.setdefault(parent, []).append(int(path.parent.name))
-    found = [root]
-    for pid in found:
-        found += below.get(pid, [])
-    return found
 
 
 def kill(root: int) -> int:

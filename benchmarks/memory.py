@@ -1,9 +1,16 @@
-"""The peak memory of this process, above a moment that one can choose (Linux)."""
+"""The memory of this process: now, and its peak since a chosen moment (Linux)."""
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
+
+
+def read_memory() -> float:
+    """Return the memory in use now, in MB."""
+    pages = int(Path("/proc/self/statm").read_text("utf-8").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def reset_peak() -> float:

@@ -13,7 +13,6 @@ does with each result of a model of 32 layers of 32 heads, and seven statistics.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 import time
@@ -23,6 +22,7 @@ from typing import Any
 
 import numpy as np
 from marks import fill
+from memory import read_memory
 
 from regard.atlas.plan import STATISTICS as ALL
 from regard.atlas.store import Result, Store, pack_result
@@ -73,12 +73,6 @@ def check(store: Store, tallies: list[Tally], n: int) -> None:
     np.testing.assert_allclose(total.tally.sums[..., 5], spread, rtol=1e-9)
     peak = np.stack([x.peak for x in tallies]).max(0)
     np.testing.assert_array_equal(total.tally.peak, peak)
-
-
-def read_memory() -> float:
-    """Return the memory of this process in MB."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def fold(folder: Path) -> list[dict[str, Any]]:

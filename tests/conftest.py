@@ -18,6 +18,8 @@ import torch
 from hypothesis import settings
 
 jax.config.update("jax_enable_x64", True)
+TOOLS = str(Path(__file__).parent.parent / "benchmarks")
+sys.path.append(TOOLS)  # last: names of tests go first
 
 # The same examples in every run; HYPOTHESIS_PROFILE=explore looks for new ones.
 settings.register_profile("default", max_examples=250, deadline=None, derandomize=True)
@@ -81,10 +83,9 @@ def run_apart():
     """Run some code in a fresh process and return the JSON that it prints."""
 
     def run(code, *arguments):
-        tools = str(Path(__file__).parent.parent / "benchmarks")
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", code, *arguments],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([tools, *sys.path])},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([TOOLS, *sys.path])},
             capture_output=True,
             text=True,
             check=False,

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from atlas_model import make
+from processes import list_processes
 
 from regard.atlas.corpus import open_corpus, plan_corpus
 from regard.atlas.example import Place, record_example
@@ -242,20 +243,6 @@ def test_a_sample_of_a_corpus_says_that_it_is_one(tmp_path, corpus, plain):
     assert read_table(plain).about["whole"]
 
 
-def find_children(of):
-    """Return the processes that a process started, and theirs."""
-    found, parents = [of], {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rsplit(")", 1)[1].split()
-        except OSError:
-            continue
-        parents.setdefault(int(fields[1]), []).append(int(path.parent.name))
-    for one in found:
-        found += parents.get(one, [])
-    return found[1:]
-
-
 def is_worker(pid):
     try:
         return b"regard.atlas.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -283,7 +270,7 @@ def test_workers_and_the_driver_may_be_killed_and_nothing_is_lost_or_counted_twi
         until = time.monotonic() + rng.uniform(12, 18)
         while driver.poll() is None and (killed < 10 or time.monotonic() < until):
             time.sleep(rng.uniform(0.3, 1.5))
-            workers = [pid for pid in find_children(driver.pid) if is_worker(pid)]
+            workers = [pid for pid in list_processes(driver.pid)[1:] if is_worker(pid)]
             if workers and killed < 10:
                 os.kill(rng.choice(workers), signal.SIGKILL)
                 killed += 1
@@ -421,7 +408,7 @@ def test_ctrl_c_ends_the_workers_and_keeps_what_was_done(tmp_path, corpus, monke
     threads = threading.active_count()
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, crew=Crew(workers=2), plan=plan_for(corpus), progress=interrupt)
-    assert not [pid for pid in find_children(os.getpid()) if is_worker(pid)]
+    assert not [pid for pid in list_processes(os.getpid())[1:] if is_worker(pid)]
     assert threading.active_count() == threads
     assert len(list((tmp_path / "results").glob("0-*"))) >= 2
 

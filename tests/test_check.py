@@ -46,7 +46,6 @@ LEVEL = {case.name: case.level for case in CASES}
 BENCHMARK = Path(__file__).parent.parent / "benchmarks" / "check.py"
 PLACE = importlib.util.spec_from_file_location("benchmark_check", BENCHMARK)
 OTHERS = importlib.util.module_from_spec(PLACE)
-sys.path.append(str(BENCHMARK.parent))
 PLACE.loader.exec_module(OTHERS)
 EVERYTHING, define, speak = OTHERS.OURS, OTHERS.define, OTHERS.speak
 

@@ -303,27 +303,24 @@ def test_what_is_kept_is_not_a_view_of_something_large():
         assert x.untyped_storage().nbytes() <= 1.25 * x.numel() * x.element_size()
 
 
-def test_the_worst_error_of_a_layer_is_told(monkeypatch):
-    errors = iter([3e-5, 1e-7])
-    module = sys.modules["regard.lens.watch"]
-    monkeypatch.setattr(module, "settle", lambda sight: (sight, next(errors)))
-    model = Bare()
-    q = torch.ones(1, 2, 4, 8)
+def watch_errors(monkeypatch, *errors):
+    """Return what is seen of a layer whose calls are rebuilt with these errors."""
+    told, module = iter(errors), sys.modules["regard.lens.watch"]
+    monkeypatch.setattr(module, "settle", lambda sight: (sight, next(told)))
+    model, q = Bare(), torch.ones(1, 2, 4, 8)
     with watch(model) as seen:
-        model(q, q, q)
-        model(q, q, q)
+        for _ in errors:
+            model(q, q, q)
+    return seen
+
+
+def test_the_worst_error_of_a_layer_is_told(monkeypatch):
+    seen = watch_errors(monkeypatch, 3e-5, 1e-7)
     assert [x.error for x in seen.coverage()] == [3e-5]
 
 
 def test_nan_is_worse_than_any_error(monkeypatch):
-    errors = iter([torch.nan, 0.5])
-    module = sys.modules["regard.lens.watch"]
-    monkeypatch.setattr(module, "settle", lambda sight: (sight, next(errors)))
-    model = Bare()
-    q = torch.ones(1, 2, 4, 8)
-    with watch(model) as seen:
-        model(q, q, q)
-        model(q, q, q)
+    seen = watch_errors(monkeypatch, torch.nan, 0.5)
     (found,) = seen.coverage()
     assert np.isnan(found.error)
     assert found.reason == "its output could not be rebuilt: nan off"

@@ -22,7 +22,6 @@ LIMIT = 1_200  # words of "all of regard on one page"
 
 SPEC = importlib.util.spec_from_file_location("claims", ROOT / "benchmarks/claims.py")
 claims = importlib.util.module_from_spec(SPEC)
-sys.path.append(str(ROOT / "benchmarks"))
 SPEC.loader.exec_module(claims)
 
 

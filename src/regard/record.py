@@ -21,6 +21,7 @@ from regard.arrays import (
     constant,
     convert,
     count_from,
+    holds,
     is_array,
     namespace,
     to_numpy,
@@ -192,7 +193,7 @@ def check(
     layer: str, name: str, x: Any, kind: str, ndim: int, *shapes: tuple[int, ...]
 ) -> None:
     """Refuse what is no array of a kind, or has none of the shapes."""
-    if not is_array(x) or not is_kind(x, kind):
+    if not is_array(x) or not holds(x, kind):
         found = x.dtype if is_array(x) else type(x).__name__
         raise ArrayError(f"{layer}: {name} is of {found}, expected {kind} numbers.")
     if x.ndim != ndim or (shapes and tuple(x.shape) not in shapes):
@@ -200,11 +201,3 @@ def check(
         raise ShapeError(
             f"{layer}: {name} has the shape {tuple(x.shape)}, expected {expected}."
         )
-
-
-def is_kind(x: Array, kind: str) -> bool:
-    """Tell whether the numbers of an array are of a kind."""
-    try:
-        return bool(namespace(x=x).isdtype(x.dtype, kind))
-    except TypeError:  # a dtype that NumPy stores for others
-        return False
