@@ -131,6 +131,7 @@ def test_ray_gives_the_same_bits_with_one_actor_and_with_two(
     tmp_path, plain, corpus, monkeypatch
 ):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # 15 starves beside other tests
     code = (
         "import sys; from pathlib import Path; from regard.atlas.job import run\n"
         "from regard.atlas.runners import Crew; from test_atlas import plan_for\n"

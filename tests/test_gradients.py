@@ -69,12 +69,14 @@ def test_torch_gradients_equal_finite_differences(rng, name, block):
         return out, finite
 
     arrays = [torch.tensor(x, requires_grad=True) for x in inputs.values()]
-    assert torch.autograd.gradcheck(flat, arrays)
+    # along random directions; number by number where everything comes together
+    assert torch.autograd.gradcheck(flat, arrays, fast_mode=name != "everything")
     grads = torch.autograd.grad(flat(*arrays)[0].square().sum(), arrays)
     assert all(torch.isfinite(g).all() for g in grads)
 
 
-@pytest.mark.parametrize("block", [None, (2, 3)], ids=["dense", "blocked"])
+# tiles of one shape: JAX compiles for each
+@pytest.mark.parametrize("block", [None, (5, 1)], ids=["dense", "blocked"])
 @pytest.mark.parametrize("name", CASES)
 def test_jax_and_torch_agree_on_gradients(rng, name, block):
     inputs = draw(rng, CASES[name])

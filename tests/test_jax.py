@@ -21,7 +21,6 @@ from regard.masks import added, alibi, array, everything, last, per_head, prefix
 HEADS = 4
 LENGTHS = [(7, 7), (4, 9), (9, 4)]
 SHARED = {"MHA": 4, "GQA": 2, "MQA": 1}
-DTYPES = [jnp.float32, jnp.bfloat16]
 PATTERNS = {  # (mask, lengths) -> what they and we are told
     "none": lambda mask, lengths: ({}, None),
     "mask": lambda mask, lengths: ({"mask": mask}, mask),
@@ -54,8 +53,13 @@ TOGETHER = {
     ),
 }
 WAYS = list(itertools.product(PATTERNS, (False, True)))  # with and without a bias
-GROUPS = list(itertools.product(LENGTHS, SHARED, DTYPES))
-DRAWS = [(0.4, (2, 0)), (0.7, (3, 1))]  # how much is masked, how much is padding
+GROUPS = [  # a compilation each
+    *itertools.product(LENGTHS, ["GQA"], [jnp.float32]),
+    *itertools.product([(4, 9)], ["MHA", "MQA"], [jnp.float32]),
+    ((4, 9), "GQA", jnp.bfloat16),
+]
+MASKED, PADDED = (0.1, 0.4, 0.5, 0.7, 0.9), ((0, 3), (2, 0), (1, 1), (3, 1), (2, 3))
+DRAWS = list(zip(MASKED, PADDED, strict=True))  # how much of each
 
 
 def attend_theirs(ways, q, k, v, mask, lengths, bias):

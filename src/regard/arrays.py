@@ -87,7 +87,7 @@ def to_numpy(x: Array) -> np.ndarray[Any, Any]:
     except TypeError:  # JAX has no numbers yet
         raise ArrayError(
             f"{type(x).__name__}: its values are not known while a function is traced. "
-            "Leave block= out, or use data from outside of the function."
+            "Leave block= out, or call this outside of the function."
         ) from None
 
 

@@ -33,7 +33,6 @@ from regard.record import Record
 
 CROSS = re.compile(r"cross|encoder_attn|EncDec|multihead_attn", re.IGNORECASE)
 CHECKED = 8  # rows of a call that are rebuilt from what is kept
-THIN = 16  # numbers of a key by which it is known again
 
 
 @dataclass(frozen=True)
@@ -78,9 +77,9 @@ class Group:
         return bool(mine.numel()) and all(known)
 
     def overlap(self, sight: Sight) -> tuple[Tensor, Tensor]:
-        """Return keys that are the same if a call goes on, its own and ours, thin."""
+        """Return marks that are the same if a call goes on, its own and ours."""
         n, gone = self.count_shared(sight)
-        return thin(sight.k)[:, :n], self.known[:, gone : gone + n]
+        return sight.marks[:, :n], self.known[:, gone : gone + n]
 
     def count_shared(self, sight: Sight) -> tuple[int, int]:
         """Return how many keys a call has of the last one, if it goes on; none: 0.
@@ -127,7 +126,7 @@ class Group:
         # the next step brings all keys again
         self.k = keep(sight.k) if n_q > 1 else sight.k.detach()
         self.v = keep(sight.v) if self.keep_v and sight.v is not None else None
-        self.known, self.edge = thin(sight.k).clone(), []
+        self.known, self.edge = sight.marks, []
         if fixed and not self.is_cross:  # perhaps a cache that is written in place
             kept = [bring(x) for x in (self.k, self.v) if x is not None]
             self.edge = [x[:, :, :1].clone() for x in kept]
@@ -347,11 +346,6 @@ def measure(mine: Tensor, theirs: Tensor) -> float:
     mine, theirs = mine.masked_fill(both, 0), theirs.masked_fill(both, 0)
     size = float(theirs.abs().max()) or 1.0
     return float((mine - theirs).abs().max()) / size
-
-
-def thin(k: Tensor) -> Tensor:
-    """Return a few numbers of each key, (B, Nk, few): other keys have other ones."""
-    return k.detach()[:, 0, :, :THIN]
 
 
 def join(pieces: Sequence[Tensor | Pages]) -> Tensor:

@@ -8,6 +8,7 @@ Next: edit.py
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor
 
 from regard.engine.choose import attend
 from regard.masks.patterns import causal
+
+MARKS = 16  # numbers of a key by which it is known again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +35,11 @@ class Sight:
     causal: bool = False  # query i sees the keys 0 … i
     softcap: float | None = None
     sink: Tensor | None = None  # (H,)
+
+    @cached_property
+    def marks(self) -> Tensor:
+        """A few numbers of each key, (B, Nk, few): other keys have other ones."""
+        return self.k.detach()[:, 0, :, :MARKS].clone()  # a cache may be written over
 
 
 def see_logits(door: str, logits: Tensor) -> Sight:
