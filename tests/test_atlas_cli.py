@@ -73,6 +73,10 @@ def test_one_head_is_a_layer_and_a_head(home):
     done = regard("show", "atlas", "--layer", 1)
     assert done.exit_code == 2
     assert "--layer and --head name one head together: give both." in done.output
+    for other in (["atlas"], ["--json"], ["--page", "a.html"]):
+        done = regard("show", "atlas", *other, "--layer", 1, "--head", 0)
+        assert done.exit_code == 2
+        assert "--layer and --head print one head of one atlas, alone." in done.output
 
 
 def test_a_folder_without_an_atlas_says_how_to_begin(home):

@@ -213,6 +213,11 @@ def test_what_went_wrong_is_one_sentence(arguments, message):
         ("generate hello --model x --temperature -1", 2, "temperature=-1.0, expected"),
         ("generate hello --model x --seed -1", 2, "--seed -1, expected 0 or more."),
         ("train copy --seed 9223372036854775808", 2, "expected below 2**63."),
+        (
+            "train copy --length 9",
+            2,
+            "--tokens and --length are not for copy.",
+        ),
         ("train copy --heads 3", 2, "a width of 64 cannot be split into 3 heads"),
         ("learn --folder text.txt open", 2, "'text.txt' is a file"),
         ("learn --folder text.txt/x open", 1, "text.txt/x cannot be used: not a dir"),

@@ -90,4 +90,6 @@ def test_prompts_that_cannot_be_read_are_refused():
         generate(model, [np.array([1, 2])], 4)
     with pytest.raises(OptionError, match="n_new=-1, expected at least 0"):
         generate(model, [[1]], -1)
+    with pytest.raises(OptionError, match=r"Write stop=\[5\]\."):
+        generate(model, [[1]], 4, stop=5)
     assert len(generate(model, [[1] * 30], 2)[0]) == 2

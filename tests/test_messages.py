@@ -325,7 +325,13 @@ def test_patterns_say_how_they_are_called():
         ),
         (
             lambda: masks.last(0),
-            "last(0): a query is among its last tokens; write last(1).",
+            "last(0), expected a whole number. A query is among its last tokens: "
+            "write last(1) for itself alone.",
+        ),
+        (
+            lambda: masks.last("a"),
+            "last(a), expected a whole number. A query is among its last tokens: "
+            "write last(1) for itself alone.",
         ),
         (
             masks.padding,

@@ -120,6 +120,11 @@ def test_reset_brings_the_stub_back_and_keeps_what_was_written(desk):
     assert (desk.folder / "one_score.old").read_text("utf-8") == RIGHT["one_score"]
     desk.reset("one_score")  # nothing was written since
     assert (desk.folder / "one_score.old").read_text("utf-8") == RIGHT["one_score"]
+    for name in ("one_score.old1", "one_score.old2"):
+        (desk.folder / "one_score.py").write_text(name, encoding="utf-8")
+        desk.reset("one_score")
+        assert (desk.folder / name).read_text("utf-8") == name
+    assert (desk.folder / "one_score.old").read_text("utf-8") == RIGHT["one_score"]
 
 
 def test_next_skips_what_is_solved_and_comes_back(desk):

@@ -213,6 +213,8 @@ def show(
     need_extras("atlas")
     if (layer is None) != (head is None):
         raise click.UsageError("--layer and --head name one head together: give both.")
+    if layer is not None and (other or page or json):
+        raise click.UsageError("--layer and --head print one head of one atlas, alone.")
     from rich.console import Console  # noqa: PLC0415
 
     from regard.atlas.table import read_table  # noqa: PLC0415

@@ -72,7 +72,7 @@ def encode(text: str, plan: Plan, words: Words, length: int) -> list[int]:
         some = words.encode(text)
     if len(some) < 2:
         raise ValueError("it has fewer than two tokens")
-    return some if plan.packed else some[:most]
+    return some if plan.packed else some[:most]  # of a long one only what is used
 
 
 def pack(

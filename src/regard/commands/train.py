@@ -22,6 +22,7 @@ SIZES = ("layers", "width", "heads", "dropout")
 TASKS = ("copy", "reverse", "sort", "addition", "text")
 STEPS = {"copy": 400, "reverse": 400, "sort": 2000, "addition": 2000, "text": 2000}
 COUNT = click.IntRange(min=1)
+TOKENS, LENGTH = "bytes", 128
 
 
 @click.command(
@@ -37,7 +38,7 @@ COUNT = click.IntRange(min=1)
 )
 @click.option(
     "--tokens",
-    default="bytes",
+    default=TOKENS,
     show_default=True,
     help="What a text is cut into: bytes, characters, or the tokens of a model.",
 )
@@ -62,7 +63,7 @@ COUNT = click.IntRange(min=1)
 @click.option(
     "--length",
     type=COUNT,
-    default=128,
+    default=LENGTH,
     show_default=True,
     help="Tokens of a piece of text.",
 )
@@ -130,6 +131,8 @@ def read_task(task: str, file: str | None, tokens: str, length: int) -> Task:
     if task != "text":
         if file is not None:
             raise click.UsageError(f"{task} makes its own data, given {file}.")
+        if (tokens, length) != (TOKENS, LENGTH):
+            raise click.UsageError(f"--tokens and --length are not for {task}.")
         return PUZZLES[task]()
     if file is None:
         raise click.UsageError("which text? Write: regard train text FILE")

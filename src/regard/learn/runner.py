@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable
 from difflib import get_close_matches
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +202,8 @@ class Desk:
         exercise = self.find(name)
         path = self.path(exercise)
         if path.exists() and path.read_bytes() != exercise.stub.encode():
-            old = path.with_suffix(".old")
+            names = (path.with_suffix(f".old{n or ''}") for n in count())
+            old = next(x for x in names if not x.exists())
             path.replace(old)
             self.say(f"What you wrote is now in {old}.")
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -266,7 +266,7 @@ def mend_lse(sight: Sight) -> Sight:
     A row that sees nothing has -inf, a row whose query is no number has NaN.
     """
     lse, mask = sight.lse, sight.mask
-    if lse is None or not bool((lse == 0).any()):
+    if lse is None or bool(lse.all()):  # none is 0
         return sight
     lse = lse.detach()
     if mask is not None:

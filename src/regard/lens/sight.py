@@ -17,7 +17,7 @@ from torch import Tensor
 from regard.engine.choose import attend
 from regard.masks.patterns import causal
 
-MARKS = 16  # numbers of a key by which it is known again
+MARKS = 8  # numbers of a key by which it is known again
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ Next: biases.py
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from operator import index
 from typing import Any
 
@@ -60,8 +61,11 @@ def window(left: int | None, right: int | None = 0) -> Mask:
 
 def last(n: int) -> Mask:
     """A query sees the last n tokens, itself among them: window(n - 1)."""
-    if n < 1:
-        raise MaskError(f"last({n}): a query is among its last tokens; write last(1).")
+    if not isinstance(n, Integral) or n < 1:
+        raise MaskError(
+            f"last({n}), expected a whole number. A query is among its last tokens: "
+            "write last(1) for itself alone."
+        )
     return window(n - 1)
 
 

@@ -60,6 +60,8 @@ def stream(
 ) -> Iterator[list[int | None]]:
     """Yield the next token of every prompt as it comes, None once it has stopped."""
     check_prompts(model, prompts, n_new)
+    if not isinstance(stop, Collection):
+        raise OptionError(f"stop={stop}, expected several tokens. Write stop=[{stop}].")
     was_training = model.training
     model.eval()  # no dropout
     texts = [list(prompt) for prompt in prompts]
