@@ -39,6 +39,7 @@ from regard.errors import RegardError
 HERE = Path(__file__).parent
 SECONDS = 4.0  # of work, for one input
 STUCK = 60  # of waiting: then the process is ended
+ROUND = 300  # of one process: what steers it takes memory, too
 MEMORY = 2**29  # bytes that all inputs together may add to a process
 SENTENCE = 1000  # characters of a refusal, at most
 
@@ -238,7 +239,7 @@ def main(target: Target) -> None:
     steered = target.steered and importlib.util.find_spec("atheris") is not None
     while (left := given.seconds - (time.monotonic() - begun)) > 1:
         if steered and not given.blind:
-            tried += follow(target, left)  # it ends early if the process dies
+            tried += follow(target, min(left, ROUND))  # or less, if the process dies
         else:
             corpus, seed = target.read_corpus(), time.time_ns()
             tried += wander(target, corpus, seconds=min(left, 20), seed=seed)[0]
