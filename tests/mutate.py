@@ -914,7 +914,7 @@ MUTATIONS = [
     Mutation("start workers after Ctrl-C", "atlas/guard.py", "        if self.over:\n", "        if False:\n"),
     Mutation("a batch fails with one of it", "atlas/worker.py", "if len(batch) == 1:", "if True:"),
     Mutation("count what is left of a document with NaN", "atlas/worker.py", "if np.isnan(to_numpy(record.lse)).any():", "if False:"),
-    Mutation("measure the first sequence for all", "atlas/worker.py", "records[sequence].append(record)", "records[0].append(record)"),
+    Mutation("measure the sequences of a batch in another order", "atlas/worker.py", "records[sequence].append(record)", "records[-1 - sequence].append(record)"),
     Mutation("count documents that were set aside", "atlas/worker.py", "len(shard.places) - len(aside)", "len(shard.places)"),
     Mutation("a document with half of its pieces", "atlas/worker.py", "packed or aside.keys().isdisjoint(x[0].owners)", "True"),
     Mutation("a last token alone", "atlas/pieces.py", "range(0, len(tokens) - 1, length)", "range(0, len(tokens), length)"),

@@ -180,7 +180,8 @@ def test_packed_documents_fill_every_piece_but_the_last_of_a_shard(tmp_path, cor
 def spoil(folder):
     """Put documents that cannot be done between the others."""
     (folder / "killer.txt").write_text("a KILLER of its process")
-    (folder / "crash.txt").write_text("a CRASH of the model")
+    second = "a CRASH of the model, in a batch with others"  # after a good piece
+    (folder / "crash.txt").write_text("x" * 48 + f"{second:48}")
     (folder / "unreadable.txt").write_text("UNREADABLE")
     (folder / "short.txt").write_text("x")
 
@@ -190,7 +191,7 @@ def test_documents_that_cannot_be_done_are_named_and_the_rest_is_as_without_them
 ):
     monkeypatch.setattr("regard.atlas.guard.LIVES", 2)
     texts = write_corpus(tmp_path / "texts", 12)
-    plan = plan_for(texts, batch=4, shard=16)
+    plan = plan_for(texts, batch=4, shard=16, pieces=2)
     run(tmp_path / "clean", crew=Crew(runner="loop"), plan=plan)
     spoil(texts)
     run(tmp_path / "spoiled", crew=Crew(workers=1), plan=plan)
