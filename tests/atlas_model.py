@@ -3,12 +3,15 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import torch
 
 from regard.atlas.model import Model, Words
 from regard.nn.decoder import CausalTransformer
 from regard.plain.config import Config
+
+FOLDER = os.environ.get("ATLAS_DEATHS", ".")  # of one who is unlucky twice
 
 
 def encode(text):
@@ -27,6 +30,9 @@ def make():
             bytes(row).decode("utf-8", "replace") for row in tokens.tolist()
         )
         if "KILLER" in text:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if "UNLUCKY" in text and len(deaths := list(Path(FOLDER).glob("*.death"))) < 2:
+            Path(FOLDER, f"{len(deaths)}.death").touch()
             os.kill(os.getpid(), signal.SIGKILL)
         if "CRASH" in text:
             raise RuntimeError("a document that breaks the model")

@@ -346,6 +346,26 @@ def open_corpus_for(folder, corpus):
     return plan_corpus([corpus], folder / "corpus.parquet")
 
 
+def test_a_document_whose_process_dies_twice_is_unlucky_and_not_guilty(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("ATLAS_DEATHS", str(tmp_path))
+    texts = write_corpus(tmp_path / "texts", 1)
+    (texts / "unlucky.txt").write_text("UNLUCKY, but nobody's fault")
+    run(tmp_path / "atlas", crew=Crew(workers=1), plan=plan_for(texts))
+    about = read_table(tmp_path / "atlas").about
+    assert (about["documents"], about["aside"]) == (2, 0)
+    assert len(list(tmp_path.glob("*.death"))) == 2
+
+
+def test_who_was_stopped_starts_no_process(corpus, plain):
+    with Guard(plan_for(corpus)) as guard:
+        guard.cancel()
+        with pytest.raises(RegardError, match="the work was stopped"):
+            guard.run(open_corpus(plain / "corpus.parquet").shard(0))
+        assert guard.child is None
+
+
 def test_documents_that_all_end_their_process_are_not_blamed(tmp_path, monkeypatch):
     monkeypatch.setattr("regard.atlas.guard.LIVES", 1)
     for i in range(2):
