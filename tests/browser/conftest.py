@@ -78,23 +78,40 @@ def find_url(tmp_path_factory):
         yield find
 
 
+@pytest.fixture(scope="session")
+def idle():
+    """Windows that nobody looks into: a new one costs more than most tests."""
+    return []
+
+
 @pytest.fixture
-def open_window(browser, host, find_url):
-    """Return a function that opens a recording; in the end nothing may have gone wrong."""
+def open_url(browser, idle):
+    """Return a function that opens a page; in the end nothing may have gone wrong."""
     windows = []
-    with ExitStack() as stack:
 
-        def open_it(name, address="", *, width=1280, height=660, scheme="light"):
-            context = browser.new_context(
-                viewport={"width": width, "height": height},
-                color_scheme=scheme,
-                reduced_motion="reduce",
-            )
-            stack.callback(context.close)
-            window = Window(context.new_page(), find_url(host, name))
-            windows.append(window)
-            window.go(address)
-            return window
+    def open_it(url, address, *, width, height, scheme):
+        window = idle.pop() if idle else Window(browser.new_context().new_page())
+        windows.append(window)
+        window.url, window.troubles = url, []
+        window.page.set_viewport_size({"width": width, "height": height})
+        window.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        window.go(address)
+        return window
 
-        yield open_it
-        assert [x.troubles for x in windows] == [[] for _ in windows]
+    yield open_it
+    for window in windows:
+        window.page.mouse.move(0, 0)
+        window.page.goto("about:blank")  # what was done to the page goes with it
+    idle.extend(windows)
+    assert [x.troubles for x in windows] == [[] for _ in windows]
+
+
+@pytest.fixture
+def open_window(open_url, host, find_url):
+    """Return a function that opens a recording."""
+
+    def open_it(name, address="", *, width=1280, height=660, scheme="light"):
+        url = find_url(host, name)
+        return open_url(url, address, width=width, height=height, scheme=scheme)
+
+    return open_it

@@ -98,3 +98,20 @@ def test_odd_numbers_lead_to_the_nearest_view(open_window):
     window.wait(lambda: window.in_map, expected=True)
     window.await_address(z=64, s=None, cmp=None, lo=-1)
     assert window.text("row").startswith("pinned queryclick")
+
+
+def test_who_goes_elsewhere_is_not_called_back(open_window):
+    """The address is kept a moment later: by then, the reader may be on the way elsewhere."""
+    window = open_window("causal", "l=0&h=0&pin=15")
+    window.await_text("row", "pinned query 15 ")
+    window.page.evaluate(
+        """() => {
+          const wait = window.setTimeout;
+          window.setTimeout = (act, ms) => ms === 250 ? (window.act = act) : wait(act, ms);
+        }"""
+    )
+    window.press("+")
+    go = "window.location.hash = '#l=0&h=1&pin=16'"
+    window.page.evaluate(f"() => {{ {go}; window.act(); }}")
+    window.await_text("row", "pinned query 16 ")
+    assert (window.address["h"], window.address["pin"]) == ("1", "16")

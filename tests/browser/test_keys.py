@@ -113,10 +113,7 @@ def test_plus_and_minus_zoom_at_the_crosshair(window):
 
 def test_0_shows_the_whole_map(window):
     window.press("0")
-    window.page.wait_for_timeout(300)
-    box = window.at("plane").bounding_box()
-    fit = 0.985 * min((box["width"] - 88) / 257, (box["height"] - 80) / 257)
-    assert float(window.address["z"]) == pytest.approx(fit, rel=1e-3)
+    window.await_whole(257)
 
 
 def test_d_goes_to_the_diagonal(window):

@@ -77,10 +77,7 @@ def test_a_window_that_changes_its_size_keeps_the_whole_map(open_window):
     window = open_window("causal", "l=0&h=0")
     window.page.set_viewport_size({"width": 900, "height": 500})
     window.rest()
-    window.page.wait_for_timeout(400)
-    box = window.at("plane").bounding_box()
-    fit = 0.985 * min((box["width"] - 88) / 257, (box["height"] - 80) / 257)
-    assert float(window.address["z"]) == pytest.approx(fit, rel=1e-3)
+    window.await_whole(257)
 
 
 @pytest.mark.parametrize("width", [1280, 850, 660, 400])

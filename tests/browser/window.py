@@ -40,9 +40,8 @@ SWEEP = """async (canvas, points) => {
 
 
 class Window:
-    def __init__(self, page, url):
-        self.page, self.url = page, url
-        self.troubles = []
+    def __init__(self, page):
+        self.page, self.url, self.troubles = page, "about:blank", []
         page.on("console", self.hear)
         page.on("pageerror", lambda error: self.troubles.append(f"error: {error}"))
         page.on("dialog", self.refuse)
@@ -152,9 +151,17 @@ class Window:
 
     def look(self, **address):
         """Go to a place of a head, and wait until the address says where that is."""
-        self.go("&".join(f"{name}={x}" for name, x in address.items()))
-        self.page.wait_for_timeout(300)  # the address is kept 250 ms later
+        self.go("&".join(f"{name}={x}" for name, x in {**address, "new": 1}.items()))
+        self.await_address(new=None)  # kept, 250 ms later: the page knows no "new"
         assert {*"ijz"} <= {*self.address}
+
+    def await_whole(self, n):
+        """Wait until the address says that all n × n cells are in sight."""
+        box = self.at("plane").bounding_box()
+        fit = 0.985 * min((box["width"] - LEFT) / n, (box["height"] - TOP) / n)
+        self.wait(
+            lambda: abs(float(self.address.get("z", 0)) / fit - 1) < 1e-3, expected=True
+        )
 
     def hover(self, i, j):
         """Point at a cell; return what is said."""

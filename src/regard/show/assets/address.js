@@ -7,12 +7,15 @@
 
 export class HashAddress {
   read() {
-    return window.location.hash.slice(1);
+    this.known = window.location.hash.slice(1);
+    return this.known;
   }
 
-  /* Put a state in the place of the last one. */
+  /* Put a state in the place of the last one, unless the reader is on the way elsewhere. */
   keep(text) {
+    if (window.location.hash.slice(1) !== this.known) return;
     window.history.replaceState(null, "", `#${text}`);
+    this.read();
   }
 
   /* Go to a state, so that "back" leads here again. */
