@@ -381,7 +381,7 @@ def test_documents_that_all_end_their_process_are_not_blamed(tmp_path, monkeypat
 def test_it_stops_after_the_first_shard_at_which_enough_is_known(tmp_path, corpus):
     rule = plan_for(corpus, statistics=("sink", "local"), until_interval=0.05)
     ends = []
-    for name, crew in (("a", Crew(runner="loop")), ("b", Crew(workers=3))):
+    for name, crew in (("a", Crew(runner="loop")), ("b", Crew(workers=2))):
         ends.append(run(tmp_path / name, crew=crew, plan=rule))
     assert ends[0] == ends[1]
     assert 0 < ends[0].shards < ends[0].of

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from train_worker import STEPS, Ragged, make_model
+from train_worker import STEPS, Ragged, group, make_model
 
 from regard.errors import FileError, OptionError, ShapeError
 from regard.nn.checkpoint import NAME, load_model, read_checkpoint, write_checkpoint
@@ -442,13 +442,13 @@ def test_two_processes_give_the_losses_of_one(tmp_path):
         start("group", places["two"], -1, torchrun=2),
         start("group", places["mixed"], 11, torchrun=2),  # stops after step 12
     ]
-    finish(start("group", places["one"], -1))
+    group(places["one"], -1)
     for run in runs:
         finish(run)
     stopped = [load_json(places["mixed"] / f"rank{rank}.json") for rank in (0, 1)]
     assert all("stopped after 13 of 30 steps" in x["losses"] for x in stopped)
     assert len(read_checkpoint(places["mixed"]).losses) == 13
-    finish(start("group", places["mixed"], -1))  # one process goes on alone
+    group(places["mixed"], -1)  # one process goes on alone
     expected = load_json(places["one"] / "rank0.json")
     assert len(expected["losses"]) == STEPS
     assert expected["losses"][-1] < expected["losses"][0] - 0.01

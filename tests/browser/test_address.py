@@ -3,6 +3,7 @@
 import pytest
 
 VIEW = "l=1&h=2&i=150&j=120&z=24&s=mass&lo=-4.5&t=dark&pin=151&col=119&vs=0.1&cmp=diff"
+ONE_HOST = pytest.mark.parametrize("host", ["page"])  # neither knows the address
 
 
 def look_at(window):
@@ -50,6 +51,7 @@ def test_a_reload_and_a_copied_link_show_the_same(open_window):
     assert look_at(other) == before
 
 
+@ONE_HOST
 def test_a_view_made_by_hand_is_in_its_link(open_window):
     window = open_window("causal", "l=0&h=0")
     window.at("plane").focus()
@@ -64,6 +66,7 @@ def test_a_view_made_by_hand_is_in_its_link(open_window):
     assert {name: found[name] for name in before} == before
 
 
+@ONE_HOST
 def test_the_gallery_is_in_the_address_too(open_window):
     window = open_window("causal", "sort=entropy&lo=-5&t=dark")
     window.await_gallery(6)
@@ -74,6 +77,7 @@ def test_the_gallery_is_in_the_address_too(open_window):
     window.await_address(lo=-5, t="dark")
 
 
+@ONE_HOST
 @pytest.mark.parametrize(
     "address",
     [
@@ -90,6 +94,7 @@ def test_a_head_that_is_not_there_leads_to_the_gallery(open_window, address):
     window.wait(lambda: window.in_map, expected=False)
 
 
+@ONE_HOST
 def test_odd_numbers_lead_to_the_nearest_view(open_window):
     odd = "l=0&h=0&z=1e9&i=1e9&j=-4&pin=99999999&col=-3&s=evil&cmp=zzz&vs=a.b&lo=9"
     window = open_window("causal", odd)
@@ -100,6 +105,7 @@ def test_odd_numbers_lead_to_the_nearest_view(open_window):
     assert window.text("row").startswith("pinned queryclick")
 
 
+@ONE_HOST
 def test_who_goes_elsewhere_is_not_called_back(open_window):
     """The address is kept a moment later: by then, the reader may be on the way elsewhere."""
     window = open_window("causal", "l=0&h=0&pin=15")

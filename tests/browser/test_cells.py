@@ -94,10 +94,12 @@ def test_coarse_pixels_are_pooled_cells_and_mass_rows_add_to_one(
     pixels = make_pixels(dense, side, how)
     n_rows, n_keys = pixels.shape
     row = n_rows * 2 // 3
-    sentences = window.sweep([(row, x) for x in range(n_keys)], side)
-    assert ["masked" in x for x in sentences] == (pixels[row] == 0).tolist()
+    step = 1 if how == "mass" else 5  # a row of masses adds to one
+    sentences = window.sweep([(row, x) for x in range(0, n_keys, step)], side)
+    pixels = pixels[row, ::step]
+    assert ["masked" in x for x in sentences] == (pixels == 0).tolist()
     said = [find_value(x, how) for x in sentences if "masked" not in x]
-    for shown, pixel in zip(said, pixels[row], strict=False):  # masked ones are last
+    for shown, pixel in zip(said, pixels, strict=False):  # masked ones are last
         check_weight(shown, pixel)
     if how == "mass":
         total = sum(float(x) for x in said if not x.startswith("below"))

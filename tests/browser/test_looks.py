@@ -9,6 +9,7 @@ from recordings import ALERT, HOSTILE
 (folder,) = importlib.util.find_spec("axe_playwright_python").submodule_search_locations
 AXE = (Path(folder) / "axe.min.js").read_text("utf-8")
 WIDTHS = [1280, 850, 400]
+ONE_HOST = pytest.mark.parametrize("host", ["server"])  # looks do not depend on it
 
 
 def find_violations(window):
@@ -24,6 +25,7 @@ def find_violations(window):
     ]
 
 
+@ONE_HOST
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_serious(open_window, scheme):
     window = open_window("causal", scheme=scheme)
@@ -41,6 +43,7 @@ def test_axe_finds_nothing_serious(open_window, scheme):
     assert find_violations(window) == []
 
 
+@ONE_HOST
 def test_axe_sees_what_is_wrong(open_window):
     window = open_window("five")
     window.page.evaluate(
@@ -51,6 +54,7 @@ def test_axe_sees_what_is_wrong(open_window):
     assert any(x.startswith("image-alt") for x in find_violations(window))
 
 
+@ONE_HOST
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", ["causal", "across", "hostile"])
 def test_no_width_is_too_narrow(open_window, name, width):
@@ -73,6 +77,7 @@ def test_no_width_is_too_narrow(open_window, name, width):
         assert box["height"] > 10, part
 
 
+@ONE_HOST
 def test_a_window_that_changes_its_size_keeps_the_whole_map(open_window):
     window = open_window("causal", "l=0&h=0")
     window.page.set_viewport_size({"width": 900, "height": 500})
@@ -80,6 +85,7 @@ def test_a_window_that_changes_its_size_keeps_the_whole_map(open_window):
     window.await_whole(257)
 
 
+@ONE_HOST
 @pytest.mark.parametrize("width", [1280, 850, 660, 400])
 def test_nothing_that_is_said_moves_the_map(open_window, width):
     window = open_window("hostile", width=width, height=600)
@@ -94,6 +100,7 @@ def test_nothing_that_is_said_moves_the_map(open_window, width):
         assert window.at("plane").bounding_box() == before, words
 
 
+@ONE_HOST
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_theme_is_that_of_the_system_until_one_is_chosen(open_window, scheme):
     window = open_window("five", scheme=scheme)
