@@ -134,11 +134,17 @@ class Source:
         return self.about | self.table()
 
     def table(self) -> dict[str, Any]:
-        """Return the numbers of every head once all are known, and how many are."""
+        """Return the numbers of every head once all are known, and how many will be."""
         whole = len(self.rows) == len(self.records)
         table = [row for key in self.records for row in self.rows[key]] if whole else []
-        done = {"tableDone": len(self.rows), "tableAll": len(self.records)}
-        return {"table": table} | done
+        every = 0 if self.is_long else len(self.records)
+        return {"table": table, "tableDone": len(self.rows), "tableAll": every}
+
+    @cached_property
+    def is_long(self) -> bool:
+        """Whether to meet every cell takes many minutes: then nothing is made ahead."""
+        sizes = ((r.heads, *measure(r)[0]) for r in self.records.values())
+        return sum(map(math.prod, sizes)) > CELLS
 
     @cached_property
     def about(self) -> dict[str, Any]:
@@ -305,8 +311,7 @@ class Source:
 
     def prepare(self) -> None:
         """Make all thumbnails, then the table, unless it would take many minutes."""
-        sizes = ((r.heads, *measure(r)[0]) for r in self.records.values())
-        if sum(map(math.prod, sizes)) > CELLS:
+        if self.is_long:
             return
         for key in self.records:
             self.chores.ask(key, partial(self.sketch, *key), AHEAD)

@@ -77,8 +77,9 @@ export class Page {
   }
 
   showTableState() {
-    const { table, tableDone, tableAll, note = "" } = this.meta;
-    const state = table.length ? note : `badges to come: ${tableDone} of ${tableAll} layers`;
+    const { table, tableDone, tableAll } = this.meta;
+    const left = tableAll ? `badges to come: ${tableDone} of ${tableAll} layers` : "no badges: they would take many minutes";
+    const state = table.length ? "" : left;
     this.part.status.textContent = [state, "arrows walk, Enter opens, ? for keys"].filter(Boolean).join(" · ");
   }
 
