@@ -77,9 +77,9 @@ export class Page {
   }
 
   showTableState() {
-    const { table, tableDone, tableAll } = this.meta;
+    const { table, tableDone, tableAll, note = "" } = this.meta;
     const left = tableAll ? `badges to come: ${tableDone} of ${tableAll} layers` : "no badges: they would take many minutes";
-    const state = table.length ? "" : left;
+    const state = table.length ? note : left;
     this.part.status.textContent = [state, "arrows walk, Enter opens, ? for keys"].filter(Boolean).join(" · ");
   }
 
