@@ -73,8 +73,8 @@ def convert(x: Array, like: Array) -> Array:
     xp, device = namespace(like=like), array_api_compat.device(like)
     if namespace(x=x) is xp:
         return array_api_compat.to_device(x, device)
-    x = to_numpy(x)
-    return xp.asarray(x if x.flags.writeable else x.copy(), device=device)
+    # a copy: a gradient needs the numbers of the call, whatever becomes of x later
+    return xp.asarray(to_numpy(x).copy(), device=device)
 
 
 def to_numpy(x: Array) -> np.ndarray[Any, Any]:
@@ -89,6 +89,17 @@ def to_numpy(x: Array) -> np.ndarray[Any, Any]:
             f"{type(x).__name__}: its values are not known while a function is traced. "
             "Leave block= out, or call this outside of the function."
         ) from None
+
+
+def matmul(x: Array, y: Array) -> Array:
+    """Return the matrix product in the dtype of x and y, also under autocast."""
+    xp = namespace(x=x, y=y)
+    if not array_api_compat.is_torch_array(x) or x.device.type == "meta":
+        return xp.matmul(x, y)
+    if not xp.is_autocast_enabled(x.device.type):
+        return xp.matmul(x, y)
+    with xp.autocast(x.device.type, enabled=False):
+        return xp.matmul(x, y)
 
 
 def count_from(start: int | Array, n: int, like: Array) -> Array:
