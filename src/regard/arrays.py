@@ -6,6 +6,7 @@ Array API standard gives to NumPy, PyTorch, JAX and others alike: matmul, where,
 Next: definition/attention.py
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import array_api_compat
@@ -91,15 +92,20 @@ def to_numpy(x: Array) -> np.ndarray[Any, Any]:
         ) from None
 
 
+def without_autocast(like: Array) -> AbstractContextManager[None]:
+    """Return a context in which torch computes in the dtypes that it is given."""
+    if array_api_compat.is_torch_array(like) and like.device.type != "meta":
+        xp, kind = namespace(x=like), like.device.type
+        if xp.is_autocast_enabled(kind):
+            off: AbstractContextManager[None] = xp.autocast(kind, enabled=False)
+            return off
+    return nullcontext()
+
+
 def matmul(x: Array, y: Array) -> Array:
     """Return the matrix product in the dtype of x and y, also under autocast."""
-    xp = namespace(x=x, y=y)
-    if not array_api_compat.is_torch_array(x) or x.device.type == "meta":
-        return xp.matmul(x, y)
-    if not xp.is_autocast_enabled(x.device.type):
-        return xp.matmul(x, y)
-    with xp.autocast(x.device.type, enabled=False):
-        return xp.matmul(x, y)
+    with without_autocast(x):
+        return namespace(x=x, y=y).matmul(x, y)
 
 
 def count_from(start: int | Array, n: int, like: Array) -> Array:

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from regard.arrays import is_array, namespace
+from regard.arrays import is_array, namespace, without_autocast
 from regard.definition.attention import Attended, Edits, check_steps, define
 from regard.definition.contract import Call, read_call
 from regard.engine.by_definition import BLOCK, run_definition
@@ -247,7 +247,7 @@ attend_eagerly = torch.compiler.disable(
 def run(call: Call, block: int | tuple[int, int] | None) -> tuple[Tensor, Tensor]:
     """Run the kernel that is chosen; the definition where numbers leave its range."""
     if block is None and choose_kernel(call).kernel != "definition":
-        with suppress(RangeError):
+        with suppress(RangeError), without_autocast(call.q):
             return run_fused(call)
     return run_definition(call, BLOCK if block is None else block)
 

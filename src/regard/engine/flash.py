@@ -56,7 +56,7 @@ def attend_part(
     if bias is None and q.shape[-1] == v.shape[-1]:
         q, k, v = (close(x) for x in (q, k, v))
         out, lse = forward(q, k, v, 0.0, causal, scale=scale)
-        check_range(q, k, lse)
+        check_range(q, k, out, lse)
         return out, lse
     width = max(q.shape[-1], v.shape[-1])
     empty = None
@@ -72,7 +72,7 @@ def attend_part(
         attn_mask=bias,
         scale=scale,
     )
-    check_range(q, k, lse, empty)
+    check_range(q, k, out, lse, empty)
     if empty is not None:
         lse = lse.masked_fill(empty, -math.inf)
     return out[..., : v.shape[-1]], lse
@@ -125,8 +125,10 @@ def move_sign(q: Tensor, scale: float, *, causal: bool) -> tuple[Tensor, float, 
     return q * sign, -scale or 1.0, sign
 
 
-def check_range(q: Tensor, k: Tensor, lse: Tensor, empty: Tensor | None = None) -> None:
-    """Raise RangeError if scores overflowed, or NaN spread from a masked key.
+def check_range(
+    q: Tensor, k: Tensor, out: Tensor, lse: Tensor, empty: Tensor | None = None
+) -> None:
+    """Raise RangeError if scores or sums overflowed, or NaN spread from a masked key.
 
     If all scores of a row overflow to -inf, the kernel gives it an lse of 0. Compilers
     and vmap have no numbers to look at: there such rows stay as the kernel left them.
@@ -135,13 +137,14 @@ def check_range(q: Tensor, k: Tensor, lse: Tensor, empty: Tensor | None = None) 
         return
     known = lse if empty is None else lse.masked_fill(empty, 1)
     try:
-        if bool(torch.isfinite(known + 1 / known).all()):  # neither 0 nor infinite
+        fine = torch.isfinite(out).all()
+        if bool(fine & torch.isfinite(known + 1 / known).all()):  # no lse is 0
             return
     except RuntimeError:
         return
     largest = q.abs().amax().double() * k.abs().amax().double() * q.shape[-1]
     in_range = largest < torch.finfo(lse.dtype).max
-    if not (in_range and torch.isfinite(known).all()):
+    if not (in_range & fine & torch.isfinite(known).all()):
         raise RangeError
 
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -34,7 +34,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from regard.arrays import Array, accumulator, is_array
+from regard.arrays import Array, accumulator, is_array, without_autocast
 from regard.definition.attention import Attended
 from regard.definition.blocked import merge
 from regard.definition.contract import Call, read_call
@@ -312,7 +312,8 @@ class Ringed(torch.autograd.Function):  # type: ignore[misc]
             for rows, keys, pair in pair_runs(visit, ring, owner):
                 known = pick_rows((out, lse, grad_out, grad_lse), rows)
                 totals = dq[:, :, rows], dk[:, :, keys], dv[:, :, keys]
-                differentiate_strips(pair, plan(pair), known, totals)
+                with without_autocast(q):
+                    differentiate_strips(pair, plan(pair), known, totals)
             for total, found_before in zip(sums, wait(), strict=False):
                 total.add_(found_before)
             wait = ring.pass_on(sums, owner)
@@ -321,10 +322,9 @@ class Ringed(torch.autograd.Function):  # type: ignore[misc]
 
 def run_pair(call: Call) -> tuple[Tensor, Tensor]:
     """Return out and lse of a run of rows over a run of keys."""
-    try:
+    with suppress(RangeError), without_autocast(call.q):
         return run_strips(call, plan(call))
-    except RangeError:
-        return run_definition(replace(call, sink=None))
+    return run_definition(replace(call, sink=None))
 
 
 def pair_runs(

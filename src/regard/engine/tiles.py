@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.arrays import accumulator, is_array
+from regard.arrays import accumulator, is_array, without_autocast
 from regard.definition.blocked import merge
 from regard.definition.contract import Call
 from regard.engine.by_definition import differentiate_again
@@ -59,7 +59,7 @@ def plan(call: Call) -> tuple[Strip, ...]:
     """Return the strips of a call; most calls are a single one."""
     n_q, n_k = call.shape[-2:]
     rows = slice(0, n_q)
-    if call.mask is None and call.bias is None:
+    if n_q == 0 or (call.mask is None and call.bias is None):
         return (Strip(rows, (Part(slice(0, n_k)),)),)
     if is_causal(call):
         return (Strip(rows, plan_causal(call.q_start, n_q, n_k)),)
@@ -201,11 +201,12 @@ class Fused(torch.autograd.Function):  # type: ignore[misc]
             return *differentiate_again(call, grad_out, grad_lse), None, None
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
         known = out, lse, grad_out, grad_lse
-        if is_one_part(call, strips):  # nothing to add up
-            ((_, found),) = differentiate_parts(call, strips, known)
-            return *found, None, None
-        sums = [torch.zeros_like(x, dtype=lse.dtype) for x in (q, k, v)]
-        differentiate_strips(call, strips, known, sums)
+        with without_autocast(q):
+            if is_one_part(call, strips):  # nothing to add up
+                ((_, found),) = differentiate_parts(call, strips, known)
+                return *found, None, None
+            sums = [torch.zeros_like(x, dtype=lse.dtype) for x in (q, k, v)]
+            differentiate_strips(call, strips, known, sums)
         return *(x.to(q.dtype) for x in sums), None, None
 
 
