@@ -47,7 +47,7 @@ class WrongNumberError(AssertionError):
 def define(call: HostileCall) -> Attended:
     """Return the definition in NumPy and float64."""
     with np.errstate(all="ignore"):
-        return attention(*call.arrays, **call.options)
+        return attention(*call.arrays, **call.options, see=("logits",))
 
 
 def bound_error(call: HostileCall) -> float | None:
@@ -55,6 +55,8 @@ def bound_error(call: HostileCall) -> float | None:
     parts = [np.nan_to_num(np.abs(x), posinf=0).max(initial=0) for x in call.arrays]
     scale = call.options.get("scale", 1 / np.sqrt(call.q.shape[-1]))
     score = parts[0] * parts[1] * call.q.shape[-1] * abs(float(scale))
+    logits = define(call).logits
+    score += np.abs(logits[np.isfinite(logits)]).max(initial=0)
     eps = 2.3e-16 if call.dtype == "float64" else 1.2e-7
     error = 40 * eps * (1 + score)
     return error if error < 0.01 else None

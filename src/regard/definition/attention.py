@@ -75,7 +75,7 @@ def attention(
     bias: numbers added to the scores, an array or a formula such as `alibi(slopes)`
     scale: factor of the scores; 1 / sqrt(D) unless given
     softcap: keeps scores within ± softcap, before bias and mask
-    sink: a logit for each head that takes weight but has no value
+    sink: a logit for each head that takes weight but has no value; +inf gives NaN
     q_start: position of the first query; needed if Nq != Nk and positions are compared
     see: the steps to return, of "scores", "capped", "logits", "weights"
     edit: functions applied to steps as they arise, {"weights": lambda w: ...}

@@ -88,4 +88,5 @@ def nothing(call: Call, n_rows: int) -> Part:
     out = constant(0, call.q, (*lead, call.v.shape[-1]))
     if call.sink is None:
         return out, constant(-math.inf, call.q, lead)
-    return out, call.xp.broadcast_to(call.sink, (*lead, 1))[..., 0]
+    sink = call.xp.broadcast_to(call.sink, (*lead, 1))  # a sink of NaN gives NaN
+    return call.xp.where(sink == sink, out, sink), sink[..., 0]  # noqa: PLR0124

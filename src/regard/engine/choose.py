@@ -275,11 +275,12 @@ def run_fused(call: Call) -> tuple[Tensor, Tensor]:
 def take_share(out: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
     """Let the sinks, () or (H, 1, 1), take their share of every row."""
     beside = sink[..., 0].to(lse.dtype) if sink.ndim else sink.to(lse.dtype)
-    beside = beside.masked_fill(beside == math.inf, math.nan)  # as in the definition
-    nothing = (lse == -math.inf) & (beside == -math.inf)  # -inf less -inf is NaN
-    lse = lse.masked_fill(nothing, 0)
+    seen = lse != -math.inf
+    lse = lse.masked_fill(~seen, 0)  # -inf less -inf is NaN, in the gradients too
     out = (out * torch.sigmoid(lse - beside)[..., None]).to(out.dtype)
-    return out, torch.logaddexp(lse, beside).masked_fill(nothing, -math.inf)
+    # logaddexp(lse, beside), which has no second derivative where one of them is small
+    total = lse - torch.nn.functional.logsigmoid(lse - beside)
+    return out, torch.where(seen, total, beside)
 
 
 def spread(x: Tensor, batch: int) -> Tensor:
