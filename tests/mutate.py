@@ -218,7 +218,7 @@ MUTATIONS = [
     Mutation("engine: compilers trace plans", "engine/choose.py", "if torch.compiler.is_compiling() and not (plain", "if False and not (plain"),
     Mutation("a sink of infinity is 0", "definition/contract.py", "if is_floating(sink):", "if False:"),
     Mutation("engine: three axes taken for four", "engine/choose.py", "x.ndim != 4 or x.shape[0] != batch", "x.shape[0] != batch"),
-    Mutation("autocast rounds products", "arrays.py", "if xp.is_autocast_enabled(kind):", "if False:"),
+    Mutation("autocast rounds products", "arrays.py", "if not xp.is_autocast_enabled(like.device.type):", "if True:"),
     Mutation("lend NumPy data to torch", "arrays.py", "to_numpy(x).copy()", "to_numpy(x)"),
     Mutation("nothing seen, no gradient", "definition/blocked.py", "if not (tiles.for_all() != EMPTY).any():", "if False:"),
     Mutation("distances wrap around", "masks/primitives.py", "clip(2 * distance, positions) != 2 * distance", "False"),

@@ -94,12 +94,14 @@ def to_numpy(x: Array) -> np.ndarray[Any, Any]:
 
 def without_autocast(like: Array) -> AbstractContextManager[None]:
     """Return a context in which torch computes in the dtypes that it is given."""
-    if array_api_compat.is_torch_array(like) and like.device.type != "meta":
-        xp, kind = namespace(x=like), like.device.type
-        if xp.is_autocast_enabled(kind):
-            off: AbstractContextManager[None] = xp.autocast(kind, enabled=False)
-            return off
-    return nullcontext()
+    xp = namespace(x=like)
+    autocast = getattr(xp, "autocast", None)  # only torch has it
+    if autocast is None or like.device.type == "meta":
+        return nullcontext()
+    if not xp.is_autocast_enabled(like.device.type):
+        return nullcontext()
+    off: AbstractContextManager[None] = autocast(like.device.type, enabled=False)
+    return off
 
 
 def matmul(x: Array, y: Array) -> Array:
