@@ -17,10 +17,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from marks import fill
@@ -37,8 +36,7 @@ Size = tuple[int, int, int]  # documents, runs, heads
 Draw = Callable[[np.random.Generator, Size], tuple[Any, Numbers]]
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """A distribution of documents: queries n and sums y by head, and Σ y / Σ n."""
 
     draw: Draw  # -> n, y
