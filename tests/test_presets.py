@@ -457,7 +457,12 @@ def test_a_prompt_is_no_decoding_step():
     """The strongest key of prompt queries is not counted (Wu et al. 2024)."""
     tokens = [1, 2, 3, 1, 2, 3, 9]
     w = torch.full((1, 7, 7), 1e-3, dtype=torch.float64).tril()
-    for query, key in ((2, 1), (3, 1), (4, 2), (5, 0)):  # copies 2 and 3 inside the prompt
+    for query, key in (
+        (2, 1),
+        (3, 1),
+        (4, 2),
+        (5, 0),
+    ):  # copies 2 and 3 inside the prompt
         w[0, query, key] = 1
     record = make_record(w)
     scores = {
