@@ -366,6 +366,27 @@ def test_scores_over_heads_or_of_few_rows_are_nan_where_these_are():
     assert np.isnan(np.asarray(ranked)).all()
 
 
+@pytest.mark.parametrize("scale", [0.0, -0.5])
+def test_a_scale_that_is_not_positive_gives_the_right_number_or_nan(scale):
+    record, seen = make(causal())
+    logits = np.where(
+        seen, record.q @ record.k.repeat_interleave(2, 0).mT * scale, -np.inf
+    )
+    mass = np.exp(logits).sum(-1, keepdims=True)
+    w = np.exp(logits) / mass
+    record = replace(record, scale=scale, lse=torch.as_tensor(np.log(mass[..., 0])))
+    (row,) = make_table(make_recording(record)).by_layer().rows
+    right = {
+        "entropy": -(w * np.log2(np.where(w > 0, w, 1))).sum(-1).mean(),
+        "sink": w[..., 0].mean(),
+        "self": np.diagonal(w, axis1=1, axis2=2).mean(),
+        "logit": logits.max(),
+    }
+    for name, number in right.items():
+        assert np.isnan(row[name]) or row[name] == pytest.approx(number), name
+        assert np.isfinite(row[name]) or row["nan_rows"] > 0
+
+
 def make_recording(*records):
     return Recording(
         model="Toy", records=records, sequences=(0,) * len(records), tokens=(TOKENS,)
