@@ -9,6 +9,7 @@
     compiled     the same numbers under torch.compile
     traced       jax.jit              = the definition in NumPy
     mapped       torch.vmap           = a loop
+    statistics   of a record          = sums over its dense weights
 
 A question returns False if it does not apply to a call, raises WrongNumberError if the
 answer is wrong. Tolerances follow from the dtype and the size of the scores.
@@ -28,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from draw import HostileCall, Rng
+from record_statistics import list_statistics, make_record
 
 from regard import attention
 from regard.arrays import is_array
@@ -334,6 +336,19 @@ def ask_mapped(call: HostileCall, rng: Rng) -> bool:
     return True
 
 
+def ask_statistics(call: HostileCall, rng: Rng) -> bool:
+    """Compare statistics of a record with its dense weights."""
+    error = bound_error(call)  # None: lse is rounded to more than 1
+    record = None if error is None or overflows(call) else make_record(call, rng)
+    if record is None:
+        return False
+    with np.errstate(all="ignore"):
+        found = list_statistics(record, rng)
+    for name, (a, b) in found.items():
+        compare(name, a.values, b, 30 * error)
+    return True
+
+
 QUESTIONS: tuple[Question, ...] = (
     ask_values,
     ask_blocks,
@@ -344,4 +359,5 @@ QUESTIONS: tuple[Question, ...] = (
     ask_compiled,
     ask_traced,
     ask_mapped,
+    ask_statistics,
 )
