@@ -87,7 +87,7 @@ def draw(rng):
         keys, values = rng.normal(size=(T, d)), rng.normal(size=(T, dv))
         yield q, k, rng.normal(size=dv), keys, values
     for d, dv in ((1, 1), (2, 3)):
-        for sizes in ((0.003, 300, 1e3, 300, 1e3), (3, 0.3, 0.003, 0.3, 0.003)):
+        for sizes in ((0.003, 300, 1e5, 300, 1e5), (30, 0.03, 0.003, 0.03, 0.003)):
             shapes = ((d,), (d,), (dv,), (3, d), (3, dv))
             yield tuple(
                 size * rng.normal(size=shape)
