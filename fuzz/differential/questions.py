@@ -127,9 +127,9 @@ def overflows(call: HostileCall) -> bool:
         return False
     size = [np.nan_to_num(np.abs(x)).max(initial=0) for x in call.arrays]
     scale = call.options.get("scale", 1 / np.sqrt(call.q.shape[-1]))
-    score = size[0] * size[1] * call.q.shape[-1] * max(1, abs(float(scale)))
-    limit = 6e4 if call.dtype == "float16" else 3e38
-    return bool(score > 3e38 or max(size) > limit)
+    size[0] *= max(1, abs(float(scale)))
+    score = max(size[0] * size[1] * call.q.shape[-1], *size)
+    return bool(score > 3e38 or (call.dtype == "float16" and max(size) > 6e4))
 
 
 # --- the questions -------------------------------------------------------------------
