@@ -419,6 +419,21 @@ def test_a_window_lowers_the_sink_rate_as_it_is_published():
     assert found[0] < 0.3 < found[1]  # the paper's threshold
 
 
+def test_a_logit_far_above_the_cap_does_not_overflow():
+    case = draw(torch.float32, softcap=1.5)
+    record = replace(case.record, q=case.record.q * 100)  # exp(raw - lse) is inf
+    logits = np.where(
+        case.logits > -math.inf, 1.5 * np.tanh(case.raw * 100 / 1.5), -math.inf
+    )
+    lse = np.log(np.exp(logits).sum(-1))
+    record = replace(record, lse=torch.as_tensor(lse, dtype=torch.float32))
+    expected = np.where(case.logits > -math.inf, case.raw * 100, -math.inf).max((1, 2))
+    assert expected.min() > 200
+    np.testing.assert_allclose(
+        np.asarray(presets.largest_logit(record)), expected, rtol=1e-5
+    )
+
+
 @pytest.mark.parametrize("frames", [None, 21, 3])
 @pytest.mark.parametrize("width", [1, 7])
 def test_alignment_is_what_whisper_aligns(frames, width):
