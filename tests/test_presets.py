@@ -458,6 +458,20 @@ def test_the_whole_re_ranking_score_subtracts_a_blank_question():
     found = presets.calibrated_rerank_score(*records, *questions, documents)
     expected = rerank_calibrated(cases, questions, documents)
     np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-10)
+    rng, at = np.random.default_rng(0), np.arange(N)
+    weights = [np.tril(rng.random((HEADS, N, N)) + 1) for _ in range(2)]
+    weights[1][:, :, 5] *= 50  # what a blank question looks at is an outlier
+    weights = [w / w.sum(-1, keepdims=True) for w in map(np.tril, weights)]
+    cases = [Case(make_record(torch.as_tensor(w)), w, w, w, at, at) for w in weights]
+    records = [[c.record] * 2 for c in cases]
+    found = presets.calibrated_rerank_score(*records, *questions, documents)
+    expected = rerank_calibrated(cases, questions, documents)
+    np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-10)
+    plain = [
+        rerank(c, x, documents).sum(0) * 2
+        for c, x in zip(cases, questions, strict=True)
+    ]
+    assert found.values[0] > plain[0][0] - plain[1][0] + 0.1  # it was left out
     one = presets.calibrated_rerank_score(*records, *questions, [(3, 4)])
     assert np.isfinite(np.asarray(one)).all()
     with pytest.raises(OptionError, match="2 and 1 records"):
