@@ -419,6 +419,21 @@ def test_a_window_lowers_the_sink_rate_as_it_is_published():
     assert found[0] < 0.3 < found[1]  # the paper's threshold
 
 
+def test_a_logit_far_above_the_cap_does_not_overflow():
+    case = draw(torch.float32, softcap=1.5)
+    record = replace(case.record, q=case.record.q * 100)  # exp(raw - lse) is inf
+    logits = np.where(
+        case.logits > -math.inf, 1.5 * np.tanh(case.raw * 100 / 1.5), -math.inf
+    )
+    lse = np.log(np.exp(logits).sum(-1))
+    record = replace(record, lse=torch.as_tensor(lse, dtype=torch.float32))
+    expected = np.where(case.logits > -math.inf, case.raw * 100, -math.inf).max((1, 2))
+    assert expected.min() > 200
+    np.testing.assert_allclose(
+        np.asarray(presets.largest_logit(record)), expected, rtol=1e-5
+    )
+
+
 @pytest.mark.parametrize("frames", [None, 21, 3])
 @pytest.mark.parametrize("width", [1, 7])
 def test_alignment_is_what_whisper_aligns(frames, width):
@@ -443,6 +458,20 @@ def test_the_whole_re_ranking_score_subtracts_a_blank_question():
     found = presets.calibrated_rerank_score(*records, *questions, documents)
     expected = rerank_calibrated(cases, questions, documents)
     np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-10)
+    rng, at = np.random.default_rng(0), np.arange(N)
+    weights = [np.tril(rng.random((HEADS, N, N)) + 1) for _ in range(2)]
+    weights[1][:, :, 5] *= 50  # what a blank question looks at is an outlier
+    weights = [w / w.sum(-1, keepdims=True) for w in map(np.tril, weights)]
+    cases = [Case(make_record(torch.as_tensor(w)), w, w, w, at, at) for w in weights]
+    records = [[c.record] * 2 for c in cases]
+    found = presets.calibrated_rerank_score(*records, *questions, documents)
+    expected = rerank_calibrated(cases, questions, documents)
+    np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-10)
+    plain = [
+        rerank(c, x, documents).sum(0) * 2
+        for c, x in zip(cases, questions, strict=True)
+    ]
+    assert found.values[0] > plain[0][0] - plain[1][0] + 0.1  # it was left out
     one = presets.calibrated_rerank_score(*records, *questions, [(3, 4)])
     assert np.isfinite(np.asarray(one)).all()
     with pytest.raises(OptionError, match="2 and 1 records"):
