@@ -12,6 +12,7 @@ from formulas import formulas
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import regard
 from regard.arrays import to_numpy
 from regard.masks.patterns import array, causal, window
 from regard.record import Record, Recording
@@ -114,7 +115,7 @@ def list_rows(record):
 
 def check(record, seen, rows):
     """Compare where NaN is with where it should be: rows is (H, Nq), bool."""
-    np.testing.assert_array_equal(to_numpy(find_nonfinite(record)), rows)
+    np.testing.assert_array_equal(np.isnan(to_numpy(mark_nonfinite(record).lse)), rows)
     blind = ~seen.any(-1)
     for name, named in list_rows(record):
         found = np.isnan(np.asarray(named))
@@ -433,3 +434,14 @@ def test_a_number_that_nobody_has_is_a_dash_beside_nan():
     assert str(table).count("–") == HEADS
     many = make_recording(*(spoil(fine, lse=(slice(None), math.nan)),) * 3)
     assert str(make_table(many)).endswith("NaN in 4 rows of the table not listed here")
+
+
+def test_a_query_whose_scores_are_all_minus_infinity_has_weights_of_0():
+    q, k = np.ones((1, 3, 2)), np.ones((1, 3, 2))
+    q[0, 1] = -math.inf
+    lse = regard.attention(q, k, k).lse
+    assert lse[0, 1] == -math.inf
+    at = np.arange(3)
+    record = Record(name="layer", q=q, k=k, lse=lse, scale=2**-0.5, q_positions=at, k_positions=at)  # fmt: skip
+    assert to_numpy(entropy(record).values)[0].round(3).tolist() == [1.099, 0, 1.099]
+    np.testing.assert_allclose(received(record).values[0], np.full(3, 2 / 3))

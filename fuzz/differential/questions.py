@@ -132,6 +132,11 @@ def overflows(call: HostileCall) -> bool:
     return bool(score > 3e38 or (call.dtype == "float16" and max(size) > 6e4))
 
 
+def is_huge(call: HostileCall) -> bool:
+    """Tell whether products of numbers may leave the range of float32."""
+    return any(np.abs(x).max(initial=0) > 1e9 for x in call.arrays) or overflows(call)
+
+
 # --- the questions -------------------------------------------------------------------
 
 
@@ -183,8 +188,7 @@ def draw_weights(call: HostileCall, rng: Rng) -> list[torch.Tensor]:
 def ask_gradients(call: HostileCall, rng: Rng) -> bool:
     """Compare the gradients of attend with those of the definition in float64."""
     half = call.dtype in ("float16", "bfloat16")
-    huge = max(np.abs(x).max(initial=0) for x in call.arrays) > 1e9
-    if not call.is_finite or half or huge or max(call.shape[-2:]) > 320:
+    if not call.is_finite or half or is_huge(call) or max(call.shape[-2:]) > 320:
         return False
     weights = draw_weights(call, rng)
     arrays, options = call.to_torch(grad=True)
@@ -287,7 +291,7 @@ def ask_autocast(call: HostileCall, rng: Rng) -> bool:
 
 def ask_compiled(call: HostileCall, rng: Rng) -> bool:
     """Compare attend under torch.compile with attend."""
-    if rng.random() > 0.02 or overflows(call) or not call.is_finite:  # it is slow
+    if rng.random() > 0.02 or is_huge(call) or not call.is_finite:  # it is slow
         return False
     torch.compiler.reset()
     arrays, options = call.to_torch()
@@ -318,7 +322,7 @@ def pair(done: Attended) -> tuple[Any, Any]:
 
 def ask_mapped(call: HostileCall, rng: Rng) -> bool:
     """Compare torch.vmap over attend with a loop."""
-    if rng.random() > 0.2 or overflows(call) or not call.is_finite:
+    if rng.random() > 0.2 or is_huge(call) or not call.is_finite:
         return False
     if call.strides or ("mask" in call.options and is_array(call.options["mask"])):
         return False

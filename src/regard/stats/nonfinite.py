@@ -3,8 +3,8 @@
     weights[i, j] = exp(capped(scale q_i · k_j) + bias_ij - lse_i)
 
 Row i has no weights if lse_i is NaN or +inf, if q_i is not finite, or if it may see a
-key or a bias that is not finite. A row that sees no key, whose lse is -inf, is not one
-of them: it has no weights because there is nothing to weigh.
+key or a bias that is not finite. A row whose lse is -inf is not one of them: its
+weights are 0, because it sees no key, or because all of its scores are -inf.
 
 `mark_nonfinite` sets the lse of these rows to NaN, which then reaches everything that
 is computed from the row, and 0 in place of what is not finite, so that it reaches
@@ -25,6 +25,7 @@ from regard.masks.algebra import Mask
 from regard.record import Record
 from regard.stats.call import share
 
+SILENT = 1e30  # the lse of a row whose weights are all 0
 CELLS = 2**22  # of a strip in which keys that are not finite are looked up
 
 
@@ -36,20 +37,22 @@ def mark_nonfinite(record: Record) -> Record:
     rows = find_nonfinite(record)
     if rows is None:
         return record
-    xp, bias = namespace(q=record.q), record.bias
+    xp, bias, lse = namespace(q=record.q), record.bias, record.lse
+    # exp(0 - SILENT) is 0, whatever stood where there is a 0 now
+    without = constant(SILENT, lse), constant(math.nan, lse)
     if bias is not None:
         bias = xp.where(bias < math.inf, bias, constant(0, bias))
     return replace(
         record,
         q=fill_zeros(record.q),
         k=fill_zeros(record.k),
-        lse=xp.where(rows, constant(math.nan, record.lse), record.lse),
+        lse=xp.where(rows, xp.where(lse == -math.inf, *without), lse),
         bias=bias,
     )
 
 
 def find_nonfinite(record: Record) -> Array | None:
-    """Return which rows have no weights, (H, Nq); None if all numbers are finite."""
+    """Return which rows meet what is not finite, (H, Nq); None if all is finite."""
     xp, (q, k, lse) = namespace(q=record.q), (record.q, record.k, record.lse)
     lost = xp.logical_not(lse < math.inf)  # NaN or +inf
     bias = None if record.bias is None else xp.logical_not(record.bias < math.inf)
@@ -59,7 +62,7 @@ def find_nonfinite(record: Record) -> Array | None:
     lost = lost | xp.any(xp.logical_not(xp.isfinite(q)), axis=-1)
     if not known:
         lost = lost | look_up(record, xp.any(xp.logical_not(xp.isfinite(k)), axis=-1))
-    return lost & (lse != -math.inf)
+    return lost
 
 
 def look_up(record: Record, keys: Array) -> Array:
