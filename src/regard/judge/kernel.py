@@ -16,7 +16,7 @@ from regard.judge.inputs import Inputs, NotAskedError
 from regard.judge.masking import CAUSAL, HIDES, RIGHT
 
 LENGTHS = (1, 31, 33, 129, 200)  # around the blocks of kernels
-WIDTHS = (1, 3, 16, 40, 80, 128)
+WIDTHS = (1, 3, 16, 40, 64, 80, 96, 128, 256, 576)
 LONG = 1100
 TRUSTED = (*RIGHT, "softmax_is_stable", "low_scores_are_as_good")
 

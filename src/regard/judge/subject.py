@@ -87,7 +87,8 @@ class Subject:
         self.library = LIBRARIES[convention.library]
         kind = Projected if convention.projections else Direct
         self.form = kind(fn, convention, self.library)
-        self.precisions = convention.precisions or self.library.precisions
+        self.offered = convention.precisions or self.library.precisions
+        self.precisions = self.offered  # those that it computes in, best first
 
     def ask(self, inputs: Inputs, precision: str | None = None) -> Answer:
         """Ask once; the numbers are rounded to the precision before."""
@@ -108,11 +109,13 @@ class Subject:
         )
         return self.read(found, inputs, changed)
 
-    def ask_gradients(self, inputs: Inputs, g: Numbers) -> tuple[Numbers, ...]:
+    def ask_gradients(
+        self, inputs: Inputs, g: Numbers, precision: str | None = None
+    ) -> tuple[Numbers, ...]:
         """Return the gradients of sum(out · g) for q, k and v."""
         if self.convention.library == "numpy" or not self.convention.gradients:
             raise NotAskedError("it has no gradients")
-        precision = self.precisions[0]
+        precision = precision or self.precisions[0]
         leaves, keywords = self.express(inputs, precision)
 
         def out(*arrays: Any) -> Any:
