@@ -119,12 +119,14 @@ def draw(e: Examiner, sizes: Sizes) -> Inputs:
     return Inputs(q=q, k=k, v=v)
 
 
-def spread(step: int = 1) -> Iterator[Sizes]:
+def spread(e: Examiner, step: int = 1) -> Iterator[Sizes]:
     """Yield sizes in which every token count, head count and width occurs.
 
     The longest queries meet the fewest keys, and the other way round; the same for
-    batches and heads, and for the widths of keys and values.
+    batches and heads, and for the widths of keys and values. A library that compiles
+    for every shape gets one in twelve.
     """
+    step *= 12 if e.subject.library.compiles else 1
     few, two = cycle(FEW), cycle(((1, 2), (2, 1), (2, 2)))
     for n_q, n_k in pair(TOKENS, step):
         (batch, heads), d = next(two), 2 + next(few) % 2
@@ -235,7 +237,7 @@ def take_wide_values(e: Examiner) -> Difference | None:
 
 def take_all_sizes(e: Examiner) -> Difference | None:
     """Every size of every axis, in calls that differ in all of them."""
-    return ask_sizes(e, spread(), SHOWN_PARTS)
+    return ask_sizes(e, spread(e), SHOWN_PARTS)
 
 
 def take_many_tokens(e: Examiner) -> Difference | None:
@@ -263,7 +265,7 @@ def mask_all_sizes(e: Examiner) -> Difference | None:
     """Random masks of all sizes, with causal if it has both."""
     if e.subject.convention.mask is None:
         raise NotAskedError("it has no mask argument")
-    many = [*spread(4), *LONGEST, Sizes(n_q=130, n_k=130, batch=1)]
+    many = [*spread(e, 4), *LONGEST, Sizes(n_q=130, n_k=130, batch=1)]
 
     def questions() -> Iterator[Inputs]:
         for sizes in many:
@@ -302,7 +304,7 @@ def take_all_options(e: Examiner) -> Difference | None:
     options = (words.bias, words.softcap, words.sink, words.scale, words.window)
     if not (any(options) or words.float_mask):
         raise NotAskedError("it has no options")
-    many = [*spread(4), *LONGEST]
+    many = [*spread(e, 4), *LONGEST]
     return ask_each(e, (add_options(e, draw(e, fit(e, sizes))) for sizes in many))
 
 

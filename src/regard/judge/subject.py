@@ -268,9 +268,13 @@ class Subject:
         found = {"out": parts[0]}
         batch, heads, n_q, n_k = inputs.shape
         lead = [n for n in (batch, heads) if n > 1]
+        kinds = [("weights", [n_q, n_k]), ("lse", [n_q])]
         for x in parts[1:]:
             shape = [n for n in getattr(x, "shape", ()) if n > 1]
-            for name, axes in (("weights", [n_q, n_k]), ("lse", [n_q])):
+            is_lse = getattr(x, "ndim", 0) == 1 + sum(
+                a in "bh" for a in self.convention.layout
+            )
+            for name, axes in kinds[::-1] if is_lse else kinds:  # with one key, both
                 many = getattr(x, "ndim", 0) >= len(axes)  # it may be None
                 if shape == lead + [n for n in axes if n > 1] and many:
                     found.setdefault(name, x)

@@ -34,7 +34,6 @@ from regard.judge.sizes import (
 
 LEVELS_OF_SCORES = ((20, 50, 90, 200, 600, 1000), (2000, 5000, 10_000, 30_000))
 KEYS = 12
-MANY_TOKENS = 100
 
 
 def tell_large_scores_apart(e: Examiner) -> Difference | None:
@@ -87,7 +86,7 @@ def take_any_scale(e: Examiner) -> Difference | None:
         if e.subject.convention.mask:
             asked.append(draw_mask(e, asked[0]))
         for inputs in asked:
-            found = e.compare_all(inputs, parts=("out",))
+            found = e.compare_all(inputs)
             if found is not None:
                 return replace(found, says=f"scale={scale:g}: {found.says}")
     return None
@@ -156,8 +155,7 @@ def differentiate_all_sizes(e: Examiner) -> Difference | None:
     """Gradients of many heads, sequences, tokens and columns; causal, and masked."""
     words = e.subject.convention
     large = (*LONGEST, Sizes(n_q=1, n_k=33), Sizes(n_q=70, n_k=70, batch=1))
-    short = (sizes for sizes in spread() if max(sizes.n_q, sizes.n_k) < MANY_TOKENS)
-    for sizes in (*short, *large):
+    for sizes in (*spread(e), *large):
         inputs = draw(e, fit(e, sizes))
         asked = [inputs]
         if sizes in large:
@@ -204,7 +202,7 @@ VALUES = (
     Case("scale_of_any_sign",
          "A scale of 0 or below is ignored.",
          "Write `if scale is None`, not `scale or default`; look for abs and sqrt.",
-         "complete", take_any_scale, (*RIGHT, *HIDES, "scale_is_used")),
+         "complete", take_any_scale, (*RIGHT, *HIDES, *SHOWN, "scale_is_used")),
     Case("precisions_agree",
          "Arrays of one dtype are treated otherwise than the rest.",
          "Look for a branch on the dtype that is named.",
