@@ -37,7 +37,7 @@ from regard.judge.values import VALUES
 
 HERE = Path(__file__).parent
 MARK = "<!-- benchmark:faults -->"
-SEED, MANY = 61803, 200  # the seed of the table; the cases were written with others
+SEED, MANY = 27182, 200  # the seed of the table; the cases were written with others
 TRIES = 60
 CELLS = 300_000
 

@@ -13,12 +13,10 @@ import torch
 from numpy import exp
 from torch import nn
 
-from regard.judge.case import Examiner
 from regard.judge.convention import Convention, read_convention
 from regard.judge.difference import compare
 from regard.judge.judgement import CASES, check
 from regard.judge.sizes import MANY, TOKENS, WIDTHS, spread
-from regard.judge.subject import Subject
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -65,7 +63,7 @@ def test_the_table_of_faults_is_that_of_the_cases():
 
 
 def test_every_size_is_asked_along_every_axis():
-    many = [*spread(Examiner(Subject(in_single, Convention()), None))]
+    many = [*spread()]
     for axis, sizes in {
         "n_q": TOKENS, "n_k": TOKENS, "batch": MANY, "heads": MANY,
         "width": WIDTHS, "columns": WIDTHS,

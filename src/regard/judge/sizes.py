@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
+from typing import TypeVar
 
 import numpy as np
 
@@ -33,7 +34,9 @@ WIDTHS = (
 )  # fmt: skip
 MANY = (*range(1, 18), 20, 24, 25, 32, 33, 40, 48, 56, 64, 67, 80, 96, 100, 128, 130)
 FEW = (1, 2, 3, 5, 4, 7, 8, 6, 9)
-ROWS = 12
+ROWS = 12  # so many may spare one
+FEW_SHAPES = 3  # for a library that compiles
+Item = TypeVar("Item")
 CELLS = 12_000  # of the scores of one call, if Nq must be Nk
 SHARED = ((2, 1), (4, 2), (6, 3), (8, 2), (12, 4), (16, 2), (32, 8), (40, 8), (65, 5))
 SIZED = (
@@ -125,14 +128,20 @@ def draw(e: Examiner, sizes: Sizes) -> Inputs:
     return Inputs(q=q, k=k, v=v)
 
 
-def spread(e: Examiner, step: int = 1) -> Iterator[Sizes]:
+def thin(e: Examiner, many: Iterable[Item]) -> list[Item]:
+    """Return a few of many sizes if the library compiles for each of them."""
+    found = list(many)
+    if not e.subject.library.compiles:
+        return found
+    return found[:: -(-len(found) // FEW_SHAPES)]
+
+
+def spread(step: int = 1) -> Iterator[Sizes]:
     """Yield sizes in which every token count, head count and width occurs.
 
     The longest queries meet the fewest keys, and the other way round; the same for
-    batches and heads, and for the widths of keys and values. A library that compiles
-    for every shape gets one in twelve.
+    batches and heads, and for the widths of keys and values.
     """
-    step *= 12 if e.subject.library.compiles else 1
     few, two = cycle(FEW), cycle(((1, 2), (2, 1), (2, 2)))
     for n_q, n_k in pair(TOKENS, step):
         (batch, heads), d = next(two), 2 + next(few) % 2
@@ -205,7 +214,7 @@ def ask_sizes(
     """Ask for some sizes, plain and causal."""
 
     def questions() -> Iterator[Inputs]:
-        for sizes in many:
+        for sizes in thin(e, many):
             inputs = draw(e, fit(e, sizes))
             yield inputs
             placed = place(e, inputs)
@@ -243,7 +252,7 @@ def take_wide_values(e: Examiner) -> Difference | None:
 
 def take_all_sizes(e: Examiner) -> Difference | None:
     """Every size of every axis, in calls that differ in all of them."""
-    return ask_sizes(e, spread(e), SHOWN_PARTS)
+    return ask_sizes(e, spread(), SHOWN_PARTS)
 
 
 def take_many_tokens(e: Examiner) -> Difference | None:
@@ -271,10 +280,10 @@ def mask_all_sizes(e: Examiner) -> Difference | None:
     """Random masks of all sizes, with causal if it has both."""
     if e.subject.convention.mask is None:
         raise NotAskedError("it has no mask argument")
-    many = [*spread(e, 4), *LONGEST, Sizes(n_q=130, n_k=130, batch=1)]
+    many = [Sizes(n_q=130, n_k=130, batch=1), *LONGEST, *spread(4)]
 
     def questions() -> Iterator[Inputs]:
-        for sizes in many:
+        for sizes in thin(e, many):
             inputs = draw(e, fit(e, sizes))
             yield draw_mask(e, inputs)
             placed = place(e, inputs)
@@ -310,7 +319,7 @@ def take_all_options(e: Examiner) -> Difference | None:
     options = (words.bias, words.softcap, words.sink, words.scale, words.window)
     if not (any(options) or words.float_mask):
         raise NotAskedError("it has no options")
-    many = [*spread(e, 4), *LONGEST]
+    many = thin(e, [*LONGEST, *spread(4)])
     return ask_each(e, (add_options(e, draw(e, fit(e, sizes))) for sizes in many))
 
 
@@ -318,7 +327,7 @@ def share_many(e: Examiner) -> Difference | None:
     """Groups of heads as models have them, one query and several."""
 
     def questions() -> Iterator[Inputs]:
-        for i, (heads, shared) in enumerate(SHARED):
+        for i, (heads, shared) in enumerate(thin(e, SHARED)):
             sizes = Sizes(heads=heads, shared=shared, batch=1 + i % 3, n_q=1 + i // 2)
             inputs = draw(e, replace(sizes, n_k=4 + i % 3, width=3 + i))
             yield inputs
