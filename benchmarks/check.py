@@ -54,8 +54,12 @@ def speak(run: Callable[..., Any]) -> Callable[..., Any]:
     def ours(q: Any, k: Any, v: Any, mask: Any = None, **options: Any) -> Any:
         causal, left = options.pop("causal", False), options.pop("window", None)
         if causal or left is not None:
-            band = regard.window(left, 0 if causal else None)
-            mask = band if mask is None else band & regard.masks.array(mask)
+            band: Any = regard.window(left, 0 if causal else None)
+            if mask is not None:  # it has a row for each query, wherever they start
+                shape = (1, 1, q.shape[-2], k.shape[-2])
+                start = options.pop("q_start", None)
+                band = mask & band.dense(shape, q_start=start, like=mask)
+            mask = band
         return run(q, k, v, mask, **options)
 
     return ours

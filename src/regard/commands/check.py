@@ -3,12 +3,20 @@
     module:function, and what it declares → the cases of a level → a report
     0 it falls into none, 1 into some, 2 it cannot be judged
 
+What the function prints goes to stderr, also what C code or a child process writes to
+file descriptor 1, so that stdout holds the report and nothing else.
+
 Next: judge/judgement.py
 """
 
 from __future__ import annotations
 
+import ctypes
+import io
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,21 +75,47 @@ def check(*, place: str, level: str, convention: str | None, **options: Any) -> 
 
     files = {name: options.pop(name) for name in ("markdown", "json", "junit")}
     seed, limit = options.pop("seed"), options.pop("limit")
+    if options["returns"] is not None:
+        options["returns"] = tuple(options["returns"].split(","))
+    given = {name: value for name, value in options.items() if value is not None}
     try:
-        fn = load_attention(place)
-        words = load_attention(convention) if convention else read_convention(fn)
-        if not isinstance(words, Convention):
-            raise Refused(f"{convention} is a {type(words).__name__}, no Convention.")
-        if options["returns"] is not None:
-            options["returns"] = tuple(options["returns"].split(","))
-        given = {name: value for name, value in options.items() if value is not None}
-        report = judge(fn, replace(words, **given), level=level, seed=seed, limit=limit)
+        with print_to_stderr():
+            fn = load_attention(place)
+            words = load_attention(convention) if convention else read_convention(fn)
+            if not isinstance(words, Convention):
+                kind = type(words).__name__
+                raise Refused(f"{convention} is a {kind}, no Convention.")
+            words = replace(words, **given)
+            report = judge(fn, words, level=level, seed=seed, limit=limit)
     except (RegardError, ModuleNotFoundError) as error:
         if is_debugged():
             raise
         raise Refused(str(error)) from error
     write_report(report, files)
     sys.exit(0 if report.ok else 1)
+
+
+@contextmanager
+def print_to_stderr() -> Iterator[None]:
+    """Send to stderr what is printed meanwhile, by Python or to file descriptor 1."""
+    there = sys.stderr or io.StringIO()  # either is None if it is closed
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    kept = None
+    with suppress(OSError):  # one of them is closed
+        kept = os.dup(1)
+    with suppress(OSError):
+        os.dup2(2, 1)
+    try:
+        with redirect_stdout(there):
+            yield
+    finally:
+        with suppress(OSError, AttributeError, TypeError):  # not on every system
+            ctypes.CDLL(None).fflush(None)  # what C code still holds back
+        with suppress(OSError):
+            os.close(1) if kept is None else os.dup2(kept, 1)
+        if kept is not None:
+            os.close(kept)
 
 
 def write_report(report: Report, files: dict[str, str | None]) -> None:

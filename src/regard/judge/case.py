@@ -144,18 +144,52 @@ class Examiner:
         found = compare(yours, right, atol=room, what=what)
         return None if found is None else replace(found, arguments=inputs)
 
+    def compare_all(
+        self,
+        inputs: Inputs,
+        *,
+        parts: tuple[str, ...] = ("out", "weights", "lse"),
+        atol: float = 0,
+        precision: str | None = None,
+    ) -> Difference | None:
+        """Ask both once, and compare those parts that are returned."""
+        best = precision or self.subject.precisions[0]
+        room = max(atol, self.tolerance(best))
+        yours, right = self.ask(inputs, best), self.expect(inputs, best)
+        for what in parts:
+            x, y = getattr(yours, what), getattr(right, what)
+            if x is None:
+                continue
+            if what == "weights" and x.shape[1] != y.shape[1]:
+                y = y.mean(1, keepdims=True)
+            found = compare(x, y, atol=room, what=what)
+            if found is not None:
+                return replace(found, arguments=inputs)
+        return None
+
+    def tolerance(self, precision: str) -> float:
+        """Return how far off a precision may be, if it is one that it computes in."""
+        if precision not in self.subject.precisions:
+            return TOLERANCE[self.subject.precisions[0]]
+        return TOLERANCE[precision]
+
     def compare_gradients(
-        self, inputs: Inputs, *, only: str = "qkv", atol: float = 1e-6
+        self,
+        inputs: Inputs,
+        *,
+        only: str = "qkv",
+        atol: float = 1e-6,
+        precision: str | None = None,
     ) -> Difference | None:
         """Compare the gradients of sum(out · g), for a random g."""
         inputs = self.settle(inputs)
-        best = self.subject.precisions[0]
+        best = precision or self.subject.precisions[0]
         shape = (*inputs.q.shape[:3], inputs.v.shape[-1])
         g = self.rng.normal(size=shape)
-        yours = self.subject.ask_gradients(inputs, g)
+        yours = self.subject.ask_gradients(inputs, g, best)
         right = expect_gradients(inputs.round(best), g)
         for name, x, y in zip("qkv", yours, right, strict=True):
-            room = max(atol, 10 * TOLERANCE[best])
+            room = max(atol, 10 * self.tolerance(best))
             found = compare(x, y, atol=room, what=f"d{name}") if name in only else None
             if found is not None:
                 return replace(found, arguments=inputs)

@@ -11,18 +11,16 @@ Next: subject.py
 
 from __future__ import annotations
 
-import dis
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from regard.errors import OptionError
+from regard.judge.imports import Library, read_library
 
 Attention = Callable[..., Any]
 Polarity = Literal["attend", "hide", "added"]
-Library = Literal["numpy", "torch", "jax"]
 Order = Literal["qkv", "qvk", "x", "xc"]
 End = Literal["start", "end"]
 Counted = Literal["others", "all"]
@@ -175,27 +173,6 @@ def read_names(fn: Attention) -> list[str] | None:
         return None
     kinds = {p.kind for p in parameters.values()}
     return None if inspect.Parameter.VAR_KEYWORD in kinds else list(parameters)
-
-
-def read_library(fn: Attention) -> Library:
-    """Return the library that a function names, or else its file imports, or NumPy."""
-    place = getattr(fn, "__module__", None) or type(fn).__module__
-    known = vars(sys.modules[place]) if place in sys.modules else {}
-    code = getattr(inspect.unwrap(fn), "__code__", None)
-    steps = dis.get_instructions(code) if code else ()
-    own = [x.argval for x in steps if x.opname == "LOAD_GLOBAL"]  # not jax's .nn
-    for names in (own, known):
-        roots = {find_root(known.get(name)) for name in names}
-        for library in ("torch", "jax", "numpy"):
-            if library in roots:
-                return library
-    return "numpy"
-
-
-def find_root(x: Any) -> str:
-    """Return the package that a module, function or class is of."""
-    name = getattr(x, "__name__", "") if inspect.ismodule(x) else None
-    return (name or getattr(x, "__module__", None) or "").split(".")[0]
 
 
 def check_fit(fn: Attention, convention: Convention) -> None:

@@ -64,8 +64,19 @@ def compare(
     at = np.unravel_index(int(np.argmax(np.where(wrong, apart, -1))), x.shape)
     place = f"[{', '.join(str(int(i)) for i in at)}]" if at else ""
     count = f" ({wrong.sum()} of {x.size} numbers differ)" if x.size > 1 else ""
-    says = f"{what}{place} is {x[at]:.6g}, expected {y[at]:.6g}{count}."
+    mine, right = write_apart(float(x[at]), float(y[at]))
+    says = f"{what}{place} is {mine}, expected {right}{count}."
     return Difference(says, flatten(x, at), flatten(y, at), what=what)
+
+
+def write_apart(x: float, y: float) -> tuple[str, str]:
+    """Write two different numbers with as many digits as it takes to tell them apart.
+
+    >>> write_apart(1 / 3, 0.25), write_apart(1 - 1e-9, 1.0)
+    (('0.333333', '0.25'), ('0.999999999', '1'))
+    """
+    pairs = ((f"{x:.{n}g}", f"{y:.{n}g}") for n in range(6, 18))
+    return next((pair for pair in pairs if pair[0] != pair[1]), (repr(x), repr(y)))
 
 
 def flatten(x: Numbers, at: Sequence[Any]) -> Numbers:

@@ -31,10 +31,13 @@ from regard.judge.inputs import NotAskedError, TroubleError
 from regard.judge.kernel import KERNEL
 from regard.judge.masking import MASKING
 from regard.judge.options import OPTIONS
+from regard.judge.precision import settle_precision
 from regard.judge.report import Report, Status, Verdict
+from regard.judge.sizes import SIZES
 from regard.judge.subject import Subject
+from regard.judge.values import VALUES
 
-CASES: tuple[Case, ...] = (*BASIC, *OPTIONS, *MASKING, *KERNEL)
+CASES: tuple[Case, ...] = (*BASIC, *OPTIONS, *MASKING, *KERNEL, *SIZES, *VALUES)
 HANGS = 3  # after so many the rest is not asked
 
 
@@ -63,9 +66,11 @@ def check(
     """
     words = read_convention(fn) if convention is None else convention
     subject = Subject(fn, words, limit=limit)
-    verdicts = judge_all(subject, choose(level), seed)
+    cases = choose(level)
+    note = settle_precision(subject)
+    verdicts = judge_all(subject, cases, seed)
     name = str(getattr(fn, "__name__", type(fn).__name__))
-    return Report(name, describe(words), level, tuple(verdicts))
+    return Report(name, describe(words), level, tuple(verdicts), note)
 
 
 def choose(level: str) -> list[Case]:

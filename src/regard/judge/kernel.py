@@ -16,7 +16,7 @@ from regard.judge.inputs import Inputs, NotAskedError
 from regard.judge.masking import CAUSAL, HIDES, RIGHT
 
 LENGTHS = (1, 31, 33, 129, 200)  # around the blocks of kernels
-WIDTHS = (1, 3, 16, 40, 80, 128)
+WIDTHS = (1, 3, 16, 40, 64, 80, 96, 128, 256, 576)
 LONG = 1100
 TRUSTED = (*RIGHT, "softmax_is_stable", "low_scores_are_as_good")
 
@@ -102,8 +102,13 @@ def sum_in_single(e: Examiner) -> Difference | None:
 
 
 def give_natural_log(e: Examiner) -> Difference | None:
-    """Lse against log sum exp."""
-    return e.compare(Inputs(q=e.draw(4), k=e.draw(4), v=e.draw(4)), what="lse")
+    """Lse against log sum exp, of small scores and of large ones."""
+    inputs = Inputs(q=e.draw(4), k=e.draw(4), v=e.draw(4))
+    for size in (1, 40, 1000):
+        found = e.compare(replace(inputs, q=size * inputs.q), what="lse")
+        if found is not None:
+            return found
+    return None
 
 
 def keep_lse_wide(e: Examiner) -> Difference | None:

@@ -29,6 +29,7 @@ class ArrayLibrary(ABC):
 
     precisions: tuple[str, ...] = ("float64", "float32", "float16")
     strided = True  # whether a view can be handed over
+    compiles = False  # whether every new shape takes long
 
     @abstractmethod
     def make(self, x: Any, precision: str | None, device: str) -> Any:
@@ -105,6 +106,7 @@ class Jax(ArrayLibrary):
     """Arrays of JAX; float64 only if its user has switched it on."""
 
     strided = False
+    compiles = True
 
     @property
     def precisions(self) -> tuple[str, ...]:  # type: ignore[override]

@@ -40,7 +40,7 @@ def match_in_half(e: Examiner) -> Difference | None:
 
 def keep_dtype(e: Examiner) -> Difference | None:
     """Out has the dtype of q."""
-    for precision in e.subject.precisions:
+    for precision in e.subject.offered:
         inputs = Inputs(q=e.draw(2), k=e.draw(2), v=e.draw(2))
         found = e.ask(inputs, precision).dtypes["out"]
         if found != precision:

@@ -84,6 +84,7 @@ class Report:
     convention: str
     level: str
     verdicts: tuple[Verdict, ...] = field(repr=False)
+    note: str = ""  # the precision it is judged in, if it is not the one it was given
 
     @property
     def failed(self) -> tuple[Verdict, ...]:
@@ -111,7 +112,8 @@ class Report:
         return f"{self.name}, level {self.level}: {counts} ({self.seconds:.1f} s)"
 
     def __str__(self) -> str:
-        lines = [self.summary(), f"convention: {self.convention}", ""]
+        lines = [self.summary(), f"convention: {self.convention}"]
+        lines += [f"precision: {self.note}", ""] if self.note else [""]
         lines += [x.explain() + "\n" for x in self.failed]
         for status in ("waiting", "not asked"):
             lines += [*self.gather(status)]
@@ -149,10 +151,13 @@ class Report:
                 console.print(Text(line, COLOURS[status]))
         console.print(Text(self.summary(), COLOURS["passed" if self.ok else "failed"]))
         console.print(Text(f"convention: {self.convention}", "dim"))
+        if self.note:
+            console.print(Text(f"precision: {self.note}", COLOURS["waiting"]))
 
     def to_markdown(self) -> str:
         """Return it for a pull request."""
         lines = [f"## {self.summary()}", "", f"Convention: `{self.convention}`", ""]
+        lines += [f"Precision: {self.note}", ""] if self.note else []
         lines += ["| case | level | verdict | |", "|---|---|---|---|"]
         for each in self.verdicts:
             note = each.note().replace("|", "\\|")
@@ -169,6 +174,7 @@ class Report:
             {
                 "name": self.name,
                 "convention": self.convention,
+                "precision": self.note,
                 "level": self.level,
                 "ok": self.ok,
                 "counts": self.counts,

@@ -87,7 +87,8 @@ class Subject:
         self.library = LIBRARIES[convention.library]
         kind = Projected if convention.projections else Direct
         self.form = kind(fn, convention, self.library)
-        self.precisions = convention.precisions or self.library.precisions
+        self.offered = convention.precisions or self.library.precisions
+        self.precisions = self.offered  # those that it computes in, best first
 
     def ask(self, inputs: Inputs, precision: str | None = None) -> Answer:
         """Ask once; the numbers are rounded to the precision before."""
@@ -108,11 +109,13 @@ class Subject:
         )
         return self.read(found, inputs, changed)
 
-    def ask_gradients(self, inputs: Inputs, g: Numbers) -> tuple[Numbers, ...]:
+    def ask_gradients(
+        self, inputs: Inputs, g: Numbers, precision: str | None = None
+    ) -> tuple[Numbers, ...]:
         """Return the gradients of sum(out · g) for q, k and v."""
         if self.convention.library == "numpy" or not self.convention.gradients:
             raise NotAskedError("it has no gradients")
-        precision = self.precisions[0]
+        precision = precision or self.precisions[0]
         leaves, keywords = self.express(inputs, precision)
 
         def out(*arrays: Any) -> Any:
@@ -265,9 +268,13 @@ class Subject:
         found = {"out": parts[0]}
         batch, heads, n_q, n_k = inputs.shape
         lead = [n for n in (batch, heads) if n > 1]
+        kinds = [("weights", [n_q, n_k]), ("lse", [n_q])]
         for x in parts[1:]:
             shape = [n for n in getattr(x, "shape", ()) if n > 1]
-            for name, axes in (("weights", [n_q, n_k]), ("lse", [n_q])):
+            is_lse = getattr(x, "ndim", 0) == 1 + sum(
+                a in "bh" for a in self.convention.layout
+            )
+            for name, axes in kinds[::-1] if is_lse else kinds:  # with one key, both
                 many = getattr(x, "ndim", 0) >= len(axes)  # it may be None
                 if shape == lead + [n for n in axes if n > 1] and many:
                     found.setdefault(name, x)
