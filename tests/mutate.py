@@ -71,8 +71,8 @@ TESTS = {
     "atlas/confidence.py": ("atlas_confidence",),
     "atlas/table.py": ("atlas_confidence", "atlas"),
     "atlas": ("atlas",),
-    "judge": ("check", "faults"),
-    "commands/check.py": ("faults",),
+    "judge": ("check", "kernel_faults"),
+    "commands/check.py": ("kernel_faults",),
     "judge/subject.py": ("grade", "check"),
     "learn": ("grade", "runner"),
     **dict.fromkeys(

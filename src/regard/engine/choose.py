@@ -176,32 +176,15 @@ def attend(
         factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
         with suppress(RangeError):
             return Attended(*attend_part(q, k, v, scale=factor))
+    options: Any = {"bias": bias, "scale": scale, "softcap": softcap, "sink": sink}
     plain = all(x is None for x in (bias, softcap, block)) and not is_array(scale)
     if torch.compiler.is_compiling() and not (plain and is_traceable(q, k, v, mask)):
+        steps: Any = {"see": see, "edit": edit, "block": block}
         done: Attended = attend_eagerly(
-            q,
-            k,
-            v,
-            mask,
-            bias=bias,
-            scale=scale,
-            softcap=softcap,
-            sink=sink,
-            q_start=q_start,
-            see=see,
-            edit=edit,
-            block=block,
+            q, k, v, mask, **options, **steps, q_start=q_start
         )
         return done
-    call = read_call(
-        (q, k, v),
-        mask,
-        bias=bias,
-        scale=scale,
-        softcap=softcap,
-        sink=sink,
-        q_start=q_start,
-    )
+    call = read_call((q, k, v), mask, **options, q_start=q_start)
     if see or edit or block is not None:
         check_steps(see, edit or {}, block)
     if edit:
