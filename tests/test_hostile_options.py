@@ -67,6 +67,14 @@ def test_a_gradient_penalty_is_that_of_the_definition():
         close(*found)
 
 
+def test_lse_alone_has_second_derivatives():
+    q, k, v = make(1, 1, 5, 4)
+    expected = hessian(lambda q: attention(q, k, v, WINDOW).lse.pow(3).sum(), q)
+    for x in (v, v.clone().requires_grad_()):
+        found = hessian(lambda q, x=x: attend(q, k, x, WINDOW).lse.pow(3).sum(), q)
+        close(found, expected)
+
+
 def test_a_value_alone_has_second_derivatives():
     q, k, v = make(1, 1, 5, 4)
     expected = hessian(lambda v: attention(q, k, v, WINDOW).out.pow(3).sum(), v)
@@ -354,6 +362,10 @@ def test_a_sink_of_infinity_is_nan_as_in_the_definition():
     sink = torch.tensor([math.inf, 1.0], dtype=torch.float64)
     expected = attention(q, k, v, sink=sink)
     done = attend(q, k, v, sink=sink)
+    nothing = attention(q, k, v, keys(0, 0), sink=sink)
+    tiles = attention(q, k, v, keys(0, 0), sink=sink, block=2)
+    torch.testing.assert_close(tiles.out, nothing.out, equal_nan=True)
+    torch.testing.assert_close(tiles.lse, nothing.lse, equal_nan=True)
     assert done.out[:, 0].isnan().all()
     assert not done.out[:, 1].isnan().any()
     torch.testing.assert_close(done.out, expected.out, equal_nan=True)

@@ -179,7 +179,7 @@ def draw_options(rng: Rng, shape: Any, q_start: int) -> dict[str, Any]:
         options["softcap"] = float(rng.choice([0.1, 2, 50]))
     if rng.random() < 0.2:
         sink = rng.normal(size=heads) * rng.choice([1, 10, 100])
-        if rng.random() < 0.2:
+        if rng.random() < 0.2 and n_k:  # without keys out is 0, whatever the sink
             sink[rng.integers(heads)] = rng.choice([-np.inf, np.inf, np.nan])
         options["sink"] = sink if rng.random() < 0.8 else np.asarray(sink[0])
     return options

@@ -208,7 +208,7 @@ def ask_curvature(call: HostileCall, rng: Rng) -> bool:
     """Compare products of the Hessian with a vector."""
     if not call.is_finite or call.dtype != "float64" or max(call.shape[-2:]) > 30:
         return False
-    if call.q.size == 0 or call.k.size == 0:
+    if is_huge(call) or call.q.size == 0 or call.k.size == 0:
         return False
     weights, seed = draw_weights(call, rng), int(rng.integers(2**31))
 
@@ -217,8 +217,10 @@ def ask_curvature(call: HostileCall, rng: Rng) -> bool:
         arrays, options = call.to_torch(grad=True)
         done = run(*arrays, **options)
         lse = torch.where(torch.isfinite(done.lse), done.lse, 0)
-        loss = (done.out.square() * weights[0]).sum() + (lse.sin() * weights[1]).sum()
-        first = torch.autograd.grad(loss, arrays, create_graph=True)
+        parts = (done.out.square() * weights[0]).sum(), (lse.sin() * weights[1]).sum()
+        loss = (parts[0], parts[1], sum(parts))[seed % 3]
+        options = {"create_graph": True, "materialize_grads": True}
+        first = torch.autograd.grad(loss, arrays, **options)
         total = sum((g * torch.randn(g.shape).to(g)).sum() for g in first)
         found = torch.autograd.grad(total, arrays, allow_unused=True)
         pairs = zip(found, arrays, strict=True)
@@ -305,6 +307,8 @@ def ask_traced(call: HostileCall, rng: Rng) -> bool:
     """Compare jax.jit with the definition."""
     if rng.random() > 0.06 or overflows(call) or call.dtype != "float32":  # it is slow
         return False
+    if not np.isfinite(call.options.get("sink", 0)).all():
+        return False  # jaxlib 0.10.2: exp of a NaN that is a constant is no NaN
     arrays = [jnp.asarray(x, dtype="float32") for x in call.arrays]
     numbers = {n: x for n, x in call.options.items() if n in ("scale", "softcap")}
     others = {n: x for n, x in call.options.items() if n not in numbers}

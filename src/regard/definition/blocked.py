@@ -79,7 +79,12 @@ def fold(attend: Callable[..., Any], call: Call, block: int | tuple[int, int]) -
         seen = attend(unmasked, slice(0, 0), slice(0, 1))
         done.append((seen.out, seen.lse))
     outs, lses = zip(*done, strict=True)
-    return call.xp.concat(outs, axis=-2), call.xp.concat(lses, axis=-1)
+    out, lse = call.xp.concat(outs, axis=-2), call.xp.concat(lses, axis=-1)
+    if call.sink is None:
+        return out, lse
+    # a sink of infinity, or of NaN, that met no tile to spoil
+    fine, nan = lse < math.inf, constant(math.nan, lse)
+    return call.xp.where(fine[..., None], out, nan), call.xp.where(fine, lse, nan)
 
 
 def nothing(call: Call, n_rows: int) -> Part:
@@ -88,5 +93,4 @@ def nothing(call: Call, n_rows: int) -> Part:
     out = constant(0, call.q, (*lead, call.v.shape[-1]))
     if call.sink is None:
         return out, constant(-math.inf, call.q, lead)
-    sink = call.xp.broadcast_to(call.sink, (*lead, 1))  # a sink of NaN gives NaN
-    return call.xp.where(sink == sink, out, sink), sink[..., 0]  # noqa: PLR0124
+    return out, call.xp.broadcast_to(call.sink, (*lead, 1))[..., 0]

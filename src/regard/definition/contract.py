@@ -21,7 +21,6 @@ import numpy as np
 from regard.arrays import (
     Array,
     accumulator,
-    constant,
     convert,
     count_from,
     is_array,
@@ -282,6 +281,4 @@ def read_sink(sink: Any, like: Array, shape: tuple[int, ...]) -> Array:
             f"sink has shape {tuple(sink.shape)}, expected a number, or one for each "
             f"head: ({n_heads},)."
         )
-    if is_floating(sink):  # infinity takes all weight and leaves 0 / 0: NaN everywhere
-        sink = xp.where(sink == math.inf, constant(math.nan, sink), sink)
     return xp.reshape(sink, (-1, 1, 1)) if sink.ndim else sink

@@ -63,6 +63,7 @@ def differentiate_again(
         [x for x in inputs if x.requires_grad],
         [grad for _, grad in asked],
         create_graph=True,
+        materialize_grads=True,  # lse does not depend on v
     )
     left = iter(found)
     return tuple(next(left) if x.requires_grad else None for x in inputs)

@@ -258,6 +258,7 @@ def run_fused(call: Call) -> tuple[Tensor, Tensor]:
 def take_share(out: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
     """Let the sinks, () or (H, 1, 1), take their share of every row."""
     beside = sink[..., 0].to(lse.dtype) if sink.ndim else sink.to(lse.dtype)
+    beside = beside.masked_fill(beside == math.inf, math.nan)  # as in the definition
     seen = lse != -math.inf
     lse = lse.masked_fill(~seen, 0)  # -inf less -inf is NaN, in the gradients too
     out = (out * torch.sigmoid(lse - beside)[..., None]).to(out.dtype)
