@@ -29,8 +29,15 @@ NOT_RUN = "not run"  # who died at half of the length
 ROOT = HERE.parent
 MARK = "<!-- benchmark:claims -->"
 BESIDE = "<!-- benchmark:beside -->"
-PAPER = r"\((?:Kimi Team|\w+ et al\.) 20\d\d"
+PAPER = r"(?:Kimi Team|\w+ et al\.) 20\d\d"
+SCORES = ("head_scores", "text_scores", "cache_scores")
 WORDS = "no one two three four five six seven eight nine ten eleven twelve thirteen"
+
+
+def list_papers() -> set[str]:
+    """Return the papers that the scores name, each once."""
+    files = (f"src/regard/stats/{name}.py" for name in SCORES)
+    return {paper for file in files for paper in find(file, PAPER)}
 
 
 class Claim(NamedTuple):
@@ -134,7 +141,7 @@ CLAIMS = (
         "the scores of {} papers",
         "tests/test_presets.py",
         "src/regard/stats/presets.py",
-        lambda: (WORDS.split()[len(find("src/regard/stats/presets.py", PAPER))],),
+        lambda: (WORDS.split()[len(list_papers())],),
     ),
     Claim(
         "{} cases, each the smallest inputs that show one pitfall",

@@ -58,6 +58,7 @@ class Case:
     dtype: torch.dtype = DOUBLE
     sink: bool = False
     bias: bool = False
+    scale: float | None = None
 
     @property
     def formula(self):
@@ -79,6 +80,7 @@ CASES = [
     *(Case(m, sink=True) for m in ("causal", "empty rows")),
     *(Case(m, place=p, bias=True) for m in ("none", "causal") for p in PLACES),
     *(Case(m, 64, dtype=d) for m in ("causal", "window") for d in (SINGLE, HALF)),
+    *(Case(m, scale=s) for m in ("causal", "window") for s in (-1.0, 0.0)),
 ]
 
 
@@ -100,7 +102,8 @@ def define(case):
     arrays += [torch.randn(h, dtype=DOUBLE)] if case.sink else []
 
     def attend(q, k, v, sink=None):
-        return regard.attention(q, k, v, case.formula, bias=case.slopes, sink=sink)
+        options = {"bias": case.slopes, "sink": sink, "scale": case.scale}
+        return regard.attention(q, k, v, case.formula, **options)
 
     lse = attend(*arrays).lse
     pull = torch.where(lse == -torch.inf, 0, torch.randn(lse.shape, dtype=DOUBLE))
@@ -114,7 +117,8 @@ def measure(case, group):
     mine = ring.list_positions(places[dist.get_rank(group)])
 
     def attend(q, k, v, sink=None):
-        options = {"bias": case.slopes, "sink": sink, "group": group}
+        options = {"bias": case.slopes, "sink": sink, "scale": case.scale}
+        options["group"] = group
         return ring.attend(q, k, v, case.formula, places=places, **options)
 
     (q, k, v, *sinks), (pull, pull_lse), expected = define(case)

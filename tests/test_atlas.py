@@ -3,30 +3,36 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from atlas_model import make
 from processes import list_processes
 
+from regard.arrays import to_numpy
 from regard.atlas.corpus import open_corpus, plan_corpus
 from regard.atlas.example import Place, record_example
 from regard.atlas.guard import Guard
 from regard.atlas.job import find_widest, lock, run
 from regard.atlas.plan import Plan, make_plan, read_plan
 from regard.atlas.runners import Crew
-from regard.atlas.store import Store
+from regard.atlas.store import Result, Store, merge_results, pack
 from regard.atlas.table import compare, read_table
+from regard.atlas.tally import tally_nothing
+from regard.atlas.text import tell_left_out
 from regard.errors import FileError, OptionError, RegardError
 from regard.lens.watch import watch
-from regard.stats.table import make_table
+from regard.stats.table import make_table, measure_rows
 
 HERE = Path(__file__).parent
 WORDS = [
@@ -224,9 +230,65 @@ def test_a_document_that_ends_in_nan_is_set_aside_and_not_half_counted(
     table, clean = (read_table(tmp_path / x) for x in ("odd", "clean"))
     ((name, reason),) = table.about["set_aside"]
     assert name.endswith("odd.txt")
-    assert reason.endswith("blocks.0.attention has numbers that are NaN")
+    assert reason == "ArithmeticError: NaN in blocks.0.attention"
+    assert table.about["reasons"] == {reason: 1}
+    assert table.with_nan == 1
+    assert {row["nan"] for row in table.list_rows()} == {1}
+    columns = pq.read_table(tmp_path / "odd" / "table.parquet").to_pydict()
+    assert {*columns["nan"]} == {1}
+    assert f"1 document set aside (1: {reason})" in tell_left_out(table.about)
+    assert not any("odd.txt" in x.document for row in table.found.values() for x in row)
     for name in table.statistics:
         np.testing.assert_allclose(table.mean(name), clean.mean(name), atol=1e-6)
+
+
+def test_a_statistic_that_is_nan_is_a_reason_and_no_gap(tmp_path, monkeypatch):
+    """A query that sees a key has an entropy: NaN there is not "no number"."""
+
+    def spoil_one(record, tokens, names):
+        rows = measure_rows(record, tokens, names)
+        if tokens[:3] == tuple(b"odd"):
+            values = to_numpy(rows["entropy"].values).copy()
+            values[1, 5] = np.nan
+            rows["entropy"] = replace(rows["entropy"], values=values)
+        return rows
+
+    texts = write_corpus(tmp_path / "texts", 8)
+    (texts / "odd.txt").write_text("odd one")
+    monkeypatch.setattr("regard.atlas.worker.measure_rows", spoil_one)
+    run(tmp_path / "a", crew=Crew(runner="loop"), plan=plan_for(texts))
+    table = read_table(tmp_path / "a")
+    assert (table.with_nan, table.about["aside"]) == (1, 1)
+    assert table.count("entropy")[0].tolist() == [8] * 4
+
+
+def test_a_pack_that_fails_takes_no_half_of_a_document_with_it(tmp_path):
+    texts = write_corpus(tmp_path / "texts", 11)
+    (texts / "odd.txt").write_text("one CRASH of the model, " + "x" * 100)
+    plan = plan_for(texts, packed=True, shard=12)
+    run(tmp_path / "a", crew=Crew(runner="loop"), plan=plan)
+    table = read_table(tmp_path / "a")
+    aside = {name for name, _ in table.about["set_aside"]}
+    assert any(name.endswith("odd.txt") for name in aside)
+    left = tmp_path / "left"
+    left.mkdir()
+    for path in texts.iterdir():
+        if not any(name.endswith(path.name) for name in aside):
+            (left / path.name).write_text(path.read_text())
+    run(
+        tmp_path / "b",
+        crew=Crew(runner="loop"),
+        plan=replace(plan, corpus=(str(left),)),
+    )
+    clean = read_table(tmp_path / "b")
+    assert table.about["documents"] == clean.about["documents"] == 12 - len(aside)
+    assert table.about["tokens"] == clean.about["tokens"]
+    np.testing.assert_array_equal(table.tally.sums, clean.tally.sums)
+    words = [
+        [(x.before, x.token, x.after) for x in row]
+        for row in (*table.found.values(), *clean.found.values())
+    ]
+    assert words[: len(words) // 2] == words[len(words) // 2 :]
 
 
 def test_a_layer_that_runs_twice_is_said(tmp_path, monkeypatch):
@@ -379,21 +441,72 @@ def test_documents_that_all_end_their_process_are_not_blamed(tmp_path, monkeypat
 
 
 def test_it_stops_after_the_first_shard_at_which_enough_is_known(tmp_path, corpus):
-    rule = plan_for(corpus, statistics=("sink", "local"), until_interval=0.05)
+    rule = plan_for(corpus, statistics=("sink", "local"), until_interval=0.3)
     ends = []
     for name, crew in (("a", Crew(runner="loop")), ("b", Crew(workers=2))):
         ends.append(run(tmp_path / name, crew=crew, plan=rule))
     assert ends[0] == ends[1]
     assert 0 < ends[0].shards < ends[0].of
-    assert "± 0.05" in ends[0].ended
+    assert "± 0.3" in ends[0].ended
     check_same(tmp_path / "a", tmp_path / "b")
     store = Store(tmp_path / "a" / "results", keep=2)
     while store.first_missing < ends[0].shards - 1:
         store.fold()
-    assert find_widest(store.total(), rule)[0] > 0.05  # one shard before
+    assert find_widest(store.total(), rule)[0] > 0.3  # one shard before
     table = read_table(tmp_path / "a")
-    assert table.half("sink").max() <= 0.05
+    assert max(table.half(x).max() for x in ("sink", "local")) <= 0.3
+    assert table.half("sink").min() > 2 * table.tally.half().max()  # not of Student
+    assert table.interval == "sequence"
+    columns = pq.read_table(tmp_path / "a" / "table.parquet").to_pydict()
+    halves = np.concatenate([table.half(x).ravel() for x in ("sink", "local")])
+    np.testing.assert_array_equal(columns["half"], halves)
+    assert {*columns["interval"]} == {"sequence"}
     assert not table.about["whole"]
+    again = run(tmp_path / "a", crew=Crew(runner="loop"))
+    assert replace(again, damaged=()) == ends[0]
+    check_same(tmp_path / "a", tmp_path / "b")
+
+
+def test_a_run_that_ends_too_early_says_what_is_missing(tmp_path, corpus):
+    rule = plan_for(corpus, statistics=("sink",), tokens=500, until_interval=0.05)
+    end = run(tmp_path, crew=Crew(runner="loop"), plan=rule)
+    assert end.ended.startswith("500 tokens were asked for; the widest interval of")
+    assert "± 0.05 for every head would take about" in end.ended
+    needed = int(re.search(r"about ([\d,]+) documents", end.ended)[1].replace(",", ""))
+    assert end.documents < needed < 400
+    assert read_table(tmp_path).interval == "sequence"
+    # it was looked at before it went on: the kind of its interval stays
+    plain = plan_for(corpus, statistics=("sink",))
+    end = run(tmp_path, crew=Crew(runner="loop"), plan=plain)
+    assert end.ended == "every document was read"
+    table = read_table(tmp_path)
+    assert table.interval == "sequence"
+    assert table.half("sink").min() > table.tally.half().max()
+
+
+def test_a_folder_of_an_earlier_version_has_the_interval_of_its_plan(tmp_path, corpus):
+    for name, rule in (("fixed", None), ("stopped", 0.3)):
+        folder = tmp_path / name
+        plan = plan_for(corpus, statistics=("sink",), until_interval=rule)
+        run(folder, crew=Crew(runner="loop"), plan=plan)
+        table = read_table(folder)
+        about = json.loads((folder / "about.json").read_text())
+        assert about.pop("interval") == table.interval
+        (folder / "about.json").write_text(json.dumps(about))
+        old = {k: v for k, v in table.about.items() if k not in ("interval", "reasons")}
+        (folder / "table.parquet").write_bytes(pack(table.tally, old))
+        found = read_table(folder)
+        assert found.interval == ("student" if rule is None else "sequence")
+        np.testing.assert_array_equal(found.half("sink"), table.half("sink"))
+        (folder / "about.json").unlink()
+        with pytest.raises(FileError, match="not known whether the run had a stopping"):
+            read_table(folder)
+
+
+def test_documents_set_aside_by_earlier_versions_are_counted():
+    old = Result(0, 1, tally_nothing(("sink",)), 8, 99, 3, (("d", "n", "why"),) * 2)
+    new = replace(old, first=1, last=2, n_aside=1, aside=(), reasons={"why": 1})
+    assert merge_results([old, new], keep=1).reasons == {"why": 3, "other reasons": 1}
 
 
 def test_it_stops_after_so_many_tokens(tmp_path, corpus):
@@ -496,6 +609,7 @@ def test_a_plan_is_read_from_a_small_file(tmp_path):
         ({"statistics": []}, "none"),
         ({"precision": "int8"}, "float32, bfloat16"),
         ({"until_interval": 2.0}, "between 0 and 1"),
+        ({"until_interval": 0.1, "packed": True}, "not independent draws"),
         (
             {"until_interval": 0.1, "statistics": ("entropy", "logit")},
             "is for mean weights, expected one of sink, previous",

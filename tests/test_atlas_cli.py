@@ -1,5 +1,6 @@
 """`regard atlas` as one types it: a model of one's own, whom it trusts, what it refuses."""
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -43,8 +44,51 @@ def test_a_model_of_ones_own_is_found_where_one_stands(home):
     done = run(*NAMED, "--corpus", "texts")
     assert done.exit_code == 0, done.output
     assert "12 documents" in done.output
-    assert json.loads(regard("show", "atlas", "--json").output)["atlas"]
+    found = json.loads(regard("show", "atlas", "--json").output)["atlas"]
+    assert len(found["rows"]) == 7 * 8
+    assert found["about"]["interval"] == "student"
     assert "" not in sys.path
+
+
+def test_what_is_left_out_is_shown_everywhere(home):
+    (home / "texts" / "copy.txt").write_text((home / "texts" / "3.txt").read_text())
+    (home / "texts" / "empty.txt").write_text("")
+    (home / "texts" / "short.txt").write_text("x")
+    (home / "texts" / "crash.txt").write_text("a CRASH of the model")
+    empty = "it is empty, or white space alone"
+    told = (
+        f"Not in these numbers: 1 item left out of the corpus (1: {empty}); 1 exact "
+        "copy left out; 2 documents set aside (1: RuntimeError: a document that breaks "
+        "the model; 1: ValueError: it has fewer than two tokens)."
+    )
+    assert told in run(*NAMED, "--corpus", "texts").output
+    shutil.copytree("atlas", "other")
+    for words, count in (
+        ((), 1),
+        (("--layer", 0, "--head", 1), 1),
+        (("other",), 2),
+    ):
+        output = " ".join(regard("show", "atlas", *words).output.split())
+        assert output.count(told) == count, words
+    about = json.loads(regard("show", "atlas", "--json").output)["atlas"]["about"]
+    assert about["left_out"] == {empty: 1}
+    assert (about["copies"], about["aside"]) == (1, 2)
+    assert sum(about["reasons"].values()) == 2
+    for words in ((), ("other",)):
+        assert regard("show", "atlas", *words, "--page", "a.html").exit_code == 0
+        assert (home / "a.html").read_text("utf-8").count(told) == 1 + len(words)
+
+
+def test_any_width_of_a_terminal_will_do(home):
+    assert run(*NAMED, "--corpus", "texts").exit_code == 0
+    for columns, words in itertools.product(
+        ("0", "1", "5", "-3", "many", "99999999", ""),
+        (("atlas",), ("atlas", "atlas"), ("atlas", "--layer", "0", "--head", "0")),
+    ):
+        given = ["atlas", "show", *words]
+        done = CliRunner(env={"COLUMNS": columns}).invoke(main, given)
+        assert done.exit_code == 0, (columns, words, done.output)
+        assert "layer 0" in done.output
 
 
 def test_a_function_that_only_a_file_names_is_not_called(home):
@@ -100,6 +144,7 @@ def test_an_atlas_of_nothing_says_so(home):
         done = regard("show", "atlas", *words)
         assert done.exit_code == 1
         assert "nothing to show: all documents were set aside." in done.output
+        assert "1: ValueError: it has fewer than two tokens" in done.output
 
 
 def test_to_show_an_atlas_needs_no_torch(home):

@@ -15,8 +15,10 @@ from regard.atlas.tally import merge, tally_document
 from regard.atlas.text import (
     describe,
     draw_difference,
+    draw_head,
     draw_table,
     fit_scale,
+    tell_left_out,
     write_pair,
 )
 from regard.errors import FileError, OptionError
@@ -31,6 +33,9 @@ ABOUT = {
     "packed": False,
     "precision": "float32",
     "aside": 2,
+    "reasons": {"ArithmeticError: NaN in layers.0": 2},
+    "left_out": {"it is no UTF-8": 2, "it is empty": 10},
+    "copies": 1,
     "whole": True,
 }
 MEANS = {
@@ -74,15 +79,18 @@ def test_a_table_is_drawn_as_shades_and_a_list():
         == """\
 sink: weight on the first key, mean over queries
 tiny over notes: 16 documents, 12,800 tokens, at most 1,024
-tokens at once, one document in a sequence, float32, 2 set
-aside
+tokens at once, one document in a sequence, float32
+Not in these numbers: 12 items left out of the corpus (10:
+it is empty; 2: it is no UTF-8); 1 exact copy left out; 2
+documents set aside (2: ArithmeticError: NaN in layers.0).
 
            heads 0 to 2, from left to right
 layer 0    ····· ▒▒▒▒▒ █████
 layer 1    ░░░░░
 · less   ░ 0.18   ▒ 0.36   ▓ 0.54   █ 0.72 or more   blank: no value
 
-largest, in weight, ± half of a 95 % interval over documents:
+largest, in weight, ± half of a 95 % Student interval over
+documents:
 layer 0 head 2      0.9000 ± 0.0055
 layer 0 head 1      0.5000 ± 0.0055
 layer 1 head 0      0.3000 ± 0.0055
@@ -104,7 +112,10 @@ def test_a_difference_is_drawn_with_its_marks():
         == """\
 sink: weight on the first key, mean over queries; code less notes
 tiny over notes: 16 documents, 12,800 tokens, at most 1,024 tokens at
-once, one document in a sequence, float32, 2 set aside
+once, one document in a sequence, float32
+Not in these numbers: 12 items left out of the corpus (10: it is
+empty; 2: it is no UTF-8); 1 exact copy left out; 2 documents set
+aside (2: ArithmeticError: NaN in layers.0).
 code
 
            heads 0 to 2, from left to right
@@ -117,8 +128,8 @@ holds for all heads at once (if nothing differed, 1 comparison in 20
 would mark any). 2 differ by more than their own 95 % interval; by
 chance about 0.2 would.
 
-largest that are marked, in weight, ± half of a 95 % interval over
-documents:
+largest that are marked, in weight, ± half of a 95 % Student interval
+over documents:
 layer 0 head 2      -0.3950 ± 0.0078   notes 0.9000 ± 0.0055   code 0.5050 ± 0.0055
 layer 0 head 1      0.2000 ± 0.0078   notes 0.5000 ± 0.0055   code 0.7000 ± 0.0055"""
     )
@@ -182,11 +193,41 @@ def test_a_number_has_the_digits_of_its_interval():
 def test_an_atlas_is_described_as_far_as_it_is_known():
     assert describe({}) == "an atlas"
     assert describe({"model": "m"}) == "m"
-    told = describe({"documents": 3, "packed": True, "aside": ["x"], "whole": False})
+    told = describe({"documents": 3, "packed": True, "aside": 1, "whole": False})
     assert told == (
-        "an atlas: 3 documents, several documents in a sequence, 1 set aside, "
-        "a random part of it"
+        "an atlas: 3 documents, several documents in a sequence, a random part of it"
     )
+
+
+def test_what_is_left_out_is_told_with_its_reasons():
+    assert tell_left_out({}) == ""
+    assert tell_left_out({"left_out": {}, "copies": 0, "aside": 0, "missed": {}}) == ""
+    reasons = {f"why {i}": 10 - i for i in range(7)}
+    found = tell_left_out({"aside": 52, "reasons": reasons, "missed": {"a": "no lse"}})
+    assert found == (
+        "Not in these numbers: 52 documents set aside (10: why 0; 9: why 1; 8: why 2; "
+        "7: why 3; 18: other reasons); 1 layer not measured (1: no lse)."
+    )
+    old = {"aside": 3, "set_aside": [["a", "bad\x1b[2J"], ["b", "worse"]]}
+    assert tell_left_out(old) == (
+        "Not in these numbers: 3 documents set aside (1: bad[2J; 1: other reasons; "
+        "1: worse)."
+    )
+
+
+@pytest.mark.parametrize("width", [-1, 0, 1, 5, 10, 11, 12, 79, 10**9])
+def test_a_terminal_of_any_width_shows_every_head(width):
+    table = make_table()
+    for drawn in (
+        draw_table(table, "sink", width=width),
+        draw_difference(table, table, "sink", "ab", width=width),
+        draw_head(table, 0, 2, width=width),
+    ):
+        assert "layer 0" in drawn
+        assert "Student" in drawn
+    drawn = draw_table(table, "sink", width=width).split("largest")[0].splitlines()
+    cells = "".join(line for line in drawn if line.startswith("layer"))
+    assert {*"·▒█░"} <= {*cells}
 
 
 # ---- the page
@@ -203,6 +244,8 @@ def test_every_number_of_a_page_is_the_number_of_its_table(tmp_path):
     write_page(tmp_path / "page.html", [a, b], names=["a", "b"])
     data, _ = read_page(tmp_path / "page.html")
     assert data["heads"] == [3, 1, 2]
+    assert data["interval"] == "half of a 95 % Student interval over documents"
+    assert data["about"][1] == data["about"][3] == tell_left_out(ABOUT)
     assert [x["name"] for x in data["statistics"]] == ["self", "x"]
     for packed in data["statistics"]:
         name = packed["name"]

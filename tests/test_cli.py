@@ -21,7 +21,10 @@ from click.testing import CliRunner
 import regard
 from regard.__main__ import main
 from regard.commands.train import TASKS
+from regard.nn.generation import generate
 from regard.nn.tasks import PUZZLES
+from regard.nn.weights import load
+from regard.plain.sample import Sampling
 from regard.terminal import clean, read_text, write_reason
 
 PAGE = Path(__file__).parent.parent / ".ci/cli_page.py"
@@ -148,6 +151,21 @@ def test_generate_streams_the_model(smollm):
     asked = run("generate", "--model", smollm, "-n", 5, "-", input="What is 2+2?")
     assert asked.exit_code == 0
     assert asked.stdout == "The answer to this classic\n"
+
+
+def test_generate_samples_what_the_library_samples_in_a_batch(smollm):
+    text, others = "The capital of France is", ["One", "Seven plus five is"]
+    done = run(
+        *("generate", "--model", smollm, "--raw", "-n", 6, text, "--seed", 3),
+        *("--temperature", 1, "--top-k", 40, "--top-p", 0.9, "--repetition", 1.1),
+    )
+    assert done.exit_code == 0, done.output
+    model, tokenizer = load(smollm)
+    prompts = [tokenizer.encode(x) for x in (others[0], text, others[1])]
+    sampling = Sampling(temperature=1, top_k=40, top_p=0.9, repetition=1.1)
+    stop = tokenizer.stop
+    new = generate(model, prompts, 6, sampling=sampling, seed=3, stop=stop)
+    assert done.stdout == f"{text}{tokenizer.decode(new[1])}\n"
 
 
 def test_show_says_what_attention_did(smollm, tmp_path):
@@ -324,9 +342,86 @@ def test_nobody_reads_on():
         done = run_apart(
             *arguments, capture_output=False, stdout=write, stderr=subprocess.PIPE
         )
-        assert done.returncode == (141 if "learn" in arguments else 1)
+        assert done.returncode == 141
         assert done.stderr == ""
     os.close(write)
+
+
+def redirect(how, *arguments, env=None):
+    """Run a command with the redirections of a shell, such as >&-."""
+    words = [sys.executable, "-c", START, *map(str, arguments)]
+    return subprocess.run(
+        ["/bin/sh", "-c", f'exec "$0" "$@" {how}', *words],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=os.environ | (env or {}),
+    )
+
+
+CLOSED = "Error: stdout cannot be written: it is closed. To discard the output, write"
+FULL = "Error: stdout cannot be written: no space left on device.\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    "arguments",
+    [("learn", "list"), ("learn", "list", "--json"), ("--help",), ("train", "--help")],
+    ids=" ".join,
+)
+def test_stdout_that_cannot_be_written_is_said(arguments, unbuffered):
+    env = {"PYTHONUNBUFFERED": unbuffered}
+    closed = redirect(">&-", *arguments, env=env)
+    assert (closed.returncode, closed.stderr) == (1, f"{CLOSED} >/dev/null.\n")
+    full = redirect(">/dev/full", *arguments, env=env)
+    assert full.returncode == 1
+    assert "no space left on device" in full.stderr
+    if not unbuffered:
+        assert full.stderr == FULL
+    assert redirect(">&- 2>&- <&-", *arguments, env=env).returncode == 1
+
+
+def test_models_run_where_streams_are_closed(smollm):
+    for command in ("show", "generate"):
+        words = (command, "Hello", "--model", smollm)
+        closed = redirect(">&-", *words)
+        assert (closed.returncode, closed.stderr) == (1, f"{CLOSED} >/dev/null.\n")
+        none = redirect("<&-", command, "-", "--model", smollm)
+        assert none.returncode == 1
+        assert none.stderr.startswith('Error: stdin is closed, so "-" cannot be read.')
+    alone = redirect("2>&- <&-", "show", "Hello", "--model", smollm)
+    assert alone.returncode == 0
+    assert alone.stdout == run("show", "Hello", "--model", smollm).stdout
+
+
+def test_a_closed_stderr_changes_no_exit_code(tmp_path):
+    for arguments, code in (
+        (("learn", "list"), 0),
+        (("learn", "nosuch"), 2),
+        (("show", "x", "--model", tmp_path / "none.gguf"), 1),
+    ):
+        done = redirect("2>&-", *arguments)
+        assert done.returncode == code
+        assert (done.stdout == "") == (code != 0)
+
+
+def test_no_file_takes_the_number_of_a_closed_stream(tmp_path):
+    code = (
+        "import os, sys; from regard.terminal import prepare_streams;"
+        "prepare_streams(); file = open(sys.argv[1], 'w');"
+        "os.write(2, b'noise'); sys.exit(file.fileno() < 3)"
+    )
+    words = [sys.executable, "-c", code, str(tmp_path / "file")]
+    shell = ["/bin/sh", "-c", 'exec "$0" "$@" >&- 2>&-', *words]
+    assert subprocess.run(shell, check=False).returncode == 0
+    assert (tmp_path / "file").read_bytes() == b""
+
+
+@pytest.mark.parametrize("columns", ["0", "00", "-5", "abc", ""])
+def test_a_width_that_is_no_width_is_ignored(columns):
+    usual = run_apart("learn", "list").stdout
+    done = run_apart("learn", "list", env={"COLUMNS": columns})
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", usual)
 
 
 def test_ctrl_c_ends_with_one_line():

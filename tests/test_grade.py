@@ -239,6 +239,24 @@ def test_several_answers_may_be_a_list_as_of_np_split():
     assert found.mistake == qkv.mistakes[0].name
 
 
+@pytest.mark.parametrize(
+    ("answer", "what"),
+    [
+        (str, "a str"),
+        (lambda x: np.asarray(x).astype("U32"), "an array of <U32"),
+        (lambda x: np.asarray(x).astype(object), "an array of object"),
+    ],
+)
+def test_texts_and_objects_are_not_taken_for_numbers(answer, what):
+    one = read_exercise("one_score")
+    found = grade(one, lambda q, k: answer(q @ k))
+    assert not found.passed
+    expected = (
+        f"That is not what was asked for: the answer is {what}, expected numbers."
+    )
+    assert found.sentence == expected
+
+
 def test_complex_numbers_are_not_taken_for_their_real_parts():
     rotary = read_exercise("rotary")
     found = grade(rotary, lambda *given: rotary.reference(*given) + 1j)
@@ -338,7 +356,7 @@ def test_nan_and_infinity_are_drawn_and_written():
 
 def test_a_large_argument_is_told_by_its_shape():
     scaling = read_exercise("scaling")
-    found = grade(scaling, lambda q, k: scaling.reference(q, k) + (k.size > 24))
+    found = grade(scaling, lambda q, k: scaling.reference(q, k) + (k.size > 40))
     assert "q = ...  # of shape (3, 16)" in found.call
     assert "k = ...  # of shape (5, 16)" in found.call
 

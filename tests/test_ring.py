@@ -17,7 +17,13 @@ import regard
 from regard import causal, masks, window
 from regard.definition.contract import read_call
 from regard.engine import ring
-from regard.errors import ArrayError, MaskError, OptionError, ShapeError
+from regard.errors import (
+    ArrayError,
+    GradientError,
+    MaskError,
+    OptionError,
+    ShapeError,
+)
 
 HERE = Path(__file__).parent
 TOLERANCE = {"torch.float64": 1e-12, "torch.float32": 5e-6, "torch.bfloat16": 6e-2}
@@ -44,8 +50,8 @@ def test_the_ring_equals_the_definition_on_2_3_and_4_ranks(tmp_path):
     finally:
         stop(ranks)
     rows = [row for f in tmp_path.glob("*.json") for row in json.loads(f.read_text())]
-    assert len(CASES) == 76
-    assert len(rows) == len(CASES) * sum(GROUPS) == 684
+    assert len(CASES) == 80
+    assert len(rows) == len(CASES) * sum(GROUPS) == 720
     assert all(len(row["errors"]) >= 5 for row in rows)
     wrong = [r for r in rows if max(r["errors"].values()) > TOLERANCE[r["dtype"]]]
     assert not wrong
@@ -237,3 +243,30 @@ def test_what_the_ring_refuses_word_for_word(alone, name):
     with pytest.raises(error) as caught:
         ring.attend(**{"q": X, "k": X, "v": X, "places": FOUR} | options)
     assert str(caught.value) == words
+
+
+def test_a_ring_has_no_second_derivatives_and_says_so(alone):
+    q, k, v = torch.randn(3, 9, 4, dtype=torch.float64).requires_grad_()
+    done = ring.attend(q, k, v, causal(), places=ring.zigzag(9, 1))
+    with pytest.raises(GradientError, match="the ring has no second derivatives"):
+        torch.autograd.grad(done.out.sum(), q, create_graph=True)
+
+
+def test_a_ring_refuses_a_mask_that_changed_in_place(alone):
+    q, k, v = torch.randn(3, 9, 4, dtype=torch.float64).requires_grad_()
+    ids = torch.arange(9) // 3
+    done = ring.attend(q, k, v, regard.same(ids), places=ring.zigzag(9, 1))
+    ids.zero_()
+    with pytest.raises(GradientError, match="mask was changed in place"):
+        done.out.sum().backward()
+
+
+def test_a_ring_keeps_numbers_in_range(alone):
+    q, k, v = torch.randn(3, 40, 4)
+    k = k.clone()
+    k[20] = torch.nan
+    mask = causal() & window(5)
+    done = ring.attend(q, k, v, mask, places=ring.zigzag(40, 1))
+    expected = regard.attention(q, k, v, mask)
+    assert int(expected.lse.isnan().sum()) == 6
+    torch.testing.assert_close(done.lse, expected.lse, equal_nan=True)

@@ -586,6 +586,18 @@ def test_the_text_of_a_table_is_exact():
     assert unknown.splitlines()[1] == "induction      0 to 1"
 
 
+def test_a_table_with_nan_says_so_in_text_and_figure():
+    seen, _ = make_seen(layers=4, n=8)
+    seen.records[2].lse[1, 5] = np.nan
+    table = seen.table()
+    drawn = text.draw_table(table).splitlines()
+    assert [line.split()[1] for line in drawn[1:4]] == ["▅▇?█", "▆█?▇", "██?▆"]
+    assert drawn[4:] == ["NaN in sequence 0, layer 2: 1 query"]
+    note = figure.plot_table(table)._supxlabel.get_text()
+    assert note == "NaN in sequence 0, layer 2, head 1: 1 query"
+    assert figure.plot_table(make_seen(layers=4, n=8)[0].table())._supxlabel is None
+
+
 def test_a_mask_draws_itself():
     assert text.draw_mask(causal() & window(1), 4) == (
         "causal() & window(1)\n■ · · ·\n■ ■ · ·\n· ■ ■ ·\n· · ■ ■"

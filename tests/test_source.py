@@ -127,8 +127,9 @@ def check_codes(codes, weights, allowed):
 def test_codes_are_what_is_agreed():
     weights = np.array([[1.0, 0.5, TINY, TINY * 0.999, 0.0, 0.25, math.nan, 1.01]])
     allowed = np.array([[True] * 5 + [False] + [True] * 2])
-    half = 2 + round(29 / 30 * 65_533)
-    assert encode(weights, allowed).tolist() == [[65535, half, 2, 1, 1, 0, 1, 65535]]
+    half, one, nan = 2 + round(29 / 30 * 65_532), 65_534, 65_535
+    assert encode(weights, allowed).tolist() == [[one, half, 2, 1, 1, 0, nan, one]]
+    assert encode(weights * math.nan, allowed).tolist() == [[nan] * 5 + [0] + [nan] * 2]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -141,8 +142,8 @@ def test_codes_lead_back_to_the_weight(dtype):
 def test_every_code_is_its_own():
     codes = np.arange(1, 65_536, dtype=np.uint16)[None]
     assert (encode(decode(codes), codes > 0) == codes).all()
-    assert decode(np.array([[1, 65_535]], np.uint16)).tolist() == [[0.0, 1.0]]
-    assert np.isnan(decode(np.array([[0]], np.uint16))).all()
+    assert decode(np.array([[1, 65_534]], np.uint16)).tolist() == [[0.0, 1.0]]
+    assert np.isnan(decode(np.array([[0, 65_535]], np.uint16))).all()
 
 
 def test_large_maps_are_coded_in_strips(monkeypatch):
@@ -396,6 +397,7 @@ def test_a_row_of_nan_is_ready_for_json(open_source):
     finally:
         make.cache_clear()
     assert (found["entropy"], found["total"], found["top"]) == (None, None, [])
+    assert found["nan"] == 303  # its keys, up to itself
     json.dumps(found, allow_nan=False)
 
 

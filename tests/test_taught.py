@@ -78,7 +78,7 @@ def name_layer(prefix, qkv, out, up, down):
 
 
 def see(q, k, documents, left, first):
-    real = regard.where(lambda b, h, q, k: k >= int((documents == -1).sum()))
+    real = regard.where(lambda b, h, q, k: documents[k] != -1)
     sinks = regard.where(lambda b, h, q, k: k < first)
     mask = causal() & ((window(left) & same(documents)) | sinks) & real
     flat = [np.zeros((n, 1)) for n in (q.size, k.size, k.size)]

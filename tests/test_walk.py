@@ -205,7 +205,7 @@ def take(result):
         return [result]
     if isinstance(result, dict):
         return [x for value in result.values() for x in take(value)]
-    if isinstance(result, (str, int)):
+    if result is None or isinstance(result, (str, int)):
         return []
     parts = result if isinstance(result, tuple) else vars(result).values()
     return [x for part in parts for x in take(part)]

@@ -6,6 +6,7 @@ Array API standard gives to NumPy, PyTorch, JAX and others alike: matmul, where,
 Next: definition/attention.py
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import array_api_compat
@@ -73,8 +74,8 @@ def convert(x: Array, like: Array) -> Array:
     xp, device = namespace(like=like), array_api_compat.device(like)
     if namespace(x=x) is xp:
         return array_api_compat.to_device(x, device)
-    x = to_numpy(x)
-    return xp.asarray(x if x.flags.writeable else x.copy(), device=device)
+    # a copy: a gradient needs the numbers of the call, whatever becomes of x later
+    return xp.asarray(to_numpy(x).copy(), device=device)
 
 
 def to_numpy(x: Array) -> np.ndarray[Any, Any]:
@@ -89,6 +90,24 @@ def to_numpy(x: Array) -> np.ndarray[Any, Any]:
             f"{type(x).__name__}: its values are not known while a function is traced. "
             "Leave block= out, or call this outside of the function."
         ) from None
+
+
+def without_autocast(like: Array) -> AbstractContextManager[None]:
+    """Return a context in which torch computes in the dtypes that it is given."""
+    xp = namespace(x=like)
+    autocast = getattr(xp, "autocast", None)  # only torch has it
+    if autocast is None or like.device.type == "meta":
+        return nullcontext()
+    if not xp.is_autocast_enabled(like.device.type):
+        return nullcontext()
+    off: AbstractContextManager[None] = autocast(like.device.type, enabled=False)
+    return off
+
+
+def matmul(x: Array, y: Array) -> Array:
+    """Return the matrix product in the dtype of x and y, also under autocast."""
+    with without_autocast(x):
+        return namespace(x=x, y=y).matmul(x, y)
 
 
 def count_from(start: int | Array, n: int, like: Array) -> Array:

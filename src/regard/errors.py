@@ -28,5 +28,9 @@ class OptionError(RegardError, ValueError):
     """An option that does not exist, or does not go with another one."""
 
 
+class GradientError(RegardError, RuntimeError):
+    """A gradient that is not computed, or would be that of another call."""
+
+
 class FileError(RegardError, ValueError):
     """A file that is damaged, cut off, of another kind, or not to be trusted."""

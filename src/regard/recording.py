@@ -1,7 +1,7 @@
 """A recording on disk: saved in one move, opened without reading its arrays.
 
     records   [{name, sequence, scale, softcap, arrays: {"q": "0.q", …}, formula}, …]
-    formula   ["and", ["band", 0, null], ["same", "0.mask", null]]; see NODES
+    formula   ["all", [["band", 0, null], ["same", "0.mask", null]]]; see NODES
     and       version, model, tokens, texts, coverage, notes, crc
 
 This JSON and the arrays are one safetensors file (array_file.py). An array that several
@@ -60,17 +60,19 @@ class Part(NamedTuple):
 WHOLE, BITS = frozenset({"I64", "I32", "I16", "I8", "U8"}), frozenset({"BOOL"})
 BOUND, END = Part(number=True, null=True), Part(WHOLE, (1,), number=True)
 IDS, OTHER_IDS = Part(WHOLE, (1, 2)), Part(WHOLE, (1, 2), null=True)
-INNER = Part(mask=True)
+INNER, SEVERAL = Part(mask=True), Part(masks=True)
 NODES: dict[str, tuple[Callable[..., Mask], tuple[Part, ...]]] = {
     "band": (Band, (BOUND, BOUND)),  # causal, window, everything
     "keys": (Keys, (END, END)),  # keys, prefix, padding(lengths=…)
     "same": (Same, (IDS, OTHER_IDS)),
     "valid": (Valid, (Part(BITS, (2,)),)),  # padding
     "given": (Given, (Part(BITS, (4,)), Part(number=True))),  # array
-    "and": (And, (INNER, INNER)),
-    "or": (Or, (INNER, INNER)),
+    "all": (And, (SEVERAL,)),
+    "any": (Or, (SEVERAL,)),
+    "and": (operator.and_, (INNER, INNER)),  # as files had it before "all" and "any"
+    "or": (operator.or_, (INNER, INNER)),
     "not": (Not, (INNER,)),
-    "per_head": (PerHead, (Part(masks=True),)),
+    "per_head": (PerHead, (SEVERAL,)),
 }
 NAMES = {node: name for name, (node, _) in NODES.items()}
 NEEDED = {"q", "k", "lse", "q_positions", "k_positions"}

@@ -6,11 +6,15 @@
     130  Ctrl-C
     141  nobody reads on: regard … | head -1
 
+A command that writes to stdout ends with 1 if stdout is closed (>&-) or its disk is
+full. Without stderr (2>&-) errors are not printed, and the exit code is the same.
+
 Next: commands/show.py
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -19,7 +23,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import click
 
@@ -43,23 +47,35 @@ class Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with end_well(ctx):  # --help and --version write here
+            return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
-        write_anything()
-        try:
-            result = super().invoke(ctx)
-            sys.stdout.flush()  # what breaks here would be said at the very end
-        except KeyboardInterrupt as stopped:
-            click.echo(f"\n{str(stopped) or 'stopped.'}", err=True)
-            sys.exit(STOPPED)
-        except BrokenPipeError:
-            stop_writing()
-        except (RegardError, ImportError, OSError) as error:
-            if is_debugged(ctx):
-                raise
-            command = ctx.info_name if ctx.parent else ctx.invoked_subcommand
-            reason = write_reason(error, command)  # of a group: atlas, not atlas run
-            raise click.ClickException(reason) from error
-        return result
+        with end_well(ctx):
+            return super().invoke(ctx)
+
+
+@contextmanager
+def end_well(ctx: click.Context) -> Iterator[None]:
+    """Turn what ends a command into an exit code and at most one sentence."""
+    prepare_streams()
+    try:
+        yield
+        sys.stdout.flush()  # an error at interpreter shutdown would be noise
+    except KeyboardInterrupt as stopped:
+        click.echo(f"\n{str(stopped) or 'stopped.'}", err=True)
+        sys.exit(STOPPED)
+    except (RegardError, ImportError, OSError) as error:
+        if isinstance(error, BrokenPipeError):
+            stop_writing(error)
+        if isinstance(error, OSError) and not can_write():
+            stop_writing(error)
+        if is_debugged(ctx):
+            raise
+        command = ctx.info_name if ctx.parent else ctx.invoked_subcommand
+        reason = write_reason(error, command)  # of a group: atlas, not atlas run
+        raise click.ClickException(reason) from error
 
 
 def is_debugged(ctx: click.Context | None = None) -> bool:
@@ -79,11 +95,26 @@ def blame_options() -> Iterator[None]:
         raise click.UsageError(str(error)) from error
 
 
-def stop_writing() -> NoReturn:
-    """End without a word: who read has left."""
+def can_write() -> bool:
+    """Tell whether stdout accepts what is in its buffer."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return False
+    return True
+
+
+def stop_writing(error: OSError) -> NoReturn:
+    """End because stdout cannot be written: silently if its reader has left."""
+    unread = isinstance(error, BrokenPipeError)
+    if not unread:
+        reason = str(error.strerror).lower()
+        if error.errno == errno.EBADF:
+            reason = "it is closed. To discard the output, write >/dev/null"
+        click.echo(f"Error: stdout cannot be written: {reason}.", err=True)
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)  # what is still to be flushed goes there
-    sys.exit(UNREAD)
+    os.dup2(nowhere, sys.stdout.fileno())  # the rest of the buffer goes there
+    sys.exit(UNREAD if unread else 1)
 
 
 def write_reason(error: Exception, command: str | None) -> str:
@@ -141,6 +172,10 @@ class NewFile(click.Path):
 def read_text(text: str) -> str:
     """Return what a file holds; "-" is stdin, and what names no file is the text."""
     if text == "-":
+        if sys.stdin is None:
+            raise FileError(
+                'stdin is closed, so "-" cannot be read. Pipe a text to it.'
+            )
         return sys.stdin.read()
     if not os.path.isfile(text):  # noqa: PTH113 (a Path refuses long texts)
         if FILE_NAME.fullmatch(text):
@@ -173,8 +208,29 @@ def draw_progress(name: str, total: int | None) -> Iterator[Callable[[int, int],
         yield lambda done, _: bar.update(line, completed=done)
 
 
-def write_anything() -> None:
-    """Let a terminal that lacks a character show a question mark for it."""
+def prepare_streams() -> None:
+    """Give a command the standard streams it expects, whatever it was started with."""
+    sys.stdout = sys.stdout or open_closed(1, os.O_RDONLY)  # so that writing fails
+    sys.stderr = sys.stderr or open_closed(2, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
+        if isinstance(stream, TextIOWrapper):  # "?" for what a terminal cannot show
             stream.reconfigure(errors="replace")
+    width = os.environ.get("COLUMNS", "")
+    if not width.isdecimal() or not int(width):  # 0 would print nothing
+        os.environ.pop("COLUMNS", None)
+
+
+def open_closed(number: int, how: int) -> TextIO:
+    """Open a closed standard stream on the null device.
+
+    Otherwise the next file to be opened would get its number, and what libraries
+    print would go into that file.
+    """
+    found = os.open(os.devnull, how)
+    try:
+        os.fstat(number)  # already taken by a file
+    except OSError:
+        os.dup2(found, number)
+        os.close(found)
+        found = number
+    return open(found, "w", encoding="utf-8")  # noqa: PTH123

@@ -98,6 +98,13 @@ def make_recording(n, *, layers=2, heads=3, mask=None, texts=None, seed=0):
     return Seen(recording), weights
 
 
+def make_lost():
+    """Return a head, of two, with NaN in a key: the rows from 25 on have no weights."""
+    seen, weights = make_recording((40, 40), layers=1, heads=2, mask=causal(), seed=4)
+    seen.recording.records[0].k[0, 25, 0] = math.nan
+    return seen, weights
+
+
 def make_encoder():
     """Return a tiny BERT over two sentences, the second one padded."""
     torch.manual_seed(0)
@@ -195,6 +202,7 @@ def as_eager(kind, model):
 
 
 MAKERS = {
+    "lost": make_lost,
     "causal": lambda: make_recording((257, 257), mask=causal()),
     "long": lambda: make_recording((600, 600), heads=2, mask=causal(), seed=1),
     "one": lambda: make_recording((1, 1), mask=causal(), texts=("only",)),

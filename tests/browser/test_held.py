@@ -1,6 +1,7 @@
 """What a page computes in the browser, against what the server answers."""
 
 import json
+import math
 import re
 
 import numpy as np
@@ -12,7 +13,7 @@ from regard.masks.patterns import causal, per_head, window
 from regard.record import Record, Recording
 from regard.seen import Seen
 from regard.show.bundle import join_modules
-from regard.show.codes import decode
+from regard.show.codes import NAN, decode
 from regard.show.page import EXACT, make_page
 from regard.show.source import Source, Spot
 
@@ -79,6 +80,13 @@ def forbid_some(n):
     return allowed
 
 
+def lose(record, key):
+    """Return the record with NaN in a key and in the lse of a row."""
+    record.k[0, key, 3] = math.nan
+    record.lse[0, 7] = math.nan
+    return record
+
+
 RECORDS = {
     "causal": lambda: draw((300, 300), mask=causal()),
     "wide": lambda: draw((20, 301), heads=4, shared=2),
@@ -94,6 +102,9 @@ RECORDS = {
     "stored": lambda: draw((1100, 1100), heads=1, mask=causal()),
     "stored, wide": lambda: draw((70, 4100), heads=1),
     "one": lambda: draw((1, 1)),
+    "lost": lambda: lose(draw((300, 300), mask=causal()), 290),
+    "lost, stored": lambda: lose(draw((1100, 1100), heads=1, mask=causal()), 1090),
+    "lost, bias": lambda: lose(draw((40, 50), bias=bias((40, 50))), 45),
 }
 
 
@@ -116,13 +127,21 @@ def test_a_page_answers_what_the_server_answers(module, name):
                 found = module.evaluate(ASK, [about, blobs, "tile", place | at])
                 codes = np.array(found["codes"], np.uint16)
                 shown = decode(codes.reshape(found["rows"], found["columns"]))
-                right = decode(source.tile(spot, **at).codes)
+                right = source.tile(spot, **at).codes
+                np.testing.assert_array_equal(
+                    codes.reshape(right.shape) == NAN, right == NAN
+                )
+                right = decode(right)
                 np.testing.assert_allclose(shown, right, rtol=2 * EXACT, atol=2e-9)
         for kind, at in (("row", {"query": n[0] - 1}), ("column", {"key": n[1] // 2})):
             found = module.evaluate(ASK, [about, blobs, kind, place | at])
             right = getattr(source, kind)(spot, *at.values())
-            assert found["total"] == pytest.approx(right["total"], rel=2 * EXACT)
-            assert found["entropy"] == pytest.approx(right["entropy"], rel=2 * EXACT)
+            assert found["nan"] == right["nan"]
+            for number in ("total", "entropy"):
+                near = right[number]
+                if near is not None:  # NaN
+                    near = pytest.approx(near, rel=2 * EXACT)
+                assert found[number] == near
             pairs = [
                 (x["index"], y["index"])
                 for x, y in zip(found["top"], right["top"], strict=True)
@@ -132,4 +151,6 @@ def test_a_page_answers_what_the_server_answers(module, name):
     right = source.gallery(0, 0).codes
     shown = np.array(small["codes"]).reshape(right.shape)
     assert ((shown == 0) == (right == 0)).all()
-    assert np.abs(shown.astype(int) - np.maximum(right, 128 * (right > 0))).max() <= 256
+    assert ((shown == NAN) == (right == NAN)).all()
+    assert (right == NAN).any() == name.startswith("lost")
+    assert np.abs(shown.astype(int) - np.maximum(right, 640 * (right > 0))).max() <= 256

@@ -73,3 +73,15 @@ def masks_in_place(scores):
     """causal_weights changes its argument scores"""
     scores[np.triu_indices(len(scores), k=1)] = -np.inf
     return weigh(scores)
+
+
+def minus_a_hundred(scores):
+    """not below every score"""
+    return weigh(np.where(np.tri(len(scores)) > 0, scores, -100.0))
+
+
+def minus_a_billion(scores):
+    """not below every score"""
+    masked = scores.copy()
+    masked[np.triu_indices(len(scores), k=1)] = -1e9
+    return weigh(masked)

@@ -65,7 +65,7 @@ def atlas() -> None:
 @click.option("--examples", type=int, help="Places kept for a head  [4]")
 @click.option("--documents", type=int, help="A random sample of so many.")
 @click.option("--tokens", type=int, help="Stop after so many.")
-@click.option("--until-interval", type=float, help="Stop when means are ± so narrow.")
+@click.option("--until-interval", type=float, help="Stop when weights are ± so narrow.")
 @click.option("--runner", default="pool", show_default=True, help="loop, pool or ray.")
 @click.option("--workers", type=int, help="Processes or actors; one for each core.")
 @click.option(
@@ -80,6 +80,8 @@ def run(*, folder: Path, file: str | None, **options: Any) -> None:
     need_extras("atlas")
     from regard.atlas.job import run as do  # noqa: PLC0415 (help comes at once)
     from regard.atlas.runners import Crew  # noqa: PLC0415
+    from regard.atlas.table import read_table  # noqa: PLC0415
+    from regard.atlas.text import tell_left_out  # noqa: PLC0415
 
     names = ("runner", "workers", "threads", "address")
     crew = Crew(**{name: options.pop(name) for name in names})
@@ -99,6 +101,8 @@ def run(*, folder: Path, file: str | None, **options: Any) -> None:
         f"{end.documents:,} documents, {end.tokens:,} tokens, {end.aside:,} set aside, "
         f"{minutes:.1f} minutes: {end.ended}."
     )
+    if told := tell_left_out(read_table(folder).about):
+        click.echo(told)
     click.echo(f"Now: regard atlas show {folder}")
 
 
@@ -218,7 +222,12 @@ def show(
     from rich.console import Console  # noqa: PLC0415
 
     from regard.atlas.table import read_table  # noqa: PLC0415
-    from regard.atlas.text import draw_difference, draw_head, draw_table  # noqa: PLC0415
+    from regard.atlas.text import (  # noqa: PLC0415
+        draw_difference,
+        draw_head,
+        draw_table,
+        tell_left_out,
+    )
 
     tables = [read_table(x) for x in (folder, other) if x is not None]
     names = [x.name or str(x) for x in (folder, other) if x is not None]
@@ -232,11 +241,17 @@ def show(
         click.echo(f"the page is in {page}, with words of the documents")
         return
     if json:
-        rows = {x: y.list_rows() for x, y in zip(names, tables, strict=True)}
-        click.echo(json_text.dumps(rows))
+        found = {
+            x: {"about": y.about, "rows": y.list_rows()}
+            for x, y in zip(names, tables, strict=True)
+        }
+        click.echo(json_text.dumps(found, allow_nan=False))
         return
     if not all(x.heads for x in tables):
-        raise OptionError("there is nothing to show: all documents were set aside.")
+        told = " ".join(tell_left_out(x.about) for x in tables if not x.heads)
+        raise OptionError(
+            f"there is nothing to show: all documents were set aside. {told}"
+        )
     width = Console().width
     if len(tables) == 2:
         click.echo(draw_difference(tables[0], tables[1], name, names, width=width))

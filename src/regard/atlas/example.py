@@ -57,8 +57,10 @@ def find_pieces(
 def find_examples(plan: Plan, corpus: Corpus, total: Result) -> Found:
     """Return the places of each head, with the words around them."""
     words, top = open_words(plan.model), total.tally.top
-    skip = {digest for digest, _, reason in total.aside if reason == KILLER}
+    skip = {x for x, _, why in total.aside if plan.packed or why == KILLER}
     documents = top["document"][top["document"] >= 0]
+    if plan.packed and total.n_aside > len(total.aside):
+        documents = documents[:0]  # not known which documents were packed
     known = find_pieces(plan, corpus, words, documents, skip)
     found: dict[tuple[str, int, int], tuple[Example, ...]] = {}
     for s, statistic in enumerate(plan.statistics):
@@ -103,7 +105,13 @@ def record_example(folder: str | Path, place: Place) -> Seen:
     worker = Worker(plan, threads=None)
     corpus = open_corpus(folder / "corpus.parquet")
     # what was set aside by name then is told by name now
-    aside = {name for name, reason in table.about["set_aside"] if reason == KILLER}
+    named = table.about["set_aside"]
+    if plan.packed and table.about["aside"] > len(named):
+        raise FileError(
+            f"{table.about['aside']:,} documents were set aside and only "
+            f"{len(named):,} are known by name: the packs cannot be made again."
+        )
+    aside = {name for name, why in named if plan.packed or why == KILLER}
     shard = corpus.shard(document // plan.shard)
     skip = {x.digest for x in shard.places if x.name in aside}
     known = find_pieces(plan, corpus, worker.model.words, [document], skip)

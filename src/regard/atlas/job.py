@@ -8,7 +8,8 @@
 The order of the documents is random and known beforehand, so any first part of them is
 a fair sample. An atlas may end when it has read so many tokens, or when every mean is
 known well enough; it ends after the first shard for which that holds, whatever else is
-done by then.
+done by then. Since that decision looks at the data again and again, such a run uses the
+confidence sequences of confidence.py, for its decision and for what it reports.
 
 Next: table.py
 """
@@ -26,13 +27,23 @@ from typing import Any
 
 import numpy as np
 
+from regard.atlas.confidence import estimate_growth, find_half, is_narrow
 from regard.atlas.corpus import Corpus, open_corpus, plan_corpus
 from regard.atlas.example import find_examples
 from regard.atlas.model import open_words
-from regard.atlas.plan import WEIGHTS, Plan, fingerprint, read_about, write_about
+from regard.atlas.plan import (
+    STUDENT,
+    WEIGHTS,
+    Plan,
+    fingerprint,
+    read_about,
+    read_interval,
+    write_about,
+)
 from regard.atlas.runners import Crew
 from regard.atlas.store import Result, Store
 from regard.atlas.table import Table
+from regard.atlas.tally import Tally
 from regard.errors import FileError, OptionError
 from regard.whole_file import write_whole
 
@@ -116,7 +127,7 @@ def begin(
                 documents=plan.documents,
                 progress=reading,
             )
-            note(path, plan, corpus)
+            note(path, plan, corpus, STUDENT)
     known, about = read_about(path)
     for name, mine in (known if plan is None else plan).identify().items():
         if mine != (theirs := getattr(known, name)):
@@ -131,14 +142,14 @@ def begin(
     if corpus.digest != about["corpus"]:
         raise FileError(f"{manifest} is another corpus than {folder} began with.")
     if plan is not None and plan != known:  # it is to end elsewhere from now on
-        note(path, plan, corpus)
+        note(path, plan, corpus, read_interval(folder))
     return plan or known, corpus
 
 
-def note(path: Path, plan: Plan, corpus: Corpus) -> None:
+def note(path: Path, plan: Plan, corpus: Corpus, interval: str) -> None:
     """Write down the plan of a folder."""
     with write_whole(path) as new:
-        new.write_text(write_about(plan, corpus.digest), "utf-8")
+        new.write_text(write_about(plan, corpus.digest, interval), "utf-8")
 
 
 def go_on(
@@ -175,35 +186,75 @@ def look(store: Store, plan: Plan, corpus: Corpus) -> Standing:
 
 def decide(store: Store, plan: Plan, standing: Standing) -> str:
     """Return why nothing more is to be done, if so."""
-    if standing.shards >= standing.of:
-        return "every document was read"
-    if plan.tokens is not None and standing.tokens >= plan.tokens:
-        return f"{plan.tokens:,} tokens were asked for"
-    if plan.until_interval is not None and (total := store.total()):
+    width = plan.until_interval
+    total = None if width is None else store.total()
+    if width is not None and total is not None and know_enough(total.tally, plan):
         widest, what = find_widest(total, plan)
-        if widest <= plan.until_interval:
-            return (
-                f"every mean weight is known to ± {plan.until_interval:g}; the widest "
-                f"is ± {widest:.4f}, {what}"
-            )
-    return ""
+        return (
+            f"every mean weight is known to ± {width:g}; the widest interval is "
+            f"± {widest:.4f}, {what}"
+        )
+    ended = ""
+    if standing.shards >= standing.of:
+        ended = "every document was read"
+    elif plan.tokens is not None and standing.tokens >= plan.tokens:
+        ended = f"{plan.tokens:,} tokens were asked for"
+    return ended + tell_missing(total, plan) if ended and total else ended
+
+
+def list_weights(tally: Tally) -> list[int]:
+    """Return the statistics that a stopping rule waits for: bits have other sizes."""
+    return [s for s, name in enumerate(tally.statistics) if name in WEIGHTS]
+
+
+def know_enough(tally: Tally, plan: Plan) -> bool:
+    """Tell whether every mean weight that was measured has a narrow interval."""
+    if plan.until_interval is None:
+        return False
+    narrow = is_narrow(
+        tally, plan.until_interval, length=plan.length, pieces=plan.pieces
+    )
+    rows = list_weights(tally)
+    measured = tally.sums[rows, :, 0] > 0
+    return bool(measured.any() and narrow[rows][measured].all())
 
 
 def find_widest(total: Result, plan: Plan) -> tuple[float, str]:
     """Return the widest half interval of all mean weights, and whose it is."""
     tally, worst = total.tally, (-math.inf, "")
-    half, documents = tally.half(), tally.sums[..., 0]
-    for s, name in enumerate(plan.statistics):
-        if name not in WEIGHTS:  # bits and tokens have other sizes
-            continue
+    half = find_half(tally, length=plan.length, pieces=plan.pieces)
+    documents = tally.sums[..., 0]
+    for s in list_weights(tally):
         known = np.where(np.isnan(half[s]) & (documents[s] > 0), math.inf, half[s])
         if np.isnan(known).all():  # nobody ever has it
             continue
         at = int(np.nanargmax(known))
         if known[at] > worst[0]:
             layer, head = tally.places[at]
-            worst = float(known[at]), f"{name} of layer {layer} head {head}"
+            what = f"{tally.statistics[s]} of layer {layer} head {head}"
+            worst = float(known[at]), what
     return worst if worst[1] else (math.inf, "")
+
+
+def tell_missing(total: Result, plan: Plan) -> str:
+    """Say how far the intervals are from what was asked for, and what it would take."""
+    widest, what = find_widest(total, plan)
+    if not what or plan.until_interval is None:
+        return "; no mean weight was measured"
+    told = f"; the widest interval of a mean weight is ± {widest:.4f}, {what}"
+    growth = estimate_growth(
+        total.tally,
+        plan.until_interval,
+        rows=list_weights(total.tally),
+        length=plan.length,
+        pieces=plan.pieces,
+    )
+    if not math.isfinite(growth):
+        return told
+    return (
+        f"{told}; ± {plan.until_interval:g} for every head would take about "
+        f"{growth * total.documents:,.0f} documents like these"
+    )
 
 
 def finish(folder: Path, plan: Plan, corpus: Corpus, store: Store) -> None:
@@ -239,10 +290,12 @@ def describe(folder: Path, plan: Plan, corpus: Corpus, total: Result) -> dict[st
         "pieces": plan.pieces,
         "packed": plan.packed,
         "precision": plan.precision,
+        "interval": read_interval(folder),
         "shards": total.last,
         "whole": total.last == corpus.shards and len(corpus) == corpus.different,
         "aside": total.n_aside,
         "set_aside": [[name, reason] for _, name, reason in total.aside],
+        "reasons": total.reasons,
         "left_out": corpus.counts,
         "copies": corpus.copies,
         "missed": total.missed,

@@ -28,7 +28,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.atlas.table import Difference, Example, Table, compare
-from regard.atlas.text import describe, fit_scale, fit_signs, tell, tell_marked
+from regard.atlas.text import (
+    describe,
+    fit_scale,
+    fit_signs,
+    tell,
+    tell_interval,
+    tell_left_out,
+    tell_marked,
+)
 from regard.errors import FileError, OptionError
 from regard.show.bundle import join_modules, read_asset
 from regard.show.page import allow
@@ -69,7 +77,13 @@ def make_html(tables: Sequence[Table], names: Sequence[str]) -> bytes:
     data = {
         "title": write_title(tables),
         "names": list(names),
-        "about": [describe(table.about) for table in tables],
+        "about": [
+            words
+            for table in tables
+            for words in (describe(table.about), tell_left_out(table.about))
+            if words
+        ],
+        "interval": tell_interval(tables),
         "folders": [name_folder(table) for table in tables],
         "layers": list(first.layers),
         "heads": list(first.heads),

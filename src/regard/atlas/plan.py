@@ -7,7 +7,8 @@
     until_interval = 0.01         stop when every mean is known so well
 
 Everything that changes a number is part of the plan's identity: a folder holds results
-of one plan, and another one is refused there. When to stop is not.
+of one plan, and another one is refused there. When to stop is not, but a folder that
+was ever run with until_interval reports confidence sequences from then on.
 
 Next: worker.py
 """
@@ -30,6 +31,7 @@ PRECISIONS = ("float32", "bfloat16", "float16", "float64")
 STOPS = ("tokens", "until_interval")  # they change when it ends, and no number
 EDGE = 1 << 20  # bytes at both ends of a file of weights that tell it from others
 LISTS = ("corpus", "statistics")
+STUDENT, SEQUENCE = "student", "sequence"  # kinds of confidence intervals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +80,12 @@ def check_plan(plan: Plan) -> None:
         known = ", ".join(PRECISIONS)
         raise OptionError(f"precision={plan.precision!r:.40}, expected one of {known}.")
     check_statistics(plan.statistics, width)
+    if width is not None and plan.packed:
+        raise OptionError(
+            f"until_interval={width!r:.40} with packed=True: packed sequences share "
+            "documents, so they are not independent draws and no valid stopping rule "
+            "is known. Use packed=False, or stop with tokens or documents."
+        )
     if not plan.corpus or not all(isinstance(x, str) for x in plan.corpus):
         raise OptionError("a plan needs a corpus: files or folders of text.")
     if not isinstance(plan.packed, bool) or not isinstance(plan.model, str):
@@ -166,11 +174,32 @@ def fingerprint(model: str) -> str:
     return digest.hexdigest()
 
 
-def write_about(plan: Plan, corpus: str) -> str:
-    """Return what is kept beside the results, as JSON."""
+def write_about(plan: Plan, corpus: str, interval: str = STUDENT) -> str:
+    """Return what is kept beside the results, as JSON.
+
+    interval: the kind that the folder had before; a confidence sequence stays one
+    """
     about = {"version": 1, "plan": asdict(plan)}
     about |= {"model": fingerprint(plan.model), "corpus": corpus}
+    stops = plan.until_interval is not None
+    about["interval"] = SEQUENCE if stops else interval
     return json.dumps(about, indent=1)
+
+
+def read_interval(folder: Path) -> str:
+    """Return the kind of interval that a folder reports, STUDENT or SEQUENCE.
+
+    Folders of earlier versions do not name it: until_interval in their plan decides.
+    """
+    try:
+        about = json.loads((folder / "about.json").read_text("utf-8"))
+        stops = about["plan"].get("until_interval") is not None
+        return SEQUENCE if stops or about.get("interval") == SEQUENCE else STUDENT
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FileError(
+            f"{folder / 'about.json'} cannot be read, so it is not known whether the "
+            f"run had a stopping rule: {str(error)!a:.200}"
+        ) from error
 
 
 def read_about(path: Path) -> tuple[Plan, dict[str, Any]]:

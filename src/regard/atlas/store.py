@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -35,6 +36,8 @@ NUMBERS = [*SUMS, "peak", *(f"top_{name}" for name in PLACE.names or ())]
 WRONG = (AttributeError, KeyError, TypeError, ValueError, OverflowError, MemoryError)
 MANY = 1 << 16  # heads of a layer, places of a head
 NAMED = 1000  # documents set aside that are named; all are counted
+KINDS = 500  # reasons that are counted apart
+OTHER = "other reasons"
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +51,7 @@ class Result:
     tokens: int
     n_aside: int = 0
     aside: tuple[tuple[str, str, str], ...] = ()  # digest, name, why it was not
+    reasons: dict[str, int] = field(default_factory=dict)  # documents for each why
     missed: dict[str, str] = field(default_factory=dict)  # layers not seen, and why
 
 
@@ -67,8 +71,24 @@ def merge_results(results: Sequence[Result], *, keep: int) -> Result:
         tokens=sum(x.tokens for x in results),
         n_aside=sum(x.n_aside for x in results),
         aside=tuple(one for x in results for one in x.aside)[:NAMED],
+        reasons=count_reasons(results),
         missed=missed,
     )
+
+
+def count_reasons(results: Sequence[Result]) -> dict[str, int]:
+    """Return how many documents were set aside for each reason.
+
+    Results of earlier versions have names only, and not of all documents.
+    """
+    found: Counter[str] = Counter()
+    for x in results:
+        known = x.reasons or Counter(reason for _, _, reason in x.aside)
+        for reason, count in known.items():
+            found[reason if reason in found or len(found) < KINDS else OTHER] += count
+        if (rest := x.n_aside - sum(known.values())) > 0:
+            found[OTHER] += rest
+    return dict(found)
 
 
 def pack_result(result: Result) -> bytes:

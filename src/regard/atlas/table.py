@@ -2,7 +2,9 @@
 
     table = read_table("prose")              the folder of `regard atlas run`
     table.mean("induction")                  (layers, heads), NaN where there is none
-    table.half("induction")                  half of each 95 % interval
+    table.half("induction")                  half of each 95 % confidence interval
+    table.interval                           "student", or "sequence" after a run that
+                                             had a stopping rule (confidence.py)
     table.examples("induction", 18, 8)       where that head did it most
 
     compare(a, b, "induction").marked        differences that are no chance: larger than
@@ -15,15 +17,19 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.atlas.store import WRONG, pack, unpack
+from regard.atlas.confidence import find_half
+from regard.atlas.plan import SEQUENCE, STUDENT, read_interval
+from regard.atlas.store import OTHER, WRONG, pack, unpack
 from regard.atlas.tally import SURE, Numbers, Tally
 from regard.errors import FileError, OptionError
 from regard.whole_file import write_whole
@@ -31,13 +37,14 @@ from regard.whole_file import write_whole
 UNITS = {"entropy": "bits", "distance": "tokens", "logit": "logit"}  # else: weight
 TABLE, EXAMPLES = "table.parquet", "examples.json"
 KINDS = {
-    **dict.fromkeys(("folder", "model", "corpus", "precision"), str),
+    **dict.fromkeys(("folder", "model", "corpus", "precision", "interval"), str),
     **dict.fromkeys(("documents", "of", "tokens", "length", "pieces"), int),
     **dict.fromkeys(("shards", "aside", "copies"), int),
     **dict.fromkeys(("packed", "whole"), bool),
-    **dict.fromkeys(("left_out", "missed"), dict),
+    **dict.fromkeys(("left_out", "missed", "reasons"), dict),
     "set_aside": list,
 }
+NAN = re.compile("ArithmeticError: .*NaN")  # what worker.py raises, now and before
 LARGEST = ("logit",)  # of these the peak is told: a mean of largest says little
 
 
@@ -85,10 +92,35 @@ class Table:
         tally = self.tally
         return self.lay(statistic, tally.peak if statistic in LARGEST else tally.mean)
 
+    @property
+    def interval(self) -> str:
+        """The kind of confidence interval, "student" or "sequence"."""
+        return str(self.about.get("interval", STUDENT))
+
+    @property
+    def with_nan(self) -> int:
+        """How many documents were set aside because they have NaN."""
+        reasons = count_aside(self.about)
+        return sum(count for reason, count in reasons.items() if NAN.match(reason))
+
     def half(self, statistic: str, sure: float = SURE) -> Numbers:
         """Return half of the interval of each mean; NaN where it is not known."""
-        half = self.tally.half(sure)
-        return self.lay(statistic, half * np.nan if statistic in LARGEST else half)
+        s, tally = self.index(statistic), self.tally
+        packed = bool(self.about.get("packed"))  # no independent draws
+        if statistic in LARGEST or (self.interval == SEQUENCE and packed):
+            return self.lay(statistic, tally.peak * np.nan)
+        one = replace(
+            tally,
+            statistics=(statistic,),
+            sums=tally.sums[s : s + 1],
+            peak=tally.peak[s : s + 1],
+        )
+        if self.interval == STUDENT:
+            half = one.half(sure)
+        else:
+            length, pieces = self.about["length"], self.about["pieces"]
+            half = find_half(one, length=length, pieces=pieces, sure=sure)
+        return self.lay(statistic, np.broadcast_to(half, tally.peak.shape))
 
     def count(self, statistic: str) -> Numbers:
         """Return the documents behind each mean."""
@@ -102,12 +134,16 @@ class Table:
         """Return where a head did it most, the largest first."""
         return self.found.get((statistic, layer, head), ())
 
-    def lay(self, statistic: str, numbers: Numbers) -> Numbers:
-        """Return the numbers of one statistic, a row for each layer."""
+    def index(self, statistic: str) -> int:
+        """Return the place of a statistic."""
         if statistic not in self.statistics:
             known = ", ".join(self.statistics)
             raise OptionError(f"no statistic {statistic!r} here, expected {known}.")
-        row = numbers[self.statistics.index(statistic)]
+        return self.statistics.index(statistic)
+
+    def lay(self, statistic: str, numbers: Numbers) -> Numbers:
+        """Return the numbers of one statistic, a row for each layer."""
+        row = numbers[self.index(statistic)]
         grid = np.full((len(self.heads), max(self.heads, default=0)), np.nan)
         grid[np.arange(grid.shape[1]) < np.array(self.heads)[:, None]] = row
         return grid
@@ -121,16 +157,27 @@ class Table:
                 found = {x: float(grid[layer, head]) for x, grid in grids.items()}
                 row = {x: y if math.isfinite(y) else None for x, y in found.items()}
                 where = {"layer": layer, "name": self.layers[layer], "head": head}
-                rows.append({"statistic": name, **where, **row})
+                rows.append({"statistic": name, **where, **row, "nan": self.with_nan})
         return rows
+
+    def list_halves(self) -> Numbers:
+        """Return half of every interval, in the order of the rows."""
+        grids = (self.half(name) for name in self.statistics)
+        shape = np.arange(max(self.heads, default=0)) < np.array(self.heads)[:, None]
+        parts = [grid[shape] for grid in grids if self.heads]
+        return np.concatenate(parts) if parts else np.zeros(0)
 
     def save(self, folder: Path) -> None:
         """Write the table as Parquet, and the examples as JSON."""
         tally = self.tally
         largest = np.isin(tally.statistics, LARGEST)[:, None]
         mean = np.where(largest, tally.peak, tally.mean)
-        half = np.where(largest, np.nan, tally.half())
-        more = {"mean": mean.ravel(), "half": half.ravel()}
+        more: dict[str, Any] = {
+            "mean": mean.ravel(),
+            "half": self.list_halves(),
+            "interval": [self.interval] * mean.size,
+            "nan": [self.with_nan] * mean.size,
+        }
         with write_whole(folder / TABLE) as new:
             new.write_bytes(pack(tally, self.about, more))
         rows = [
@@ -147,6 +194,8 @@ def read_table(folder: str | Path) -> Table:
     try:
         tally, about = unpack((folder / TABLE).read_bytes())
         check_about(about)
+        if "interval" not in about:  # of an earlier version
+            about["interval"] = read_interval(folder)
         rows = json.loads((folder / EXAMPLES).read_bytes())
         found = {
             (row["statistic"], row["layer"], row["head"]): tuple(
@@ -170,6 +219,22 @@ def check_about(about: Any) -> None:
     for name, value in about.items():
         if type(value) is not KINDS.get(name) or (type(value) is int and value < 0):
             raise ValueError(f"{name!r:.40} is a {type(value).__name__}")
+    if about.get("interval", STUDENT) not in (STUDENT, SEQUENCE):
+        raise ValueError(f"intervals of the kind {about['interval']!r:.40}")
+    for name in ("left_out", "reasons"):
+        if not all(type(n) is int and n >= 0 for n in about.get(name, {}).values()):
+            raise ValueError(f"{name} has counts that are no numbers")
+
+
+def count_aside(about: Mapping[str, Any]) -> dict[str, int]:
+    """Return how many documents were set aside for each reason.
+
+    Tables of earlier versions name up to a thousand of them, and count all.
+    """
+    named = Counter(reason for _, reason in about.get("set_aside", ()))
+    found = Counter(about.get("reasons") or named)
+    found[OTHER] += about.get("aside", 0) - sum(found.values())
+    return {reason: count for reason, count in found.items() if count > 0}
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,13 +246,16 @@ class Difference:
     marked: NDArray[np.bool_]  # larger than its simultaneous interval
     alone: int  # larger than their own interval
     chance: float  # so many of these by chance, if nothing differed
+    interval: str = STUDENT  # else SEQUENCE: these are upper limits
 
 
 def compare(a: Table, b: Table, statistic: str) -> Difference:
     """Return what differs between two atlases of models with the same heads.
 
     Of 270 heads one in twenty would differ by its own interval where nothing does; so
-    a mark needs an interval that holds for all heads at once (Bonferroni).
+    a mark needs an interval that holds for all heads at once (Bonferroni). Two Student
+    intervals add in quadrature. A confidence sequence does not: if either atlas has
+    one, both intervals share the error, and their halves are added.
     """
     if a.heads != b.heads:
         raise OptionError(
@@ -198,10 +266,19 @@ def compare(a: Table, b: Table, statistic: str) -> Difference:
     known = ~np.isnan(difference)
     n = max(1, int(known.sum()))
     half, wide = (
-        np.hypot(a.half(statistic, sure), b.half(statistic, sure))
-        for sure in (SURE, 1 - (1 - SURE) / n)
+        join_halves(a, b, statistic, sure) for sure in (SURE, 1 - (1 - SURE) / n)
     )
     alone = np.abs(difference) > half
     chance = float((1 - SURE) * (~np.isnan(half)).sum())
     marked = np.abs(difference) > wide
-    return Difference(difference, half, marked, int(alone.sum()), chance)
+    kind = SEQUENCE if SEQUENCE in (a.interval, b.interval) else STUDENT
+    return Difference(difference, half, marked, int(alone.sum()), chance, kind)
+
+
+def join_halves(a: Table, b: Table, statistic: str, sure: float) -> Numbers:
+    """Return half of the interval of a difference."""
+    if a.interval == b.interval == STUDENT:
+        half: Numbers = np.hypot(a.half(statistic, sure), b.half(statistic, sure))
+        return half
+    each = 1 - (1 - sure) / 2
+    return a.half(statistic, each) + b.half(statistic, each)

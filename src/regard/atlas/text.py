@@ -6,8 +6,9 @@
     layer 17   ··· ░░░ ···      a shade, or a colour, is a mean
     layer 18   ▓▓+ ··  ░░-      of a difference: + and - say what is marked, and whither
 
-The words are also those of the page: what an atlas is made from, what is marked and how
-many would be by chance. Names come from anyone and can neither steer nor break a line.
+The words are also those of the page: what an atlas is made from, what it left out, the
+kind of its intervals, what is marked and how many would be by chance. Names come from
+anyone and can neither steer nor break a line.
 
 Next: page.py
 """
@@ -15,13 +16,15 @@ Next: page.py
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
 import numpy as np
 
-from regard.atlas.table import Difference, Table, compare
+from regard.atlas.plan import SEQUENCE, STUDENT
+from regard.atlas.table import Difference, Table, compare, count_aside
 from regard.atlas.tally import Numbers
 from regard.errors import OptionError
 from regard.show.palette import Linear, Scale, Signed
@@ -30,7 +33,14 @@ from regard.show.text import Color, clean, write_legend
 MOST = 10  # heads that are listed
 WIDEST = 6  # columns of a cell
 MARGIN = 11  # of the name of a layer
-INTERVAL = "± half of a 95 % interval over documents:"
+NARROWEST = 20  # columns of a terminal that has fewer, or says nothing of use
+WIDEST_TERMINAL = 1_000
+REASONS = 4  # why documents are left out: so many are listed
+INTERVALS = {
+    STUDENT: "half of a 95 % Student interval over documents",
+    SEQUENCE: "half of a 95 % confidence sequence over documents, valid for each head "
+    "whenever the run stopped",
+}
 WORDS = {
     "entropy": "of a query's weights, in bits, mean over queries",
     "sink": "weight on the first key, mean over queries",
@@ -47,6 +57,7 @@ def draw_table(
     table: Table, statistic: str, *, color: Color = False, width: int = 80
 ) -> str:
     """Draw one statistic of every head, and list the heads with the most of it."""
+    width = limit_width(width)
     mean, half = table.mean(statistic), table.half(statistic)
     scale, unit = fit_scale(mean), table.unit(statistic)
     best = [(at, write_pair(mean[at], half[at])) for at in list_places(mean)[:MOST]]
@@ -54,11 +65,12 @@ def draw_table(
         [
             *wrap(f"{statistic}: {tell(statistic)}", width),
             *wrap(describe(table.about), width),
+            *wrap(tell_left_out(table.about), width),
             "",
             *draw_cells(mean, scale, color=color, width=width),
             write_legend(scale, color).replace("masked", "no value"),
             "",
-            f"largest, in {unit}, {INTERVAL}",
+            *wrap(f"largest, in {unit}, ± {tell_interval([table])}:", width),
             *(f"{name_head(at)}  {value}" for at, value in best),
         ]
     )
@@ -71,7 +83,10 @@ def draw_head(table: Table, layer: int, head: int, *, width: int = 80) -> str:
             f"there is no head {head} in layer {layer}; there are {len(table.heads)} "
             f"layers, with {min(table.heads)} to {max(table.heads)} heads."
         )
+    width = limit_width(width)
     lines = [f"layer {layer} head {head}: {clean(table.layers[layer])}"]
+    lines += wrap(f"± is {tell_interval([table])}", width)
+    lines += wrap(tell_left_out(table.about), width)
     for name in table.statistics:
         pair = write_pair(table.mean(name)[layer, head], table.half(name)[layer, head])
         lines += ["", f"{name}  {pair} {table.unit(name)}: {tell(name)}"]
@@ -99,6 +114,7 @@ def draw_difference(
     width: int = 80,
 ) -> str:
     """Draw what two atlases differ by, b less a, and list what is marked."""
+    width = limit_width(width)
     first, second = (clean(name) for name in names)
     found = compare(a, b, statistic)
     signs = np.where(found.difference > 0, "+", "-")
@@ -111,7 +127,12 @@ def draw_difference(
     return "\n".join(
         [
             *wrap(told, width),
-            *(line for x in (a, b) for line in wrap(describe(x.about), width)),
+            *(
+                line
+                for x in (a, b)
+                for told in (describe(x.about), tell_left_out(x.about))
+                for line in wrap(told, width)
+            ),
             "",
             *draw_cells(values, scale, marks=marks, color=color, width=width),
             write_legend(scale, color).replace("masked", "no value"),
@@ -119,7 +140,9 @@ def draw_difference(
             *wrap(tell_marked(found), width),
             "",
             *wrap(
-                f"largest that are marked, in {a.unit(statistic)}, {INTERVAL}", width
+                f"largest that are marked, in {a.unit(statistic)}, "
+                f"± {tell_interval([a, b])}:",
+                width,
             ),
             *list_marked((a, b), statistic, found, (first, second)),
         ]
@@ -234,12 +257,59 @@ def tell_marked(found: Difference) -> str:
     known = int(np.isfinite(found.half).sum())
     if not known:
         return "Nothing is marked: no interval is known."
+    exact = found.interval == STUDENT
+    once, about = ("1", "about") if exact else ("at most 1", "at most")
     return (
         f"{found.marked.sum():,} of {known:,} heads are marked: they differ by more "
-        "than an interval that holds for all heads at once (if nothing differed, 1 "
-        f"comparison in 20 would mark any). {found.alone:,} differ by more than their "
-        f"own 95 % interval; by chance about {found.chance:.3g} would."
+        f"than an interval that holds for all heads at once (if nothing differed, "
+        f"{once} comparison in 20 would mark any). {found.alone:,} differ by more than "
+        f"their own 95 % interval; by chance {about} {found.chance:.3g} would."
     )
+
+
+def tell_interval(tables: Sequence[Table]) -> str:
+    """Say what kind of interval is behind ±, of one atlas or of each of two."""
+    kinds = [table.interval for table in tables]
+    if len({*kinds}) == 1:
+        return INTERVALS[kinds[0]]
+    first, second = (INTERVALS[kind] for kind in kinds)
+    return f"{first} in the first atlas, and {second} in the second"
+
+
+def limit_width(width: int) -> int:
+    """Return the columns to draw in; COLUMNS may be 0, 1 or a billion."""
+    return min(max(width, NARROWEST), WIDEST_TERMINAL)
+
+
+def tell_left_out(about: Mapping[str, Any]) -> str:
+    """Say what of a corpus is in no number, with the reasons; "" for nothing."""
+    parts = []
+    if out := about.get("left_out"):
+        items = count_words(sum(out.values()), "item")
+        parts.append(f"{items} left out of the corpus ({list_reasons(out)})")
+    if copies := about.get("copies"):
+        parts.append(count_words(copies, "exact copy", "exact copies") + " left out")
+    if aside := count_aside(about):
+        documents = count_words(sum(aside.values()), "document")
+        parts.append(f"{documents} set aside ({list_reasons(aside)})")
+    if missed := about.get("missed"):
+        layers, why = count_words(len(missed), "layer"), Counter(missed.values())
+        parts.append(f"{layers} not measured ({list_reasons(why)})")
+    return f"Not in these numbers: {'; '.join(parts)}." if parts else ""
+
+
+def count_words(n: int, word: str, words: str = "") -> str:
+    """Return a number of things in words."""
+    return f"{n:,} {word if n == 1 else words or word + 's'}"
+
+
+def list_reasons(counts: Mapping[str, int]) -> str:
+    """Return the most frequent reasons with their counts."""
+    ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    parts = [f"{count:,}: {clean(reason)}" for reason, count in ordered[:REASONS]]
+    if rest := ordered[REASONS:]:
+        parts.append(f"{sum(count for _, count in rest):,}: other reasons")
+    return "; ".join(parts)
 
 
 def describe(about: Mapping[str, Any]) -> str:
@@ -253,10 +323,6 @@ def describe(about: Mapping[str, Any]) -> str:
         parts.append(f"{packed} in a sequence")
     if "precision" in about:
         parts.append(clean(str(about["precision"])))
-    if about.get("aside"):
-        aside = about["aside"]
-        count = aside if isinstance(aside, int) else len(aside)
-        parts.append(f"{count:,} set aside")
     if about.get("whole") is False:
         parts.append("a random part of it")
     return f"{who or 'an atlas'}: {', '.join(parts)}" if parts else who or "an atlas"

@@ -3,13 +3,15 @@
     pieces ─▶ model, watched ─▶ numbers of every query ─▶ tally of each document ─▶ sum
 
 A document that cannot be done, for whatever reason, is set aside with that reason: the
-others of its batch run again without it, and the shard is done.
+others of its batch run again without it, and the shard is done. So every mean is over
+documents of which all was counted; a NaN is a reason, never a number that is missing.
 
 Next: guard.py
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -19,7 +21,7 @@ import torch
 from regard.arrays import to_numpy
 from regard.atlas.corpus import Shard
 from regard.atlas.model import open_model
-from regard.atlas.pieces import Piece, batch_pieces, cut_shard, explain
+from regard.atlas.pieces import KILLER, Piece, batch_pieces, cut_shard, explain
 from regard.atlas.plan import Plan
 from regard.atlas.store import Result, pack_result
 from regard.atlas.tally import (
@@ -32,6 +34,7 @@ from regard.atlas.tally import (
 from regard.lens.watch import watch
 from regard.record import Record
 from regard.seen import Seen
+from regard.stats.over_queries import find_nan
 from regard.stats.table import measure_rows
 
 
@@ -60,11 +63,17 @@ class Worker:
 
         skip: digests of documents to set aside
         """
-        pieces, aside = cut_shard(shard, self.plan, self.model.words, skip)
-        work = Work(aside)
-        for batch in batch_pieces(pieces, self.plan.batch):
-            self.run(batch, work)
-        return pack_result(self.finish(shard, work))
+        reasons = dict.fromkeys(skip, KILLER)
+        while True:
+            pieces, aside = cut_shard(shard, self.plan, self.model.words, reasons)
+            work = Work({x: reasons.get(x, why) for x, why in aside.items()})
+            for batch in batch_pieces(pieces, self.plan.batch):
+                self.run(batch, work)
+            failed = work.aside.keys() - aside.keys()
+            if not (self.plan.packed and failed):
+                return pack_result(self.finish(shard, work))
+            # the rest of a document stands in other packs: pack again without it
+            reasons |= {x: work.aside[x] for x in failed}
 
     def run(self, batch: Sequence[Piece], work: Work) -> None:
         """Tally some pieces of one length; what fails together runs alone."""
@@ -105,11 +114,13 @@ class Worker:
 
     def describe(self, record: Record, piece: Piece) -> dict[str, np.ndarray]:
         """Return the numbers of every query, (H, Nq), by statistic."""
-        if np.isnan(to_numpy(record.lse)).any():  # else it would only count less
-            raise ArithmeticError(f"{record.name} has numbers that are NaN")
+        lse = to_numpy(record.lse)
         found = measure_rows(record, piece.tokens, self.plan.statistics)
+        lost = (find_nan(x).any() for x in found.values())
+        if np.isnan(lse).any() or any(lost):  # else the document would only count less
+            raise ArithmeticError(f"NaN in {record.name}")
         rows = {name: to_numpy(x.values).astype("f8") for name, x in found.items()}
-        if any(np.isinf(x).any() for x in rows.values()):
+        if any(np.isinf(x).any() for x in rows.values()) or np.isposinf(lse).any():
             raise ArithmeticError(f"{record.name} has numbers without bounds")
         return rows
 
@@ -128,7 +139,7 @@ class Worker:
         packed, aside = self.plan.packed, work.aside
         draws: dict[tuple[int, int], list[Tally]] = {}
         done = sorted(work.tallies, key=lambda x: (x[0].document, x[0].number))
-        done = [x for x in done if packed or aside.keys().isdisjoint(x[0].owners)]
+        done = [x for x in done if aside.keys().isdisjoint(x[0].owners)]
         for piece, tally in done:
             draw = (piece.document, piece.number if packed else 0)
             draws.setdefault(draw, []).append(tally)
@@ -143,5 +154,6 @@ class Worker:
             tokens=sum(len(piece.tokens) for piece, _ in done),
             n_aside=len(aside),
             aside=tuple((x, names[x], reason) for x, reason in aside.items()),
+            reasons=dict(Counter(aside.values())),
             missed=work.missed,
         )

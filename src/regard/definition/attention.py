@@ -75,7 +75,7 @@ def attention(
     bias: numbers added to the scores, an array or a formula such as `alibi(slopes)`
     scale: factor of the scores; 1 / sqrt(D) unless given
     softcap: keeps scores within ± softcap, before bias and mask
-    sink: a logit for each head that takes weight but has no value
+    sink: a logit for each head that takes weight but has no value; +inf gives NaN
     q_start: position of the first query; needed if Nq != Nk and positions are compared
     see: the steps to return, of "scores", "capped", "logits", "weights"
     edit: functions applied to steps as they arise, {"weights": lambda w: ...}
@@ -100,9 +100,6 @@ def attention(
 
 def define(call: Call, see: Sequence[str] = (), edit: Edits = NO_EDITS) -> Attended:
     """Compute a whole call at once, and keep the steps that were asked for."""
-    if call.shape[-1] == 0:  # no keys: no largest logit, and steps without cells
-        steps = {step: constant(0, call.q, call.shape) for step in see}
-        return Attended(*fold(attend, call, 1), **steps)
     done = attend(call, edit=edit)
     return Attended(done.out, done.lse, **{step: getattr(done, step) for step in see})
 
@@ -128,7 +125,9 @@ def attend(
         logits = xp.where(allowed, logits, constant(-math.inf, logits))
     logits = step("logits", logits)
 
-    top = xp.max(logits, axis=-1, keepdims=True)  # (..., H, Nq, 1)
+    top = constant(-math.inf, logits, (*logits.shape[:-1], 1))  # (..., H, Nq, 1)
+    if logits.shape[-1]:  # of no keys none is the largest
+        top = xp.max(logits, axis=-1, keepdims=True)
     if call.sink is not None:  # one more logit in every row
         top = xp.where(call.sink > top, call.sink, top)
     top = xp.where(top == -math.inf, constant(0, top), top)  # a row that sees nothing
@@ -139,9 +138,11 @@ def attend(
     empty = total == 0
     total = xp.where(empty, constant(1, total), total)
     weights = step("weights", parts / total)
-    lse = xp.where(empty, constant(-math.inf, top), top + xp.log(total))
+    lse = xp.where(empty, constant(-math.inf, top), top + xp.log(total))[..., 0]
 
-    return Attended(pair(weights, v), lse[..., 0], scores, capped, logits, weights)
+    out = pair(weights, v)  # v may have more batches than q and k
+    lse = xp.broadcast_to(lse, out.shape[:-1])
+    return Attended(out, lse, scores, capped, logits, weights)
 
 
 def hide_unseen(x: Array, allowed: Array) -> Array:

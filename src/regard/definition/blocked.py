@@ -74,6 +74,10 @@ def fold(attend: Callable[..., Any], call: Call, block: int | tuple[int, int]) -
                 seen = attend(unmasked if kind == FULL else masked, rows, keys)
                 part = merge(part, (seen.out, seen.lse))
         done.append(part)
+    if not (tiles.for_all() != EMPTY).any():
+        # nothing was seen, yet out must have its gradients, which are 0
+        seen = attend(unmasked, slice(0, 0), slice(0, 1))
+        done.append((seen.out, seen.lse))
     outs, lses = zip(*done, strict=True)
     return call.xp.concat(outs, axis=-2), call.xp.concat(lses, axis=-1)
 
@@ -84,4 +88,5 @@ def nothing(call: Call, n_rows: int) -> Part:
     out = constant(0, call.q, (*lead, call.v.shape[-1]))
     if call.sink is None:
         return out, constant(-math.inf, call.q, lead)
-    return out, call.xp.broadcast_to(call.sink, (*lead, 1))[..., 0]
+    sink = call.xp.broadcast_to(call.sink, (*lead, 1))  # a sink of NaN gives NaN
+    return call.xp.where(sink == sink, out, sink), sink[..., 0]  # noqa: PLR0124

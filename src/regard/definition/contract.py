@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,13 @@ import numpy as np
 from regard.arrays import (
     Array,
     accumulator,
+    constant,
     convert,
     count_from,
     is_array,
     is_floating,
     namespace,
+    to_numpy,
 )
 from regard.errors import ArrayError, MaskError, OptionError, ShapeError
 from regard.masks.algebra import Formula, Mask
@@ -112,8 +115,8 @@ def read_call(
             )
     check_mask(xp, mask, shape)
     check_bias(bias, shape)
-    if softcap is not None and not 0 < softcap < math.inf:
-        raise OptionError(f"softcap={softcap}, expected a number above 0, or None.")
+    check_number("scale", scale, -math.inf, "a finite number, or None")
+    check_number("softcap", softcap, 0, "a number above 0, or None")
     start = resolve_start(q_start, shape, *formulas)
     return Call(
         xp=xp,
@@ -249,6 +252,19 @@ def check_axes(name: str, x: Array, shape: tuple[int, ...]) -> None:
     raise MaskError(f"{known}. Write {hint}{also}.")
 
 
+def check_number(name: str, x: Any, above: float, expected: str) -> None:
+    """Refuse what is no finite number above a limit, as far as its value is known."""
+    if x is None:
+        return
+    try:
+        values = to_numpy(x) if is_array(x) else x
+    except ArrayError:  # JAX has no numbers yet
+        return
+    known = is_array(x) or isinstance(x, Real)
+    if not known or not np.all((values > above) & (values < math.inf)):
+        raise OptionError(f"{name}={x!r}, expected {expected}.")
+
+
 def read_number(x: Any, like: Array) -> Any:
     """Return a number of NumPy as float, which widens no dtype, an array by `like`."""
     if isinstance(x, NUMPY) and x.ndim == 0:
@@ -266,4 +282,6 @@ def read_sink(sink: Any, like: Array, shape: tuple[int, ...]) -> Array:
             f"sink has shape {tuple(sink.shape)}, expected a number, or one for each "
             f"head: ({n_heads},)."
         )
+    if is_floating(sink):  # infinity takes all weight and leaves 0 / 0: NaN everywhere
+        sink = xp.where(sink == math.inf, constant(math.nan, sink), sink)
     return xp.reshape(sink, (-1, 1, 1)) if sink.ndim else sink

@@ -12,7 +12,7 @@ Next: position.py
 
 from __future__ import annotations
 
-from regard.arrays import Array, namespace
+from regard.arrays import Array, matmul, namespace
 from regard.errors import ShapeError
 
 
@@ -46,10 +46,10 @@ def pair(x: Array, y: Array) -> Array:
     xp = namespace(x=x, y=y)
     n_heads, n_shared = (z.shape[-3] if z.ndim > 2 else 1 for z in (x, y))
     if n_heads == n_shared:
-        return xp.matmul(x, y)
+        return matmul(x, y)
     *lead, n_heads, n, width = x.shape
     group = n_heads // n_shared
     stacked = xp.reshape(x, (*lead, n_shared, group * n, width))
-    product = xp.matmul(stacked, y)  # (..., Hk, group * N, M)
+    product = matmul(stacked, y)  # (..., Hk, group * N, M)
     *lead, _, _, m = product.shape
     return xp.reshape(product, (*lead, n_heads, n, m))

@@ -16,26 +16,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from regard.arrays import is_array, namespace
+from regard.arrays import is_array, namespace, without_autocast
 from regard.definition.attention import Attended, Edits, check_steps, define
-from regard.definition.attention import attend as define_tile
-from regard.definition.blocked import fold
 from regard.definition.contract import Call, read_call
-from regard.engine.flash import attend_part
-from regard.engine.tiles import Fused, is_causal, plan, run_strips
+from regard.engine.by_definition import BLOCK, run_definition
+from regard.engine.flash import RangeError, attend_part
+from regard.engine.in_place import guard_functions
+from regard.engine.tiles import CAUSAL, Fused, is_causal, plan, run_strips
 from regard.masks.algebra import Formula, Mask
 from regard.masks.biases import Bias
 from regard.masks.grid import Start
 from regard.masks.tiles import FULL, prove_tiles
 
-BLOCK = 512  # rows and keys of a tile of the definition
 namespace(q=torch.empty(0))  # asked once here, where no compiler traces the answer
 
 
@@ -172,32 +171,34 @@ def attend(
     the kernel and changes no bit of `out`; `edit` and `block` ask for the definition.
     """
     special = (mask, bias, softcap, sink, edit, block)
-    bare = all(x is None for x in special) and not see and not is_array(scale)
+    bare = all(x is None for x in special) and not see and is_number(scale)
     if bare and is_bare(q, k, v):
         factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-        return Attended(*attend_part(q, k, v, scale=factor))
-    call = read_call(
-        (q, k, v),
-        mask,
-        bias=bias,
-        scale=scale,
-        softcap=softcap,
-        sink=sink,
-        q_start=q_start,
-    )
+        with suppress(RangeError):
+            return Attended(*attend_part(q, k, v, scale=factor))
+    options: Any = {"bias": bias, "scale": scale, "softcap": softcap, "sink": sink}
+    plain = all(x is None for x in (bias, softcap, block)) and not is_array(scale)
+    if torch.compiler.is_compiling() and not (plain and is_traceable(q, k, v, mask)):
+        steps: Any = {"see": see, "edit": edit, "block": block}
+        done: Attended = attend_eagerly(
+            q, k, v, mask, **options, **steps, q_start=q_start
+        )
+        return done
+    call = read_call((q, k, v), mask, **options, q_start=q_start)
     if see or edit or block is not None:
         check_steps(see, edit or {}, block)
     if edit:
         seen = define(call.widen(), see, edit)
         return replace(seen, out=seen.out.to(q.dtype))
-    plain = simplify(call)
-    if block is not None or choose_kernel(plain).kernel == "definition":
-        out, lse = run_definition(plain, BLOCK if block is None else block)
-    else:
-        out, lse = run_fused(plain)
+    out, lse = run(simplify(call), block)
     if not see:
         return Attended(out, lse)
     return replace(define(call.widen(), see), out=out, lse=lse)
+
+
+def is_number(scale: Any) -> bool:
+    """Tell whether a scale is a plain number, or left to the width of q."""
+    return scale is None or type(scale) in (int, float)
 
 
 def is_bare(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -215,17 +216,36 @@ def is_bare(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return bool(fits and min(h, shared, d) > 0 and h % shared == 0)
 
 
+def is_traceable(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> bool:
+    """Tell whether a compiler can trace the call; others are planned from numbers."""
+    same = q.dtype == k.dtype == v.dtype and max(q.ndim, k.ndim, v.ndim) <= 4
+    return bool(same and q.device.type == "cpu" and (mask is None or mask == CAUSAL))
+
+
+attend_eagerly = torch.compiler.disable(
+    attend, reason="regard.engine.attend plans masks and biases outside of the graph"
+)
+
+
+def run(call: Call, block: int | tuple[int, int] | None) -> tuple[Tensor, Tensor]:
+    """Run the kernel that is chosen; the definition where numbers leave its range."""
+    if block is None and choose_kernel(call).kernel != "definition":
+        with suppress(RangeError), without_autocast(call.q):
+            return run_fused(call)
+    return run_definition(call, BLOCK if block is None else block)
+
+
 def run_fused(call: Call) -> tuple[Tensor, Tensor]:
     """Run the fused kernel on (B, H, N, D), and let the sinks take their share."""
     lead, four = call.shape[:-2], call
-    if len(lead) != 2 or not call.q.shape[0] == call.k.shape[0] == call.v.shape[0]:
-        batch, heads = (1, 1, *lead)[-2:]
+    batch, heads = (1, 1, *lead)[-2:]
+    if any(x.ndim != 4 or x.shape[0] != batch for x in (call.q, call.k, call.v)):
         q, k, v = (spread(x, batch) for x in (call.q, call.k, call.v))
         four = replace(call, q=q, k=k, v=v, shape=(batch, heads, *call.shape[-2:]))
     strips = plan(four)
     arrays = four.q, four.k, four.v
     if torch.is_grad_enabled() and any(x.requires_grad for x in arrays):
-        out, lse = Fused.apply(*arrays, four, strips)
+        out, lse = Fused.apply(*arrays, guard_functions(four), strips)
     else:
         out, lse = run_strips(four, strips)
     if call.sink is not None:
@@ -238,26 +258,15 @@ def run_fused(call: Call) -> tuple[Tensor, Tensor]:
 def take_share(out: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
     """Let the sinks, () or (H, 1, 1), take their share of every row."""
     beside = sink[..., 0].to(lse.dtype) if sink.ndim else sink.to(lse.dtype)
-    nothing = (lse == -math.inf) & (beside == -math.inf)  # -inf less -inf is NaN
-    lse = lse.masked_fill(nothing, 0)
+    seen = lse != -math.inf
+    lse = lse.masked_fill(~seen, 0)  # -inf less -inf is NaN, in the gradients too
     out = (out * torch.sigmoid(lse - beside)[..., None]).to(out.dtype)
-    return out, torch.logaddexp(lse, beside).masked_fill(nothing, -math.inf)
+    # logaddexp(lse, beside), which has no second derivative where one of them is small
+    total = lse - torch.nn.functional.logsigmoid(lse - beside)
+    return out, torch.where(seen, total, beside)
 
 
 def spread(x: Tensor, batch: int) -> Tensor:
     """Return x as (B, H, N, D), without copying."""
     x = x.reshape((1,) * (4 - x.ndim) + x.shape)
     return x.expand(batch, -1, -1, -1)
-
-
-def run_definition(call: Call, block: int | tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Run the definition tile by tile; tiles are computed again for the gradients."""
-
-    def tile(call: Call, rows: slice, keys: slice) -> Attended:
-        if not torch.is_grad_enabled():
-            return define_tile(call, rows, keys)
-        done: Attended = checkpoint(define_tile, call, rows, keys, use_reentrant=False)
-        return done
-
-    out, lse = fold(tile, call.widen(), block)
-    return out.to(call.q.dtype), lse

@@ -13,6 +13,9 @@ directly it has traps; each is guarded in this file, the bias in tiles.py:
     NaN behind the mask      NaN + -inf is NaN          -> blind rows, unseen keys are 0
     Dv other than D          refused                    -> padded with zeros
     a last axis with gaps    wrong numbers              -> copied
+    causal, scale <= 0       -inf times scale           -> the sign goes into q
+    scores beyond its dtype  NaN, or a row of nothing   -> RangeError; see choose.py
+    NaN in a key             reaches rows without it    -> RangeError
 
 Next: sdpa.py
 """
@@ -31,6 +34,10 @@ forward = kernels._scaled_dot_product_flash_attention_for_cpu.default  # noqa: S
 backward = kernels._scaled_dot_product_flash_attention_for_cpu_backward.default  # noqa: SLF001
 
 
+class RangeError(ArithmeticError):
+    """The kernel met numbers that it cannot handle; the definition can."""
+
+
 def attend_part(
     q: Tensor,  # (B, H, Nq, D)
     k: Tensor,  # (B, Hk, Nk, D)
@@ -45,10 +52,14 @@ def attend_part(
         wide = accumulator(namespace(q=q), q)
         out = q.new_zeros((*q.shape[:-1], v.shape[-1]))
         return out, out.new_full(q.shape[:-1], -math.inf, dtype=wide)
+    q, scale, _ = move_sign(q, scale, causal=causal)
     if bias is None and q.shape[-1] == v.shape[-1]:
         q, k, v = (close(x) for x in (q, k, v))
-        return forward(q, k, v, 0.0, causal, scale=scale)  # type: ignore[no-any-return]
+        out, lse = forward(q, k, v, 0.0, causal, scale=scale)
+        check_range(q, k, out, lse)
+        return out, lse
     width = max(q.shape[-1], v.shape[-1])
+    empty = None
     if bias is not None:
         empty = find_empty(bias)
         q, k, v = hide_blind(q, empty), hide_unseen(k, bias), hide_unseen(v, bias)
@@ -61,7 +72,8 @@ def attend_part(
         attn_mask=bias,
         scale=scale,
     )
-    if bias is not None:
+    check_range(q, k, out, lse, empty)
+    if empty is not None:
         lse = lse.masked_fill(empty, -math.inf)
     return out[..., : v.shape[-1]], lse
 
@@ -86,6 +98,7 @@ def differentiate_part(
     if k.shape[-2] == 0 or q.shape[-2] == 0:
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     width = max(q.shape[-1], v.shape[-1] + (grad_lse is not None))
+    q, scale, sign = move_sign(q, scale, causal=causal)
     if bias is not None:
         q = hide_blind(q, find_empty(bias))
         k, v = hide_unseen(k, bias), hide_unseen(v, bias)
@@ -97,7 +110,41 @@ def differentiate_part(
     wide = [pad(x, width) for x in (grad_out, q, k, v, out)]
     dq, dk, dv = backward(*wide, lse, 0.0, causal, attn_mask=bias, scale=scale)
     d = q.shape[-1]
+    dq = dq if sign == 1 else dq * sign
     return dq[..., :d], dk[..., :d], dv[..., : v.shape[-1]]
+
+
+def move_sign(q: Tensor, scale: float, *, causal: bool) -> tuple[Tensor, float, int]:
+    """Return q times -1, 0 or 1, a scale above 0, and that factor.
+
+    The kernel multiplies by the scale after it has written -inf ahead of the diagonal.
+    """
+    if scale > 0 or not causal:
+        return q, scale, 1
+    sign = -1 if scale < 0 else 0
+    return q * sign, -scale or 1.0, sign
+
+
+def check_range(
+    q: Tensor, k: Tensor, out: Tensor, lse: Tensor, empty: Tensor | None = None
+) -> None:
+    """Raise RangeError if scores or sums overflowed, or NaN spread from a masked key.
+
+    If all scores of a row overflow to -inf, the kernel gives it an lse of 0. Compilers
+    and vmap have no numbers to look at: there such rows stay as the kernel left them.
+    """
+    if torch.compiler.is_compiling():
+        return
+    known = lse if empty is None else lse.masked_fill(empty, 1)
+    try:  # one sum is quick to look at, and finite if all is well and no lse is 0
+        if math.isfinite((known + known.reciprocal()).sum() + out.sum(dtype=lse.dtype)):
+            return
+    except RuntimeError:
+        return
+    largest = q.abs().amax().double() * k.abs().amax().double() * q.shape[-1]
+    in_range = largest < torch.finfo(lse.dtype).max
+    if not (in_range & torch.isfinite(known).all() & torch.isfinite(out).all()):
+        raise RangeError
 
 
 def hide_blind(q: Tensor, empty: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -34,13 +34,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from regard.arrays import Array, accumulator, is_array
+from regard.arrays import Array, accumulator, is_array, without_autocast
 from regard.definition.attention import Attended
 from regard.definition.blocked import merge
 from regard.definition.contract import Call, read_call
+from regard.engine.by_definition import run_definition
 from regard.engine.choose import learns, spread, take_share
+from regard.engine.flash import RangeError
+from regard.engine.in_place import guard_functions, note_versions
 from regard.engine.tiles import differentiate_strips, pick_rows, plan, run_strips
-from regard.errors import ArrayError, MaskError, OptionError, ShapeError
+from regard.errors import (
+    ArrayError,
+    GradientError,
+    MaskError,
+    OptionError,
+    ShapeError,
+)
 from regard.masks.algebra import Mask, Proof
 from regard.masks.biases import Bias
 from regard.masks.grid import check_extents
@@ -131,7 +140,7 @@ def attend(
         bias=None if bias is None else bias.place(q),
         shape=(batch, heads, n, n),
     )
-    out, lse = Ringed.apply(q, k, v, call, ring)
+    out, lse = Ringed.apply(q, k, v, guard_functions(call), ring)
     if call.sink is not None:  # it belongs to a row, not to a rank's keys: once, here
         out, lse = take_share(out, lse, call.sink)
     return Attended(out.reshape(*lead, n, v.shape[-1]), lse.reshape(*lead, n))
@@ -272,7 +281,7 @@ class Ringed(torch.autograd.Function):  # type: ignore[misc]
         for owner, held in ring.travel([k, v]):
             visit = replace(call, q=q, k=held[0], v=held[1])
             for rows, _, pair in pair_runs(visit, ring, owner):
-                seen = run_strips(pair, plan(pair))
+                seen = run_pair(pair)
                 if rows.start in begun:
                     seen = merge((out[:, :, rows], lse[:, :, rows]), seen)
                 out[:, :, rows], lse[:, :, rows] = seen
@@ -280,13 +289,19 @@ class Ringed(torch.autograd.Function):  # type: ignore[misc]
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.call, ctx.ring = call, ring
+        ctx.versions = note_versions(call, "mask", "bias")
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> Any:
         """Send the sums of dk and dv after their keys, one step behind."""
+        if torch.is_grad_enabled():
+            raise GradientError(
+                "create_graph=True: the ring has no second derivatives. Write "
+                "regard.engine.attend(...) in one process, or leave create_graph out."
+            )
+        ctx.versions.check()
         (q, k, v, out, lse), ring = ctx.saved_tensors, ctx.ring
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
         dq = torch.zeros_like(q, dtype=lse.dtype)
@@ -297,11 +312,19 @@ class Ringed(torch.autograd.Function):  # type: ignore[misc]
             for rows, keys, pair in pair_runs(visit, ring, owner):
                 known = pick_rows((out, lse, grad_out, grad_lse), rows)
                 totals = dq[:, :, rows], dk[:, :, keys], dv[:, :, keys]
-                differentiate_strips(pair, plan(pair), known, totals)
+                with without_autocast(q):
+                    differentiate_strips(pair, plan(pair), known, totals)
             for total, found_before in zip(sums, wait(), strict=False):
                 total.add_(found_before)
             wait = ring.pass_on(sums, owner)
         return *(x.to(q.dtype) for x in (dq, *wait())), None, None
+
+
+def run_pair(call: Call) -> tuple[Tensor, Tensor]:
+    """Return out and lse of a run of rows over a run of keys."""
+    with suppress(RangeError), without_autocast(call.q):
+        return run_strips(call, plan(call))
+    return run_definition(replace(call, sink=None))
 
 
 def pair_runs(

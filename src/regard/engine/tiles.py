@@ -22,10 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.arrays import accumulator, is_array
+from regard.arrays import accumulator, is_array, without_autocast
 from regard.definition.blocked import merge
 from regard.definition.contract import Call
+from regard.engine.by_definition import differentiate_again
 from regard.engine.flash import attend_part, differentiate_part
+from regard.engine.in_place import note_versions
 from regard.masks.algebra import Formula, Mask
 from regard.masks.grid import evaluate
 from regard.masks.patterns import causal, everything
@@ -57,7 +59,7 @@ def plan(call: Call) -> tuple[Strip, ...]:
     """Return the strips of a call; most calls are a single one."""
     n_q, n_k = call.shape[-2:]
     rows = slice(0, n_q)
-    if call.mask is None and call.bias is None:
+    if n_q == 0 or (call.mask is None and call.bias is None):
         return (Strip(rows, (Part(slice(0, n_k)),)),)
     if is_causal(call):
         return (Strip(rows, plan_causal(call.q_start, n_q, n_k)),)
@@ -184,22 +186,27 @@ class Fused(torch.autograd.Function):  # type: ignore[misc]
         out, lse = run_strips(replace(call, q=q, k=k, v=v), strips)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.call, ctx.strips = call, strips
+        ctx.versions = note_versions(call, "mask", "bias")
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> Any:
         """Add up the gradients of all parts."""
+        ctx.versions.check()
         q, k, v, out, lse = ctx.saved_tensors
+        call, strips = replace(ctx.call, q=q, k=k, v=v), ctx.strips
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            # create_graph=True: the kernel's gradients have no gradients of their own
+            return *differentiate_again(call, grad_out, grad_lse), None, None
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
         known = out, lse, grad_out, grad_lse
-        call, strips = replace(ctx.call, q=q, k=k, v=v), ctx.strips
-        if is_one_part(call, strips):  # nothing to add up
-            ((_, found),) = differentiate_parts(call, strips, known)
-            return *found, None, None
-        sums = [torch.zeros_like(x, dtype=lse.dtype) for x in (q, k, v)]
-        differentiate_strips(call, strips, known, sums)
+        with without_autocast(q):
+            if is_one_part(call, strips):  # nothing to add up
+                ((_, found),) = differentiate_parts(call, strips, known)
+                return *found, None, None
+            sums = [torch.zeros_like(x, dtype=lse.dtype) for x in (q, k, v)]
+            differentiate_strips(call, strips, known, sums)
         return *(x.to(q.dtype) for x in sums), None, None
 
 

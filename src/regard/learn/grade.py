@@ -78,6 +78,10 @@ class Grade:
         return json.dumps(told | {n: write_map(x) for n, x in maps.items()})
 
 
+class KindError(TypeError):
+    """An answer that holds no real numbers."""
+
+
 class Listener:
     """The learner's function; it remembers what came of the last call."""
 
@@ -150,13 +154,27 @@ def tidy(answer: Any, *, several: bool = False) -> Any:
     """Return a list as an array; a tuple has several answers, as np.split has."""
     if several and isinstance(answer, list):
         return tuple(answer)
-    for x in parts(answer):  # a comparison would see their real parts
-        if isinstance(x, np.ndarray | complex) and np.iscomplexobj(x):
-            raise TypeError("these are complex numbers, expected real ones.")
     try:
-        return np.asarray(answer) if isinstance(answer, list) else answer
+        answer = np.asarray(answer) if isinstance(answer, list) else answer
     except ValueError:  # its rows have different lengths
         return answer
+    if answer is not None:  # that has a sentence of its own
+        for x in parts(answer):
+            refuse_kind(x)
+    return answer
+
+
+def refuse_kind(x: Any) -> None:
+    """Raise if x holds no real numbers: a comparison would read "0.5" as 0.5."""
+    try:
+        kind = read(x).dtype.kind
+    except ValueError:  # rows of different lengths, in one of several answers
+        return
+    if kind == "c":
+        raise KindError("these are complex numbers, expected real ones.")
+    if kind not in "biuf":
+        what = f"an array of {x.dtype}" if is_array(x) else f"a {type(x).__name__}"
+        raise KindError(f"the answer is {what}, expected numbers.")
 
 
 def check_property(
@@ -245,6 +263,8 @@ def name_mistake(
 def describe(exercise: Exercise, heard: Listener, found: Difference) -> str:
     """Say in a learner's words what is wrong with an answer no mistake explains."""
     name = exercise.function
+    if isinstance(heard.error, KindError):
+        return f"That is not what was asked for: {heard.error}"
     if heard.error is not None:
         code = getattr(heard.fn, "__code__", None)
         return f"{name} raised {locate(heard.error, getattr(code, 'co_filename', ''))}"

@@ -21,8 +21,10 @@ Next: definition/blocked.py (what formulas are made of: masks/primitives.py)
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 import numpy as np
@@ -132,10 +134,10 @@ class Mask(Formula):
         return prove_tiles(self, shape, block=block, q_start=start)
 
     def __and__(self, other: object) -> Mask:
-        return And(self, expect_mask("&", other))
+        return And(flatten(And, self) + flatten(And, expect_mask("&", other)))
 
     def __or__(self, other: object) -> Mask:
-        return Or(self, expect_mask("|", other))
+        return Or(flatten(Or, self) + flatten(Or, expect_mask("|", other)))
 
     def __invert__(self) -> Mask:
         return Not(self)
@@ -158,53 +160,56 @@ def expect_mask(operator: str, other: object) -> Mask:
     )
 
 
+def flatten(kind: type[Formula], formula: Any) -> tuple[Any, ...]:
+    """Return the parts of a formula of this kind, any other formula by itself."""
+    return formula.parts if type(formula) is kind else (formula,)
+
+
 @dataclass(frozen=True, repr=False)
 class And(Mask):
-    """Both allow it."""
+    """All of them allow it."""
 
-    left: Mask
-    right: Mask
+    masks: tuple[Mask, ...]  # in one tuple, so that a long chain is not a deep tree
 
     @property
     def parts(self) -> tuple[Mask, ...]:
-        """Both sides."""
-        return self.left, self.right
+        """The masks that must all allow it."""
+        return self.masks
 
     def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
-        return self.left(b, h, q, k) & self.right(b, h, q, k)
+        return reduce(operator.and_, (mask(b, h, q, k) for mask in self.masks))
 
     def prove(self, edges: Edges) -> Proof:
-        """Empty if either is, full if both are."""
-        left, right = self.left.prove(edges), self.right.prove(edges)
-        return Proof(left.empty | right.empty, left.full & right.full)
+        """Empty if any is, full if all are."""
+        empty, full = zip(*(mask.prove(edges) for mask in self.masks), strict=True)
+        return Proof(reduce(operator.or_, empty), reduce(operator.and_, full))
 
     def __repr__(self) -> str:
-        sides = (f"({s!r})" if isinstance(s, Or) else repr(s) for s in self.parts)
+        sides = (f"({s!r})" if isinstance(s, Or) else repr(s) for s in self.masks)
         return " & ".join(sides)
 
 
 @dataclass(frozen=True, repr=False)
 class Or(Mask):
-    """Either allows it."""
+    """At least one of them allows it."""
 
-    left: Mask
-    right: Mask
+    masks: tuple[Mask, ...]
 
     @property
     def parts(self) -> tuple[Mask, ...]:
-        """Both sides."""
-        return self.left, self.right
+        """The masks of which one must allow it."""
+        return self.masks
 
     def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
-        return self.left(b, h, q, k) | self.right(b, h, q, k)
+        return reduce(operator.or_, (mask(b, h, q, k) for mask in self.masks))
 
     def prove(self, edges: Edges) -> Proof:
-        """Full if either is, empty if both are."""
-        left, right = self.left.prove(edges), self.right.prove(edges)
-        return Proof(left.empty & right.empty, left.full | right.full)
+        """Full if any is, empty if all are."""
+        empty, full = zip(*(mask.prove(edges) for mask in self.masks), strict=True)
+        return Proof(reduce(operator.and_, empty), reduce(operator.or_, full))
 
     def __repr__(self) -> str:
-        return f"{self.left!r} | {self.right!r}"
+        return " | ".join(map(repr, self.masks))
 
 
 @dataclass(frozen=True, repr=False)
@@ -225,6 +230,9 @@ class Not(Mask):
         """Empty and full change places."""
         proof = self.mask.prove(edges)
         return Proof(empty=proof.full, full=proof.empty)
+
+    def __invert__(self) -> Mask:
+        return self.mask
 
     def __repr__(self) -> str:
         compound = isinstance(self.mask, And | Or)

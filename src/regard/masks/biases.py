@@ -15,12 +15,14 @@ Next: algebra.py
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 
 from regard.arrays import Array, namespace
 from regard.errors import MaskError
-from regard.masks.algebra import Formula
+from regard.masks.algebra import Formula, flatten
 from regard.masks.grid import Extent
 from regard.masks.patterns import ARRAYS, expect, read_row, widen
 from regard.masks.primitives import look_up, reach, show
@@ -39,28 +41,27 @@ class Bias(Formula):
                 f"bias + {type(other).__name__}: expected a bias on both sides. "
                 "Write regard.masks.added(x) for an array."
             )
-        return Sum(self, other)
+        return Sum(flatten(Sum, self) + flatten(Sum, other))
 
     __radd__ = __add__
 
 
 @dataclass(frozen=True, repr=False)
 class Sum(Bias):
-    """Both are added."""
+    """All of them are added."""
 
-    left: Bias
-    right: Bias
+    terms: tuple[Bias, ...]
 
     @property
     def parts(self) -> tuple[Bias, ...]:
-        """Both terms."""
-        return self.left, self.right
+        """The terms."""
+        return self.terms
 
     def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
-        return self.left(b, h, q, k) + self.right(b, h, q, k)
+        return reduce(operator.add, (term(b, h, q, k) for term in self.terms))
 
     def __repr__(self) -> str:
-        return f"{self.left!r} + {self.right!r}"
+        return " + ".join(map(repr, self.terms))
 
 
 @dataclass(frozen=True, repr=False, eq=False)

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.arrays import Array, is_array, to_numpy
+from regard.arrays import Array, is_array, namespace, to_numpy
 from regard.errors import MaskError
 from regard.masks.algebra import Mask, Proof
 from regard.masks.grid import Extent
@@ -41,12 +41,13 @@ class Band(Mask):
 
     def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
         # k against q - lo, because q - k would be a square of integers
-        if self.lo is None and self.hi is None:
+        lo, hi = (None if is_beyond(x, q) else x for x in (self.lo, self.hi))
+        if lo is None and hi is None:
             return (k <= q) | (k > q)
-        if self.lo is None:
-            return k >= q - self.hi
-        near = k <= q - self.lo
-        return near if self.hi is None else near & (k >= q - self.hi)
+        if lo is None:
+            return k >= q - hi
+        near = k <= q - lo
+        return near if hi is None else near & (k >= q - hi)
 
     def prove(self, edges: Edges) -> Proof:
         """The corners have the smallest and the largest distance."""
@@ -79,7 +80,7 @@ class Keys(Mask):
         return Extent(batch=max(sizes, default=None))
 
     def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
-        lo, hi = (x[b] if is_array(x) else x for x in (self.lo, self.hi))
+        lo, hi = (x[b] if is_array(x) else clip(x, k) for x in (self.lo, self.hi))
         return (k >= lo) & (k < hi)
 
     def prove(self, edges: Edges) -> Proof:
@@ -204,6 +205,22 @@ class Given(Mask):
     def __repr__(self) -> str:
         start = f", q_start={self.q_start}" if self.q_start else ""
         return f"array({show(self.values)}{start})"
+
+
+def is_beyond(distance: int | None, positions: Array) -> bool:
+    """Tell whether no two positions are this far apart, so that q - lo may overflow.
+
+    JAX counts in 32 bits: q - 2**31 raises there, and q + 2**31 - 1 wraps around.
+    """
+    return distance is not None and clip(2 * distance, positions) != 2 * distance
+
+
+def clip(bound: int, positions: Array) -> int:
+    """Return a bound that the dtype of the positions can hold."""
+    if -(2**31) <= bound < 2**31:  # every dtype of positions can
+        return bound
+    known = namespace(x=positions).iinfo(positions.dtype)
+    return int(min(max(bound, known.min), known.max))
 
 
 def find_range(ids: Numbers, first: Numbers, last: Numbers) -> tuple[Numbers, Numbers]:

@@ -2,9 +2,13 @@
 
     read the prompts once; then, for each step: choose a token, read it, repeat
 
-Prompts may have different lengths. Each sequence keeps its own place in the cache and
-draws from a random stream of its own, so what it becomes does not depend on the company
-it is in.
+Prompts may have different lengths. Each sequence has its own position in the cache and
+its own random generator, which depends on the seed, its prompt and the number of equal
+prompts before it. So a sequence gets the tokens it would get alone, the n-th copy of
+a prompt gets the n-th sample, in whatever order the other prompts come. This holds for
+the random numbers to the bit. The logits of a padded batch are equal up to rounding: a
+token differs only where two logits, or a draw and the edge of a token's share, are that
+close.
 
 Next: weights.py
 """
@@ -12,6 +16,7 @@ Next: weights.py
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -21,7 +26,7 @@ from regard.arrays import is_array, to_numpy
 from regard.errors import OptionError, ShapeError
 from regard.nn.cache import Cache
 from regard.nn.decoder import CausalTransformer
-from regard.plain.sample import GREEDY, Sampling
+from regard.plain.sample import GREEDY, Sampling, open_streams
 
 
 def generate(
@@ -34,6 +39,8 @@ def generate(
     stop: Collection[int] = (),
 ) -> list[list[int]]:
     """Return the new tokens of every prompt, without the one that stopped it.
+
+    With a temperature, n copies of a prompt get n independent samples.
 
     >>> from regard.plain.config import Config
     >>> config = Config(vocabulary=100, context=64, width=32, layers=2, heads=4)
@@ -65,16 +72,18 @@ def stream(
     was_training = model.training
     model.eval()  # no dropout
     texts = [list(prompt) for prompt in prompts]
-    streams = [np.random.default_rng((seed, i)) for i in range(len(texts))]
+    streams = open_streams(seed, texts)
     running = [True] * len(texts)
     try:
         logits, cache = read_prompts(model, texts, n_new)
         for left in reversed(range(n_new)):
-            rows = zip(logits, texts, streams, strict=True)
-            tokens = [sampling.pick(row, text, rng) for row, text, rng in rows]
-            for i, token in enumerate(tokens):
-                running[i] = running[i] and token not in stop
-                texts[i].append(token)
+            tokens = [0] * len(texts)  # what a stopped sequence reads
+            for i, (row, text) in enumerate(zip(logits, texts, strict=True)):
+                if running[i]:
+                    name = f"the logits of prompt {i}"
+                    tokens[i] = sampling.pick(row, text, streams[i], name=name)
+                    running[i] = tokens[i] not in stop
+                    text.append(tokens[i])
             if not any(running):
                 return
             yield [t if on else None for t, on in zip(tokens, running, strict=True)]
@@ -142,7 +151,10 @@ def check_prompts(
             f"a prompt of {longest} tokens and {n_new} new ones, but this model reads "
             f"{config.context} at most. Ask for {max(0, config.context - longest)}."
         )
-    n = config.vocabulary
-    unknown = [x for prompt in prompts for x in prompt if not 0 <= x < n]
+    n, tokens = config.vocabulary, [x for prompt in prompts for x in prompt]
+    strange = [x for x in tokens if not isinstance(x, Integral)]
+    if strange:
+        raise OptionError(f"token {strange[0]!r:.40}, expected integers.")
+    unknown = [x for x in tokens if not 0 <= x < n]
     if unknown:
         raise ShapeError(f"token {unknown[0]}, but the vocabulary has 0 to {n - 1}.")

@@ -23,7 +23,7 @@ from regard.masks.patterns import causal, window
 from regard.plain.config import Config
 from regard.plain.layer import block, norm
 from regard.plain.linear import Linear, Weights, cut
-from regard.plain.sample import GREEDY, Sampling
+from regard.plain.sample import GREEDY, Sampling, open_streams
 
 
 def draw_weights(config: Config, seed: int = 0) -> dict[str, Array]:
@@ -98,7 +98,7 @@ class Decoder:
         When the text outgrows the context, the last `context` tokens are read.
         """
         tokens = list(tokens)
-        rng = np.random.default_rng((seed, 0))
+        (rng,) = open_streams(seed, [tokens])
         for _ in range(n_new):
             recent = np.asarray(tokens[-self.config.context :])
             logits = self(convert(recent, self.weights["embed.weight"]))

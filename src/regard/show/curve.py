@@ -11,7 +11,7 @@ Next: nn/train.py
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -127,3 +127,15 @@ def dress(axes: Axes, label: str, *, log: bool, named: bool) -> None:
     axes.xaxis.set_major_formatter("{x:,.0f}")
     if named:
         axes.legend(frameon=False, fontsize=8, labelcolor=INK)
+
+
+def draw_bars(shares: NDArray[Any], *, lost: NDArray[np.bool_]) -> str:
+    """Return a block for each share from 0 to 1: blank for none, "?" for NaN.
+
+    lost: where a NaN was computed; another NaN is a number that nobody has
+    """
+    steps = np.nan_to_num(np.clip(np.round(shares * 8), 1, 8)).astype(int)
+    return "".join(
+        "?" if unknown and not step else BLOCKS[step]
+        for step, unknown in zip(steps, lost, strict=True)
+    )

@@ -32,6 +32,7 @@ from regard.errors import OptionError
 from regard.record import Record
 from regard.stats.call import again_rows, to_torch
 from regard.stats.columns import cut_rows
+from regard.stats.nonfinite import mark_nonfinite
 
 LONGEST = 2048  # tokens with a bias: taking apart takes seconds a head
 MOST = 2.0**22  # of a whole number: with its sign it has three bytes
@@ -62,7 +63,8 @@ class Factors:
 
 
 def round_record(record: Record, error: float) -> Factors:
-    """Return factors whose logits are off by about `error`."""
+    """Return factors whose logits are off by about `error`; NaN stays in the lse."""
+    record = mark_nonfinite(record)
     groups = [round_pair(a, b, error) for a, b in split_logits(record)]
     width = max(ROUND, *(steps.shape[0] for _, _, steps in groups))
     width = -(-width // ROUND) * ROUND  # what is missing is 0
@@ -153,7 +155,7 @@ def renew_lse(record: Record, rounded: Record) -> Any:
 
 def measure_error(record: Record, rounded: Record) -> tuple[float, float]:
     """Return by which share the weights above 0.001 are off: half of them, and any."""
-    n_q = record.q.shape[1]
+    record, n_q = mark_nonfinite(record), record.q.shape[1]
     rows = np.unique(np.linspace(0, max(0, n_q - 1), SAMPLE).astype(int))[:n_q]
     if not rows.size or not record.k.shape[1]:
         return 0.0, 0.0

@@ -215,8 +215,7 @@ def plot_table(
     layers, n = pick_rows(table.by_layer(), numbers, sequence), len(numbers)
     figure, grid = start((2.4 * n, 2.1), (1, n), n, PAGES[0])
     for axes, name in zip(grid, numbers, strict=True):
-        x, y = heads["layer"], heads[name]
-        axes.scatter(x, y, 5, COLOURS[5], linewidths=0, label="a head")
+        axes.scatter(heads["layer"], heads[name], 5, COLOURS[5], lw=0, label="a head")
         mean = "the largest" if name == "logit" else "their mean"
         axes.plot(layers["layer"], layers[name], color=COLOURS[0], label=mean)
         unit = STATISTICS.get(name, "")
@@ -228,6 +227,7 @@ def plot_table(
         axes.margins(x=0.03)
     for axes in grid if "logit" in numbers else grid[:1]:  # its line is no mean
         axes.legend(frameon=False, fontsize=7)
+    write_around(figure, "", "; ".join(table.list_nan()), PAGES[0])
     return figure
 
 

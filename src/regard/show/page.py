@@ -33,6 +33,7 @@ from regard.errors import OptionError
 from regard.record import Record, Recording
 from regard.seen import Seen
 from regard.show.bundle import join_modules, read_asset, read_body
+from regard.show.codes import NAN
 from regard.show.factors import measure_error, round_record
 from regard.show.levels import Sheet, build_levels, sketch
 from regard.show.source import Source, describe
@@ -225,9 +226,10 @@ def pack_levels(record: Record, level: int) -> bytes:
 
 
 def pack_small(small: Sheet) -> bytes:
-    """Return the first byte of each code of some thumbnails."""
-    high = np.maximum(small.codes >> 8, small.codes > 0).astype(np.uint8)
-    return zlib.compress(high.tobytes())
+    """Return the first byte of each code of some thumbnails, at least 2; 1 is NaN."""
+    high = np.maximum(small.codes >> 8, 2 * (small.codes > 0))
+    high = np.where(small.codes == NAN, 1, high)
+    return zlib.compress(high.astype(np.uint8).tobytes())
 
 
 def pack_mask(record: Record) -> bytes:

@@ -248,8 +248,8 @@ class Source:
         seen = weights[weights > 0]
         found = name_top(weights, float(-(seen * np.log2(seen)).sum()))
         if str(spot.sequence) in self.about["pictures"]:
-            known = np.nan_to_num(weights)  # JSON has no NaN
-            found["weights"] = known.tolist()  # for all patches of the picture
+            known = [None if math.isnan(x) else x for x in weights.tolist()]
+            found["weights"] = known  # for all patches of the picture; JSON has no NaN
         return found
 
     def column(self, spot: Spot, key: int) -> dict[str, Any]:
@@ -388,5 +388,6 @@ def name_top(weights: NDArray[np.float64], bits: float) -> dict[str, Any]:
         "entropy": max(0.0, bits) if known else None,
         "unit": "bits",
         "total": total if known else None,
+        "nan": int(np.isnan(weights).sum()),
         "top": [x for x in top if x["weight"] > 0],
     }

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,7 +30,7 @@ from regard.errors import OptionError, ShapeError
 from regard.masks.__main__ import draw as draw_formula
 from regard.masks.algebra import Formula, Mask
 from regard.record import Recording
-from regard.show.curve import BLOCKS
+from regard.show.curve import draw_bars
 from regard.show.palette import (
     Holder,
     Log,
@@ -377,10 +377,10 @@ def draw_table(
     for name in numbers:
         low, top = (f(rows[name], initial=0) for f in (np.nanmin, np.nanmax))
         span = (top - low) or 1.0
-        steps = np.clip(np.round((rows[name] - low) / span * 8), 1, 8)
-        bars = "".join(BLOCKS[int(n)] for n in np.nan_to_num(steps))
+        bars = draw_bars((rows[name] - low) / span, lost=rows["nan_rows"] > 0)
         unit = "the largest" if name == "logit" else STATISTICS.get(name, "")
         lines.append(f"{name:<10}{bars} {low:.3g} to {low + span:.3g} {unit}")
+    lines += replace(table.by_layer(), rows=rows).list_nan()
     return "\n".join(line.rstrip() for line in lines)
 
 

@@ -14,7 +14,8 @@ For columns, -lse_i is one more number of query i, and 1 one more of every key:
     [scale k_j, 1] · [q_i, -lse_i] = scale q_i · k_j - lse_i = log weights[i, j]
 
 so the lse' of a key is the log of what it receives. Where scores are capped, -lse_i
-must come after the cap, as a bias.
+must come after the cap, as a bias. A query whose lse is NaN makes every key that it may
+see NaN, and no other: which keys these are, a second call counts.
 
 Half precision is computed in float32, as the kernel would round the weights to 8 bits:
 masses of a bfloat16 record were off by 4e-3 in bfloat16, by 5e-5 so, for 2.4 its time.
@@ -61,6 +62,7 @@ class Again:
     scale: float
     softcap: float | None
     known: Array | None  # (H, N), lse of the record; None: it is in the logits
+    lost: Array | None = None  # (H, M), those seen whose weights are NaN
 
     @property
     def width(self) -> int:
@@ -72,13 +74,25 @@ class Again:
 
         values: (1 or heads, M, F), F at most the width; weights alone if not given
         """
+        sums, total = self.sum(values)
+        if self.lost is None:
+            return sums, total
+        xp = namespace(q=self.q)
+        lost, _ = self.sum(xp.astype(self.lost, self.k.dtype)[..., None])
+        nan = constant(math.nan, total)
+        reached = lost > 0.5  # each counts 1
+        return xp.where(reached, nan, sums), xp.where(reached[..., 0], nan, total)
+
+    def sum(self, values: Array | None) -> tuple[Array, Array]:
+        """Return the sums as they are without the weights that are NaN."""
         xp = namespace(q=self.q)
         k = self.k if values is None else share(self.k, values.shape[0])
         v = k if values is None else self.fill(values, k.shape[0])
         out, lse = run_kernel(self, k, v)
-        blind = lse == -math.inf
         known = constant(0, lse) if self.known is None else self.known
-        known = xp.where(blind, constant(0, lse), xp.astype(known, lse.dtype))
+        known = xp.astype(known, lse.dtype)
+        blind = (lse == -math.inf) & (known == known)  # noqa: PLR0124 (NaN stays NaN)
+        known = xp.where(blind, constant(0, lse), known)
         total = xp.exp(lse - known)
         n_features = 0 if values is None else values.shape[-1]
         sums = out[..., :n_features] * total[..., None]
@@ -117,8 +131,14 @@ def again_columns(record: Record) -> Again:
     xp, lies = namespace(q=record.q), lie_turned(record)
     q, k = widen(record)
     lse = xp.astype(record.lse, q.dtype)
-    lse = xp.where(lse == -math.inf, constant(0, lse), lse)[..., None]  # seen by none
-    bias = None if record.bias is None else xp.matrix_transpose(record.bias)
+    bias, lost = record.bias, xp.isnan(lse)
+    lse = xp.where(lse > -math.inf, lse, constant(0, lse))[..., None]  # seen by none
+    if bool(xp.any(lost)):  # such a query gives every key that it may see a weight of 1
+        q = xp.where(lost[..., None], constant(0, q), q)
+        if bias is not None:
+            one = lost[..., None] & (bias > -math.inf)
+            bias = xp.where(one, constant(0, bias), bias)
+    bias = None if bias is None else xp.matrix_transpose(bias)
     scale = record.scale
     if lies.flipped:
         q, k, lse = (xp.flip(x, axis=1) for x in (q, k, lse))
@@ -137,6 +157,7 @@ def again_columns(record: Record) -> Again:
         scale=scale,
         softcap=record.softcap,
         known=None,
+        lost=lost if bool(xp.any(lost)) else None,
     )
 
 

@@ -6,8 +6,9 @@
     offset      key q - n: 0 is the token itself, 1 the one before
     induction   the key after the last earlier occurrence of the query's token
 
-A cell that the mask forbids is 0. A cell whose key is not there is NaN: the first token
-has none before it, and a mean should not count it.
+A cell that the mask forbids is 0. A cell whose key is not there is NaN and marked as
+missing: the first token has none before it, and a mean should not count it. All cells
+of a row without weights (nonfinite.py) are NaN.
 
 Next: gradients.py
 """
@@ -26,6 +27,7 @@ from regard.masks.algebra import Mask
 from regard.record import Record
 from regard.stats.call import share, widen
 from regard.stats.named import Named
+from regard.stats.nonfinite import mark_nonfinite
 from regard.stats.plan import Direct, answer
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
@@ -106,15 +108,17 @@ def ask_targets(record: Record, targets: Numbers, which: str) -> Direct:
         there = convert(columns >= 0, record.q)
         found = weigh(record, rows, np.maximum(columns, 0))
         nan = constant(math.nan, found)
-        values = namespace(x=found).where(there, found, nan)
-        return Named(values, ("head", "query"), how)
+        xp = namespace(x=found)
+        values = xp.where(there, found, nan)
+        missing = xp.broadcast_to(xp.logical_not(there), values.shape)
+        return Named(values, ("head", "query"), how, missing=missing)
 
     return Direct(what=f"{record.name}: {how}", cost=0.0, compute=compute)
 
 
 def weigh(record: Record, rows: Numbers, columns: Numbers) -> Array:
     """Return the weights at (rows[p], columns[p]), (H, pairs)."""
-    xp = namespace(q=record.q)
+    xp, record = namespace(q=record.q), mark_nonfinite(record)
     few = max(1, NUMBERS // (record.heads * record.q.shape[2]))
     parts = [constant(0, widen(record)[0], (record.heads, 0))]
     if record.k.shape[1] == 0:

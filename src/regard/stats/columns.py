@@ -24,6 +24,7 @@ from regard.masks.tiles import EMPTY, FULL, prove_tiles
 from regard.record import Record
 from regard.stats.features import read_features
 from regard.stats.named import Named
+from regard.stats.nonfinite import mark_nonfinite
 from regard.stats.place import Lie, lie
 from regard.stats.plan import Ask, answer
 from regard.stats.rows import divide
@@ -54,7 +55,7 @@ def ask_received(
     else:
         values = None
     return Ask(
-        record=record if rows == ALL else cut_rows(record, rows),
+        record=mark_nonfinite(record if rows == ALL else cut_rows(record, rows)),
         side="columns",
         features=values,
         finish=lambda sums, total: Named(total if values is None else sums, axes, how),

@@ -6,12 +6,15 @@
 Statistics are per query head. What is told of a shared key head is a reduction over the
 query heads of its group, and which one is said: there is no default.
 
+A NaN that `missing` marks stands for no value: the first token has none before it. Any
+other NaN is the result of the computation; reductions must not drop it.
+
 Next: rows.py
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -29,6 +32,7 @@ class Named:
     values: Array
     axes: tuple[str, ...]  # of "head", "query", "key", "feature", …
     how: str  # the identity, and what ran: "H: the kernel with V := K"
+    missing: Array | None = None  # bool, as values: there is no value; None: nowhere
 
     def share(self, n_shared: int, reduction: Reduction) -> Named:
         """Return one number for each of the shared key heads, over its query heads."""
@@ -44,7 +48,11 @@ class Named:
         shape = (n_shared, heads // n_shared, *self.values.shape[1:])
         values = getattr(xp, reduction)(xp.reshape(self.values, shape), axis=1)
         how = f"{self.how}; {reduction} over {shape[1]} query heads"
-        return replace(self, values=values, axes=("group", *self.axes[1:]), how=how)
+        missing = self.missing
+        if missing is not None:
+            missing = xp.any(xp.reshape(missing, shape), axis=1)
+        axes = ("group", *self.axes[1:])
+        return Named(values, axes, how, missing)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         """Let NumPy take the numbers."""

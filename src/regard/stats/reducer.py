@@ -63,7 +63,7 @@ class Tile:
     keys: slice
     q_positions: Tensor  # (rows,), of the tokens
     k_positions: Tensor  # (keys,)
-    weights: Tensor  # (rows, keys), 0 where masked
+    weights: Tensor  # (rows, keys), 0 where masked; NaN: the row has no weights
     logs: Tensor  # (rows, keys), log weights = logits - lse, -inf where masked
     lse: Tensor  # (rows,), 0 for a row that sees nothing
     allowed: Tensor | None  # bool (rows, keys); None is: all of them

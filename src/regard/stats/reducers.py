@@ -109,9 +109,9 @@ class LargestLogit:
     def add(self, state: Rows, tile: Tile) -> Rows:
         """Keep the larger: logits are logs + lse, and logs are those of weights."""
         top = tile.key_peaks.amax(1)
-        logs, tiny = top.log(), top <= TINY
-        if bool(tiny.any()):
-            logs = torch.where(tiny, tile.logs.amax(1), logs)
+        logs, lossy = top.log(), (top <= TINY) | (top == math.inf)
+        if bool(lossy.any()):
+            logs = torch.where(lossy, tile.logs.amax(1), logs)
         here = state.at(tile.rows)
         torch.maximum(here, logs + tile.lse, out=here)
         return state

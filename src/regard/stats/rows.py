@@ -12,7 +12,8 @@ holds with a sink too: it takes mass, and is no key. With a softcap or a bias lo
 not linear in k, and the entropy is computed from strips of the weights.
 
 Each statistic is an `ask_…`, which a plan can join with others, and a function that
-answers it at once. A mean over nothing is NaN: of a query that sees no key.
+answers it at once. A mean over nothing is NaN and marked as missing (named.py): of a
+query that sees no key. Any other NaN comes from the record (nonfinite.py).
 
 Next: columns.py
 """
@@ -29,6 +30,7 @@ from regard.record import Record
 from regard.stats.call import widen
 from regard.stats.features import Spans, mark_spans, read_features
 from regard.stats.named import Named
+from regard.stats.nonfinite import mark_nonfinite
 from regard.stats.plan import Ask, Direct, Finish, answer
 
 Per = Literal["sum", "query", "cell"]
@@ -86,7 +88,11 @@ def ask_span_pairs(record: Record, queries: Spans, keys: Spans, *, per: Per) -> 
     how = f"R: the kernel with V := spans of keys; per {per}"
 
     def finish(sums: Array, _: Array) -> Named:
-        return Named(divide(xp.matmul(of.T, sums), divisor), axes, how)
+        lost = xp.isnan(sums)  # reaches its own span alone
+        found = xp.matmul(of.T, xp.where(lost, constant(0, sums), sums))
+        reached = xp.matmul(of.T, xp.astype(lost, of.dtype)) > 0
+        found = xp.where(reached, constant(math.nan, sums), found)
+        return Named(divide(found, divisor), axes, how)
 
     return ask(record, values, finish)
 
@@ -98,6 +104,7 @@ def entropy(record: Record) -> Named:
 
 def ask_entropy(record: Record) -> Ask | Direct:
     """Ask for the entropy of the rows."""
+    record = mark_nonfinite(record)
     if record.softcap is not None or record.bias is not None:
         why = "a softcap" if record.bias is None else "a bias"
         how = f"strips of the weights, as {why} makes logits not linear in k"
@@ -123,7 +130,7 @@ def walk_entropy(record: Record) -> Array:
     strips = [constant(0, record.lse, (record.heads, 0))]
     for first in range(0, n_q, step):
         w = record.weights(slice(first, first + step))
-        seen = xp.where(w > 0, w, constant(1, w))  # 0 log 0 is 0
+        seen = xp.where(w <= 0, constant(1, w), w)  # 0 log 0 is 0, NaN stays NaN
         strips.append(lift(-xp.sum(seen * xp.log(seen), axis=-1)))
     return xp.concat(strips, axis=1)
 
@@ -139,7 +146,8 @@ def ask_mean_position(record: Record) -> Ask:
 
     def finish(sums: Array, total: Array) -> Named:
         mean = divide(sums[..., 0], total) + middle
-        return Named(mean, ("head", "query"), "R: the kernel with V := positions")
+        how = "R: the kernel with V := positions"
+        return Named(mean, ("head", "query"), how, missing=total == 0)
 
     return ask(record, values, finish)
 
@@ -160,7 +168,8 @@ def ask_mean_distance(record: Record) -> Ask:
 
     def finish(sums: Array, total: Array) -> Named:
         mean = at - divide(sums[..., 0], total)
-        return Named(mean, ("head", "query"), "R: the kernel with V := positions")
+        how = "R: the kernel with V := positions"
+        return Named(mean, ("head", "query"), how, missing=total == 0)
 
     return ask(record, values, finish)
 
@@ -183,7 +192,7 @@ def ask_masked_mass(record: Record, mask: Mask) -> Ask:
         )
     how = f"M: exp(lse' - lse), the kernel within {mask!r}"
     return Ask(
-        record=record,
+        record=mark_nonfinite(record),
         side="rows",
         features=None,
         finish=lambda _, total: Named(total, ("head", "query"), how),
@@ -193,7 +202,8 @@ def ask_masked_mass(record: Record, mask: Mask) -> Ask:
 
 def ask(record: Record, values: Array, finish: Finish) -> Ask:
     """Ask for sums over the keys."""
-    return Ask(record=record, side="rows", features=values, finish=finish)
+    marked = mark_nonfinite(record)
+    return Ask(record=marked, side="rows", features=values, finish=finish)
 
 
 def mark_keys(record: Record, spans: Spans) -> Array:
@@ -211,8 +221,8 @@ def centre_positions(record: Record) -> tuple[Array, int]:
 
 
 def lift(x: Array) -> Array:
-    """Return 0 for what rounding brought below it."""
-    return namespace(x=x).where(x > 0, x, constant(0, x))
+    """Return 0 for what rounding brought below it; NaN stays NaN."""
+    return namespace(x=x).where(x < 0, constant(0, x), x)
 
 
 def divide(x: Array, y: Array) -> Array:

@@ -74,6 +74,8 @@ class Head:
         if self.bias is not None:
             logs.add_(self.bias[rows, keys])
         logs.sub_(lse[:, None])
+        if self.bias is not None and bool(lse.isnan().any()):  # -inf - NaN is NaN
+            logs.masked_fill_(self.bias[rows, keys] == -math.inf, -math.inf)
         if allowed is not None:
             logs.masked_fill_(~allowed, -math.inf)
         torch.exp(logs, out=weights)

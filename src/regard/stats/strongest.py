@@ -8,7 +8,8 @@ equal weights the earlier key. So any order of tiles gives the same keys.
 
 A tile changes a row only where it is above the row's k-th weight so far. One pass over
 the tile folds every eight keys into their largest; only groups above the k-th are
-looked into, and only cells above it are sorted. After a few tiles they are few.
+looked into, and only cells above it are sorted. After a few tiles they are few. A row
+with NaN keeps k cells of NaN, which sort above every weight, whatever comes later.
 
 No tile is skipped before it is computed: on real keys, bounds by norms, by balls or by
 boxes around 64 keys rule out no tile at all, and the exact mass of a block, which costs
@@ -19,6 +20,7 @@ Next: pooled.py
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,7 +40,7 @@ class Strongest:
     """The strongest keys of every row, the strongest first."""
 
     index: Named  # (head, query, rank), which key; -1 where no more have any weight
-    weight: Named  # (head, query, rank)
+    weight: Named  # (head, query, rank); NaN, with index -1: the row has no weights
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,10 @@ class TopK:
             bound[fresh] = np.nextafter(kth, 0, dtype=tops.dtype)
         rows, cells = collect(as_numpy(tile.weights), tops, bound, tile.keys.start)
         held[rows] = pick_best(held[rows], cells)
+        lost = np.isnan(tops).any(1)
+        if lost.any():
+            nan = np.full(1, math.nan, tops.dtype)
+            held[lost] = join(nan, np.zeros(1, np.int64))
         return state
 
     def merge(self, state: Rows, other: Rows) -> Rows:

@@ -8,6 +8,7 @@
 
 A worker is a thread with one torch thread and one tile; kernels let other threads run.
 States are merged in the order of the rows: the number of workers changes no bit.
+A row without weights (nonfinite.py) comes as NaN wherever the mask lets it look.
 What is linear in the weights needs no walk: rows.py, columns.py and cells.py ask the
 engine's own kernel.
 
@@ -32,6 +33,7 @@ from regard.definition.contract import ALL
 from regard.errors import OptionError
 from regard.masks.tiles import EMPTY
 from regard.record import Record
+from regard.stats.nonfinite import mark_nonfinite
 from regard.stats.reducer import Reducer
 from regard.stats.source import Buffers, Head, read_head, read_range
 
@@ -70,7 +72,7 @@ def walk(
     workers: how many tiles at a time; as many as torch has threads unless given
     progress: called with the strips of rows done, and all; what it raises ends the walk
     """
-    chosen = read_heads(record, heads)
+    chosen, record = read_heads(record, heads), mark_nonfinite(record)
     rows = read_range("rows", rows, record.q.shape[1])
     keys = read_range("keys", keys, record.k.shape[1])
     for name, n in (("block", block), ("workers", 1 if workers is None else workers)):

@@ -9,7 +9,6 @@
 
 import { showCount, showToken } from "./ink.js";
 
-const INTERVAL = "± is half of a 95 % interval over documents";
 const MARK = "A mark is an outline, or in a small cell a dot.";
 
 export class Atlas {
@@ -44,12 +43,12 @@ export class Atlas {
     const { name, unit, told, tables, scale, difference } = this.find(statistic);
     if (view !== "diff") {
       const ends = `${showNumber(scale[0])} … ${showNumber(scale[1])} ${unit}`;
-      return { ...tables[view === "a" ? 0 : 1], scale, unit, ends, told: `${name}: ${told}; ${INTERVAL}.`, signed: false };
+      return { ...tables[view === "a" ? 0 : 1], scale, unit, ends, told: `${name}: ${told}; ± is ${this.interval}.`, signed: false };
     }
     const [a, b] = this.names.map((x) => showWords(x, 40));
     const end = showNumber(difference.scale[1]);
     const ends = `−${end}, more in ${a} … 0 … +${end} ${unit}, more in ${b}`;
-    return { ...difference, unit, ends, told: `${name}: ${told}; ${INTERVAL}. ${difference.told} ${MARK}`, signed: true };
+    return { ...difference, unit, ends, told: `${name}: ${told}; ± is ${this.interval}. ${difference.told} ${MARK}`, signed: true };
   }
 
   /* One sentence about one head. */

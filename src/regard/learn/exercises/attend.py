@@ -70,6 +70,11 @@ def draw(rng):
     q, k = 100 + rng.normal(size=(2, 5, 4)).round(1)
     yield q, k, rng.normal(size=(5, 3)).round(1)
     yield -q, k, rng.normal(size=(5, 3)).round(1)
+    for n, m, d, e in ((18, 2, 2, 2), (2, 18, 2, 2), (2, 2, 18, 2), (2, 2, 1, 18)):
+        q, k, v = (rng.normal(size=shape) for shape in ((n, d), (m, d), (m, e)))
+        yield q, k, v * 1e5
+        yield q / 100, k * 200, v / 100
+        yield q * 200, k * 10, v
 
 
 def mistake_no_scale(q, k, v):

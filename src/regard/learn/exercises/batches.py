@@ -77,6 +77,22 @@ def draw(rng):
     for lead, n, m, d, e in sizes:
         shapes = ((*lead, n, d), (*lead, m, d), (*lead, m, e))
         yield tuple(2 * rng.normal(size=shape).round(1) for shape in shapes)
+    more = (
+        ((18,), 2, 2, 2, 2),
+        ((2, 18), 1, 2, 2, 1),
+        ((18, 2), 1, 2, 2, 1),
+        ((2,), 18, 2, 2, 2),
+        ((2,), 2, 18, 2, 2),
+        ((2,), 2, 1, 2, 2),
+        ((2,), 2, 2, 18, 2),
+        ((2,), 2, 2, 1, 18),
+    )
+    for lead, n, m, d, e in more:
+        shapes = ((*lead, n, d), (*lead, m, d), (*lead, m, e))
+        q, k, v = (rng.normal(size=shape) for shape in shapes)
+        yield q / 100, k * 200, v * 1e5
+        yield q * 200 + 100, k * 10 + 10, v / 100
+        yield q * 200, k / 100, v
 
 
 def mistake_all_axes_turned(q, k, v):

@@ -86,9 +86,12 @@ def reference(x, qkv, out, up, down):
 
 
 def draw(rng):
-    for N, D, F in ((1, 2, 3), (1, 4, 4), (2, 4, 8), (3, 5, 4), (5, 6, 12)):
+    sizes = ((1, 2, 3), (1, 4, 4), (2, 4, 8), (3, 5, 4), (5, 6, 12))
+    for N, D, F in (*sizes, (18, 2, 2), (2, 18, 2), (2, 2, 18), (3, 3, 1)):
         shapes = ((N, D), (3 * D, D), (D, D), (F, D), (D, F))
-        yield tuple(rng.normal(size=shape) for shape in shapes)
+        x, *weights = (rng.normal(size=shape) for shape in shapes)
+        yield x, *weights
+        yield 20 * x, *weights
 
 
 def mistake_norm_last(x, qkv, out, up, down):

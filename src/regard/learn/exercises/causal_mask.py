@@ -73,6 +73,9 @@ def draw(rng):
     for n in (1, 2, 3, 4, 6):
         yield (rng.normal(size=(n, n)).round(1) * 2,)
     yield (rng.normal(size=(3, 3)).round(1) + 1000,)
+    yield (rng.normal(size=(4, 4)) - 4e9,)  # below any number that stands for -inf
+    for shift, size in ((0, 0.01), (0, 1), (0, 20), (-1000, 1)):
+        yield (rng.normal(size=(18, 18)) * size + shift,)
 
 
 def mistake_not_itself(scores):
@@ -91,6 +94,12 @@ def mistake_past_hidden(scores):
     """The past is hidden and the future is seen: what must become -inf lies above
     the diagonal, where j > i."""
     return softmax(np.where(np.triu(np.ones(scores.shape)) > 0, scores, -np.inf))
+
+
+def mistake_finite(scores):
+    """Hidden scores are a negative number that is not below every score: where all that
+    is seen scores less, the future is seen. Hide with -np.inf."""
+    return softmax(np.where(np.tri(len(scores)) > 0, scores, -100))
 
 
 def mistake_zeros(scores):

@@ -73,6 +73,8 @@ def draw(rng):
     yield np.array([[1, 0]]), 2
     for B, n in ((5, 1), (1, 3), (2, 3), (3, 4), (4, int(rng.integers(2, 7)))):
         yield rng.integers(9, size=(B, n)), 9
+    for B, n in ((18, 2), (2, 18), (2, 18)):
+        yield rng.integers(100, size=(B, n)), 100
 
 
 def check(fn, rng):

@@ -68,10 +68,21 @@ def draw(rng):
     same = [(2, 2, 2, 2, 2), (3, 3, 2, 3, 2), (2, 2, 3, 2, 4), (4, 4, 3, 2, 2)]
     other = [(3, 1, 2, 2, 2), (4, 2, 3, 3, 2), (1, 5, 3, 2, 3)]
     more = (*rng.integers(1, 6, size=2), 4, 3, 2)
-    for N, M, D, d, dv in (*same, *other, more):
+    long = [(18, 2, 2, 2, 2), (2, 18, 2, 2, 2), (2, 2, 18, 2, 2), (2, 2, 2, 18, 2)]
+    for N, M, D, d, dv in (*same, *other, more, *long, (2, 2, 2, 2, 18)):
         x, context = rng.normal(size=(N, D)), rng.normal(size=(M, D))
         wq, wk = 2 * rng.normal(size=(2, d, D))
         yield x, context, wq, wk, rng.normal(size=(dv, D))
+    for D, d, dv in ((1, 1, 1), (3, 2, 2)):
+        for sizes in SIZES:
+            shapes = ((3, D), (4, D), (d, D), (d, D), (dv, D))
+            yield tuple(
+                size * rng.normal(size=shape)
+                for size, shape in zip(sizes, shapes, strict=True)
+            )
+
+
+SIZES = ((20, 0.05, 200, 0.005, 1), (0.05, 20, 0.005, 200, 30), (1, 1, 1, 1, 0.003))
 
 
 def look(q, k, v):

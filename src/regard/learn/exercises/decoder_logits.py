@@ -83,10 +83,15 @@ def reference(tokens, embed, positions, layers):
 
 
 def draw(rng):
-    for N, V, D, L in ((1, 3, 4, 1), (2, 3, 4, 1), (3, 5, 4, 2), (5, 4, 6, 2)):
+    sizes = ((1, 3, 4, 1), (2, 3, 4, 1), (3, 5, 4, 2), (5, 4, 6, 2))
+    long = ((18, 3, 2, 1), (2, 18, 2, 1), (2, 3, 18, 1), (2, 3, 2, 18))
+    for N, V, D, L in (*sizes, *long):
         tokens = rng.permutation(max(N, V))[:N] % V
-        weights = ((V, D), (V + 3, D), (L, 4 * D, D))
+        weights = ((V, D), (max(N, V) + 3, D), (L, 4 * D, D))
         yield tokens, *(rng.normal(size=shape) for shape in weights)
+    for tokens, n in (([1], 1), ([23, 20, 17], 3), ([23, 20, 17], 3)):
+        embed, positions = 20 * rng.normal(size=(24, 3)), rng.normal(size=(n, 3)) / 100
+        yield np.array(tokens), embed, positions, rng.normal(size=(1, 12, 3))
     tokens = np.array([2, 2, 2])  # only positions tell them apart
     yield tokens, *(rng.normal(size=s) for s in ((4, 4), (6, 4), (1, 16, 4)))
 

@@ -73,9 +73,17 @@ def draw(rng):
     up, down = np.array([[1.0], [-1.0]]), np.array([[1.0, 2.0]])
     yield np.array([[1.5]]), up, np.array([0.1, 0.2]), down, np.array([0.5])
     shapes = [(1, 2, 2), (2, 2, 4), (3, 2, 5), (4, 3, 3)]
-    for N, D, F in (*shapes, rng.integers(2, 7, size=3)):
+    long = [(18, 2, 2), (2, 18, 2), (2, 2, 18), (2, 2, 18)]
+    for N, D, F in (*shapes, rng.integers(2, 7, size=3), *long):
         x, up, down = (rng.normal(size=s) for s in ((N, D), (F, D), (D, F)))
         yield x, up, rng.normal(size=F), down, rng.normal(size=D)
+    for N, D, F in ((2, 1, 1), (2, 3, 3)):
+        for sizes in ((20, 0.01, 0.003, 30, 30), (0.05, 30, 50, 100, 0.003)):
+            shapes = ((N, D), (F, D), (F,), (D, F), (D,))
+            yield tuple(
+                size * rng.normal(size=shape)
+                for size, shape in zip(sizes, shapes, strict=True)
+            )
 
 
 def mistake_tanh(x, up, up_bias, down, down_bias):

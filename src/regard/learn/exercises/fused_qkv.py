@@ -60,8 +60,11 @@ def reference(x, w, heads):
 def draw(rng):
     shapes = [(1, 2, 1, 1), (1, 2, 2, 2), (2, 3, 2, 2), (3, 4, 1, 3), (4, 3, 3, 2)]
     more = rng.integers(2, 6, size=4).tolist()
-    for N, D, heads, d in (*shapes, more):
+    long = [(18, 2, 2, 2), (2, 18, 2, 2), (2, 2, 18, 2), (2, 2, 2, 18), (2, 2, 2, 18)]
+    for N, D, heads, d in (*shapes, more, *long):
         yield rng.normal(size=(N, D)), rng.normal(size=(3 * heads * d, D)), heads
+    for D, x_size, w_size in ((1, 1e5, 30), (3, 1e5, 1e-3), (3, 1e-3, 30)):
+        yield x_size * rng.normal(size=(2, D)), w_size * rng.normal(size=(18, D)), 3
 
 
 def mistake_head_by_head(x, w, heads):

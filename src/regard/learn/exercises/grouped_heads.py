@@ -75,9 +75,15 @@ def reference(q, k, v):
 
 def draw(rng):
     shapes = [(2, 2, 1, 2, 2), (2, 1, 2, 2, 2), (4, 2, 1, 2, 2), (6, 2, 3, 4, 2)]
-    for H, Hk, N, M, d in (*shapes, (9, 3, 2, *rng.integers(2, 6, size=2))):
+    long = [(18, 18, 1, 2, 2), (18, 1, 1, 2, 2), (2, 1, 18, 2, 2), (2, 1, 2, 18, 2)]
+    long += [(2, 2, 2, 2, 18), (36, 18, 1, 2, 2)]
+    for H, Hk, N, M, d in (*shapes, (9, 3, 2, *rng.integers(2, 6, size=2)), *long):
         q, k = rng.normal(size=(H, N, d)) * 2, rng.normal(size=(Hk, M, d))
         yield q, k, rng.normal(size=(Hk, M, d + 1))
+    for Hk, M, d in ((1, 1, 1), (3, 2, 3)):
+        for q_size, k_size in ((20, 0.05), (0.05, 20)):
+            q, k = rng.normal(size=(Hk, 2, d)), rng.normal(size=(Hk, M, d))
+            yield q * q_size, k * k_size, 1e5 * rng.normal(size=(Hk, M, 1))
 
 
 def pick(q, k, v, order):

@@ -62,6 +62,9 @@ def draw(rng):
         yield rng.normal(size=(N, heads * d)), heads
     N, heads, d = rng.integers(2, 7, size=3)
     yield rng.normal(size=(N, heads * d)), int(heads)
+    for N, heads, d in ((18, 2, 2), (2, 18, 2), (2, 2, 18), (3, 3, 3), (2, 1, 1)):
+        yield rng.normal(size=(N, heads * d)) * 1e-3, heads
+        yield rng.normal(size=(N, heads * d)) * 1e5, heads
 
 
 def mistake_one_reshape(x, heads):

@@ -104,6 +104,10 @@ def draw(rng):
     yield make_weights(rng, 5), np.array([7, 8, 7, 7, 3])
     for N in (6, 8, 12, int(rng.integers(13, 20))):
         yield make_weights(rng, N), np.append(rng.integers(3, size=N - 4), [1, 0, 1, 1])
+    for words in (2, 9, 60):
+        tokens = rng.integers(words, size=24)
+        tokens[-1] = tokens[0]
+        yield make_weights(rng, 24), tokens
 
 
 def make_weights(rng, N):

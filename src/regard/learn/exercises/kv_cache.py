@@ -81,10 +81,18 @@ def check(fn, rng):
 
 def draw(rng):
     shapes = [(0, 2, 2), (2, 2, 2), (2, 2, 3), (3, 4, 2), (rng.integers(4, 9), 3, 5)]
+    shapes += [(18, 2, 2), (2, 18, 2), (2, 2, 18), (2, 2, 18)]
     for T, d, dv in shapes:
         q, k = 2 * rng.normal(size=(2, d))
         keys, values = rng.normal(size=(T, d)), rng.normal(size=(T, dv))
         yield q, k, rng.normal(size=dv), keys, values
+    for d, dv in ((1, 1), (2, 3)):
+        for sizes in ((0.003, 300, 1e5, 300, 1e5), (30, 0.03, 0.003, 0.03, 0.003)):
+            shapes = ((d,), (d,), (dv,), (3, d), (3, dv))
+            yield tuple(
+                size * rng.normal(size=shape)
+                for size, shape in zip(sizes, shapes, strict=True)
+            )
 
 
 def look(q, keys, values):

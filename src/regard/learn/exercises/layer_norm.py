@@ -68,6 +68,10 @@ def draw(rng):
     weight, bias = rng.normal(size=(2, 5))
     yield 100 + 0.001 * rng.normal(size=(3, 5)), weight, bias, 1e-5
     yield np.full((2, 5), 7.0), weight, bias, 1e-5
+    for N, D in ((18, 2), (2, 18)):
+        weight, bias = rng.normal(size=(2, D))
+        for size, eps, much in ((1e-3, 1e-6, 1e-2), (1, 1e-1, 1), (1e5, 1e-6, 1e3)):
+            yield rng.normal(size=(N, D)) * size, weight * much, bias * much, eps
 
 
 def mistake_over_tokens(x, weight, bias, eps):

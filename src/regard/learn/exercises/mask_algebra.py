@@ -77,6 +77,9 @@ def draw(rng):
     yield *places(6, start=3), np.array([0, 0, 1, 1, 1, 1]), 2, 1
     yield *places(7), np.array([-1, -1, 0, 0, 1, 1, 1]), 2, 3
     yield *places(12, start=5), np.sort(rng.integers(0, 4, size=12)), 3, 2
+    yield *places(9, start=8), np.arange(9) // 3, 4, 2
+    for left, first in ((0, 0), (4, 18), (4, 18), (18, 1)):
+        yield *places(24), rng.integers(-1, 6, size=24), left, first
 
 
 def mistake_window_counts_itself(q, k, documents, left, first):

@@ -76,6 +76,15 @@ def draw(rng):
     yield np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), np.tri(3, 2, -1) > 0
     yield rng.normal(size=(4, 4)).round(1) - 1000, np.eye(4)[[1, 3, 0, 2]] > 0
     yield rng.normal(size=(3, 4)).round(1), np.zeros((3, 4), bool)
+    for n, m, shift, size in (
+        (18, 1, 0, 0.01),
+        (18, 2, 0, 0.01),
+        (2, 18, 0, 1),
+        (18, 18, 0, 20),
+        (18, 18, -1000, 1),
+        (18, 18, -4e9, 1),
+    ):
+        yield rng.normal(size=(n, m)) * size + shift, rng.random((n, m)) < 0.6
 
 
 def mistake_inverted(scores, mask):

@@ -75,6 +75,12 @@ def draw(rng):
     out_a, lse_a = rng.normal(size=(4, 4)) * seen, np.array([0.5, -np.inf, -np.inf, 2])
     out_b, lse_b = rng.normal(size=(4, 4)) * seen[[1, 0, 2, 0]], lse_a[[1, 0, 2, 3]]
     yield out_a, lse_a, out_b, lse_b
+    yield out_a[[2, 3]], lse_a[[2, 3]], out_b[[2, 3]], lse_b[[2, 3]]
+    for N, dv in ((18, 2), (2, 18), (2, 18)):
+        (out_a, out_b), (lse_a, lse_b) = rng.normal(size=(2, N, dv)), rng.random((2, N))
+        yield out_a * 1e5, lse_a * 20, out_b / 100, lse_b * 20
+        yield out_a / 100, -lse_a, out_b * 1e5, -lse_b
+        yield out_a, lse_a / 100, out_b, lse_b / 100
 
 
 def mistake_mean(out_a, lse_a, out_b, lse_b):

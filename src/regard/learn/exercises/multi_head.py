@@ -72,16 +72,21 @@ def reference(x, wq, wk, wv, wo, heads):
 def draw(rng):
     shapes = [(1, 4, 2, 2), (2, 4, 2, 2), (3, 4, 1, 4), (3, 4, 2, 3), (5, 6, 3, 4)]
     more = rng.integers(2, 6, size=4).tolist()
-    for N, D, heads, d in (*shapes, more):
-        wq, wk, wv = rng.normal(size=(3, heads * d, D))
-        yield (
-            rng.normal(size=(N, D)),
-            wq,
-            wk,
-            wv,
-            rng.normal(size=(D, heads * d)),
-            heads,
-        )
+    long = [(18, 2, 2, 2), (2, 18, 2, 2), (2, 2, 18, 2), (2, 2, 2, 18), (2, 2, 2, 18)]
+    for N, D, heads, d in (*shapes, more, *long):
+        yield *make_weights(rng, N, D, heads * d), heads
+    for N, D, heads, d in ((3, 5, 3, 3), (2, 1, 1, 1)):
+        for sizes in SIZES:
+            weights = make_weights(rng, N, D, heads * d)
+            yield *(x * size for x, size in zip(weights, sizes, strict=True)), heads
+
+
+SIZES = ((1, 30, 0.03, 30, 30), (20, 0.01, 1, 1, 1), (1, 0.03, 30, 0.03, 0.03))
+
+
+def make_weights(rng, N, D, width):
+    shapes = ((N, D), (width, D), (width, D), (width, D), (D, width))
+    return [rng.normal(size=shape) for shape in shapes]
 
 
 def split(x, heads):  # (H, N, d), for the mistakes

@@ -51,6 +51,8 @@ def draw(rng):
     for d in (1, 2, 2, 3, 5, 8):
         yield rng.normal(size=d).round(2) + 0.5, rng.normal(size=d).round(2) - 0.5
     yield (rng.normal(size=4) * 1e3).round(), (rng.normal(size=4) * 1e3).round()
+    for q_size, k_size in ((1, 1), (1e-3, 1e5), (1e5, 1e-3)):
+        yield rng.normal(size=18) * q_size, rng.normal(size=18) * k_size
 
 
 def mistake_no_sum(q, k):

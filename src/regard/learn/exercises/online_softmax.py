@@ -84,6 +84,11 @@ def draw(rng):
     yield -900.0, 1.5, rng.normal(size=4), -1000.0, rng.normal(size=4)
     top, score = 3 * rng.normal(size=2)
     yield top, 1 + rng.random(), rng.normal(size=5), score, rng.normal(size=5)
+    yield 0.005, 1.5, rng.normal(size=1), 0.008, rng.normal(size=1)
+    for top, score in ((0.5, 0.25), (-300.0, 400.0), (400.0, -300.0)):
+        mix, value = rng.normal(size=(2, 18))
+        yield top, 1 + 5 * rng.random(), mix * 1e5, score, value * 1e5
+        yield top, 1 + 5 * rng.random(), mix / 100, score, value / 100
 
 
 def mistake_not_corrected(top, total, mix, score, value):

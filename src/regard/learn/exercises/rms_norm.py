@@ -61,6 +61,9 @@ def draw(rng):
         yield 1 + rng.normal(size=(N, D)), rng.normal(size=D), 1e-2
     yield 0.001 * rng.normal(size=(3, 5)), rng.normal(size=5), 1e-5
     yield np.zeros((2, 5)), rng.normal(size=5), 1e-5
+    for N, D in ((18, 2), (2, 18)):
+        for size, eps, much in ((1e-3, 1e-6, 1e-2), (1, 1e-1, 1), (1e5, 1e-6, 1e3)):
+            yield rng.normal(size=(N, D)) * size, rng.normal(size=D) * much, eps
 
 
 def mistake_mean_removed(x, weight, eps):

@@ -72,6 +72,9 @@ def draw(rng):
     N, D = int(rng.integers(2, 6)), 2 * int(rng.integers(3, 7))
     yield rng.normal(size=(N, D)), rng.permutation(100)[:N]
     yield rng.normal(size=(2, 6)), np.array([3, 100_000])
+    for N, D in ((18, 2), (2, 36), (2, 36)):
+        yield rng.normal(size=(N, D)) * 1e-3, rng.integers(1000, size=N)
+        yield rng.normal(size=(N, D)) * 1e5, rng.integers(1000, size=N)
 
 
 def mistake_neighbours(x, positions):

@@ -75,6 +75,9 @@ def draw(rng):
     V = int(rng.integers(7, 20))
     yield rng.permutation(V) / 2 + rng.random(), 0.8, int(rng.integers(2, V - 2))
     yield 1000 + rng.permutation(8), 1.0, 4
+    for temperature, top_k in ((0.0, 3), (0.1, 24), (3.0, 17), (1.0, 2)):
+        yield rng.permutation(24) * 0.1 + rng.random(), temperature, top_k
+        yield rng.permutation(24) * 0.1 - 1000 - rng.random(), temperature, top_k
 
 
 def soften(z):

@@ -55,6 +55,9 @@ def draw(rng):
     sizes = ((1, 1, 2), (1, 2, 2), (2, 3, 2), (3, 3, 3), (4, 2, 3), (5, 6, 4))
     for n, m, d in sizes:
         yield rng.normal(size=(n, d)).round(2) + 0.5, rng.normal(size=(m, d)).round(2)
+    for n, m, d in ((18, 2, 2), (2, 18, 2), (2, 2, 18), (2, 2, 1)):
+        for q_size, k_size in ((1e-3, 1e5), (1e5, 1), (1, 1e-3)):
+            yield rng.normal(size=(n, d)) * q_size, rng.normal(size=(m, d)) * k_size
 
 
 def mistake_no_transpose(q, k):

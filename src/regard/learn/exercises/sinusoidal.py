@@ -67,6 +67,7 @@ def reference(n, d):
 def draw(rng):
     yield from ((1, 2), (2, 2), (1, 4), (2, 4), (3, 8))
     yield int(rng.integers(4, 40)), 2 * int(rng.integers(3, 9))
+    yield from ((40, 2), (2, 40), (19, 34))
 
 
 def mistake_halves(n, d):

@@ -67,6 +67,8 @@ def draw(rng):
     yield (rng.normal(size=(3, 4)).round(1) - 1000,)
     far = np.array([[0], [1000], [-1000], [3000]])  # rows far from each other
     yield ((rng.normal(size=(4, 4)) * 500).round() + far,)
+    for n, m in ((18, 2), (2, 18), (2, 18)):
+        yield (rng.normal(size=(n, m)) / 10,)
 
 
 def mistake_overflow(scores):

@@ -91,11 +91,24 @@ def draw(rng):
     yield make_call(rng, 3, np.array([7, 8, 7, 7, 3]))
     for N, d in ((6, 2), (9, 4), (12, 3), (int(rng.integers(13, 30)), 8)):
         yield make_call(rng, d, np.append(rng.integers(3, size=N - 4), [1, 0, 1, 1]))
+    for words, d in ((2, 2), (9, 18), (60, 1)):
+        tokens = rng.integers(words, size=24)
+        tokens[-1] = tokens[0]
+        yield make_call(rng, d, tokens)
+    tokens = rng.integers(4, size=24)
+    for q_size, k_size in ((20, 1), (1, 20)):
+        q, k = rng.normal(size=(2, 24, 2))
+        yield measure_lse(q * q_size, k * k_size, tokens)
+        yield measure_lse(np.abs(q), -np.abs(k) * k_size, tokens)  # lse below 0
 
 
 def make_call(rng, d, tokens):
-    N = len(tokens)
-    q, k = rng.normal(size=(2, N, d))
+    q, k = rng.normal(size=(2, len(tokens), d))
+    return measure_lse(q, k, tokens)
+
+
+def measure_lse(q, k, tokens):
+    N, d = q.shape
     scores = np.where(np.tri(N) > 0, q @ k.T / np.sqrt(d), -np.inf)
     return q, k, np.logaddexp.reduce(scores, axis=1), tokens
 

@@ -9,6 +9,7 @@ import { showToken } from "./ink.js";
 
 /* Mean weight from which on a head has the badge, and its short name. */
 const BADGES = {
+  nan_rows: { least: 1, name: "NaN" }, // queries, not a weight
   sink: { least: 0.5, name: "sink" },
   previous: { least: 0.3, name: "prev" },
   induction: { least: 0.1, name: "ind" },
@@ -133,7 +134,7 @@ export class Gallery {
     const value = (row) => row[this.sort] ?? -Infinity; // what is not known comes last
     const rows = this.places.filter((row) => this.isChosen(row)).sort((a, b) => value(b) - value(a));
     const heads = make("div", "heads order");
-    heads.append(...rows.map((row) => this.makeCard(row, `L${row.layer} h${row.head}`, showNumber(row[this.sort]))));
+    heads.append(...rows.map((row) => this.makeCard(row, `L${row.layer} h${row.head}`, showValue(row, this.sort))));
     return heads;
   }
 
@@ -143,7 +144,7 @@ export class Gallery {
     card.tabIndex = -1;
     const seen = [name, value, ...badges.map((badge) => BADGES[badge].name)].filter(Boolean).join(" ");
     card.setAttribute("aria-label", `${seen}: layer ${row.layer} head ${row.head} ${badges.join(", ")}`);
-    card.title = Object.keys(BADGES).map((key) => `${key} ${showNumber(row[key])}`).join("\n");
+    card.title = Object.keys(BADGES).map((key) => `${key} ${showValue(row, key)}`).join("\n");
     const line = make("span", "line");
     line.append(make("span", "", name));
     if (value) line.append(" ", make("span", "value", value));
@@ -209,6 +210,11 @@ export function badgesOf(row) {
 
 export function showNumber(x) {
   return x === null || x === undefined || Number.isNaN(x) ? "–" : Number(x.toPrecision(3)).toString();
+}
+
+/* A number of the table: null is NaN if a query has it, else no query has the number. */
+export function showValue(row, name) {
+  return row[name] === null && row.nan_rows ? "NaN" : showNumber(row[name]);
 }
 
 /* The card in the nearest other row that is nearest across. */

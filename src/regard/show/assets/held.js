@@ -8,7 +8,7 @@
 
    Next: source.js */
 
-import { weightOf } from "./ink.js";
+import { NAN, weightOf } from "./ink.js";
 import { fromBase64 } from "./source.js";
 
 const SLICE = 8; // ms of work, then others may
@@ -77,7 +77,7 @@ export class HeldSource {
     const high = new Uint8Array(await this.read(`small-${number}`));
     const cells = 2 ** record.small;
     return {
-      codes: Uint16Array.from(high, (byte) => byte && (byte << 8) | 128),
+      codes: Uint16Array.from(high, (byte) => (byte === 1 ? NAN : byte && (byte << 8) | 128)),
       heads: record.heads.length,
       rows: Math.ceil(record.nq / cells),
       columns: Math.ceil(record.nk / cells),
@@ -154,7 +154,7 @@ async function poolCells(head, { level, how, top, left, bottom, right }, signal)
   const larger = (j, weight) => {
     const at = (j - left) >> level;
     seen[at] = 1;
-    if (weight > line[at]) line[at] = weight;
+    line[at] = Math.max(line[at], weight); // NaN stays NaN
   };
   const more = (j, weight) => {
     const at = (j - left) >> level;
@@ -232,21 +232,24 @@ function poolPixel(stored, how, y, x, shift) {
 
 /* A weight as a code, see codes.py. */
 function encode(weight) {
+  if (Number.isNaN(weight)) return NAN;
   if (!(weight >= 2 ** -30)) return 1;
-  return 2 + Math.min(65533, Math.round((Math.log2(weight) + 30) * (65533 / 30)));
+  return 2 + Math.min(65532, Math.round((Math.log2(weight) + 30) * (65532 / 30)));
 }
 
 /* What a pinned row or column says, as the server does. */
 function describeLine(weights, shares) {
   const total = sum(weights);
+  const nan = weights.filter(Number.isNaN).length;
   let bits = 0;
   for (const weight of weights) {
     const part = shares ? weight / total : weight;
     if (part > 0) bits -= part * Math.log2(part);
   }
-  const order = Array.from(weights.keys()).sort((i, j) => weights[j] - weights[i] || i - j);
-  const top = order.slice(0, MOST).filter((index) => weights[index] > 0);
-  return { entropy: Math.max(0, bits), unit: "bits", total, top: top.map((index) => ({ index, weight: weights[index] })) };
+  const order = Array.from(weights.keys()).filter((index) => weights[index] > 0).sort((i, j) => weights[j] - weights[i] || i - j);
+  const top = order.slice(0, MOST).map((index) => ({ index, weight: weights[index] }));
+  const known = nan ? { entropy: null, total: null } : { entropy: Math.max(0, bits), total };
+  return { ...known, unit: "bits", nan, top };
 }
 
 /* Whole numbers from three planes of bytes, each (heads, width, n), as rows (n, width). */

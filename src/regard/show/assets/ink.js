@@ -2,7 +2,8 @@
 
      code 0      masked                          no colour: the hatching shows through
      code 1      below 2^-30                     the first colour
-     code c      log2 p = (c - 2) / 65533 * 30 - 30
+     code c      log2 p = (c - 2) / 65532 * 30 - 30
+     code 65535  not a number                    red, which is on no path of colours
 
    Colours are a path through OKLab along which lightness only falls, or on a dark page
    only rises, so that the order is also seen in grey and by colour-blind readers. The
@@ -18,9 +19,11 @@ const DEEP_TWO = [[0.88, 0.06, 235], [0.55, 0.1, 250], [0.2, 0, 0], [0.56, 0.11,
 const SIZE = 256; // colours of a path
 const CODES = 65536;
 const MASKED = 0;
+export const NAN = 65535;
+const RED = 0xff0000ff; // as an ABGR word
 
 const WEIGHTS = Float64Array.from({ length: CODES }, (_, code) =>
-  code < 2 ? 0 : 2 ** (((code - 2) / 65533) * 30 - 30),
+  code < 2 ? 0 : code === NAN ? NaN : 2 ** (((code - 2) / 65532) * 30 - 30),
 );
 
 export function isMasked(code) {
@@ -39,8 +42,9 @@ export class Ink {
     this.signs = tracePath(dark ? DEEP_TWO : PALE_TWO);
     this.table = new Uint32Array(CODES); // masked stays transparent
     this.table[1] = this.path[0];
-    for (let code = 2; code < CODES; code++) {
-      const power = (((code - 2) / 65533) * 30 - 30) * Math.LOG10E * Math.LN2; // of ten
+    this.table[NAN] = RED;
+    for (let code = 2; code < NAN; code++) {
+      const power = (((code - 2) / 65532) * 30 - 30) * Math.LOG10E * Math.LN2; // of ten
       this.table[code] = this.path[Math.round(Math.max(0, 1 - power / low) * (SIZE - 1))];
     }
   }
@@ -52,11 +56,12 @@ export class Ink {
 
   /* A weight's colour, for CSS. */
   colour(weight) {
-    const word = this.path[Math.round(this.placeOf(weight) * (SIZE - 1))];
+    const word = Number.isNaN(weight) ? RED : this.path[Math.round(this.placeOf(weight) * (SIZE - 1))];
     return `rgb(${word & 255} ${(word >> 8) & 255} ${(word >> 16) & 255})`;
   }
 
   colourDifference(difference) {
+    if (Number.isNaN(difference)) return RED;
     const place = this.placeOf(Math.abs(difference)) * Math.sign(difference);
     return this.signs[Math.round(((place + 1) / 2) * (SIZE - 1))];
   }

@@ -4,7 +4,7 @@
 
    Next: ink.js */
 
-import { badgesOf, make, showNumber } from "./gallery.js";
+import { badgesOf, make, showNumber, showValue } from "./gallery.js";
 import { isMasked, showCount, showToken, showWeight, weightOf } from "./ink.js";
 import { drawPatches, tellSpecial } from "./picture.js";
 
@@ -33,9 +33,10 @@ export class Panel {
   showNumbers() {
     const { sequence, layer, head } = this.at;
     const row = this.meta.table.find((x) => x.sequence === sequence && x.layer === layer && x.head === head) ?? {};
-    const items = NUMBERS.flatMap((name) => [make("dt", "", name), make("dd", "", showNumber(row[name]))]);
+    const items = NUMBERS.flatMap((name) => [make("dt", "", name), make("dd", "", showValue(row, name))]);
     const record = this.page.recordOf(this.at);
-    const badges = badgesOf({ ...row, nk: record.nk });
+    const nan = row.nan_rows ? `NaN in ${showCount(row.nan_rows)} queries` : "";
+    const badges = badgesOf({ ...row, nk: record.nk }).map((badge) => (badge === "nan_rows" ? nan : badge));
     items.push(make("dt", "", "queries"), make("dd", "", showCount(record.nq)));
     items.push(make("dt", "", "keys"), make("dd", "", showCount(record.nk)));
     items.push(make("dt", "", "badges"), make("dd", "", badges.join(", ") || "none"));
@@ -68,7 +69,7 @@ export class Panel {
       const [mine, theirs] = codes.map(weightOf);
       const { layer, head } = this.page.other;
       const more = mine - theirs;
-      const by = more === 0 ? "0" : `${more > 0 ? "+" : "−"}${showWeight(Math.abs(more))}`;
+      const by = Number.isNaN(more) ? "NaN" : more === 0 ? "0" : `${more > 0 ? "+" : "−"}${showWeight(Math.abs(more))}`;
       return `${who} → ${whom}: ${showWeight(mine)}; layer ${layer} head ${head}: ${showWeight(theirs)}; difference ${by}`;
     }
     const value = (this.meta.rounded ? "about " : "") + showWeight(weightOf(codes[0]));
@@ -157,7 +158,7 @@ export class Panel {
     ]);
   }
 
-  showLinks(element, kind, index, { entropy, total, top, weights }, cellOf) {
+  showLinks(element, kind, index, { entropy, total, top, weights, nan }, cellOf) {
     const others = kind === "query" ? "key" : "query";
     const table = make("table");
     table.append(make("caption", "", kind === "query" ? "the keys it looks at most" : "the queries that look at it most"));
@@ -193,7 +194,7 @@ export class Panel {
     const sum = total === null || total === undefined ? "" : `${share} ${showNumber(total)}`;
     element.replaceChildren(
       make("h2", "", `pinned ${this.nameCell(kind, index)}`),
-      make("p", "", [kind === "query" ? spread : "", sum].filter(Boolean).join(" · ")),
+      make("p", "", [kind === "query" ? spread : "", sum, nan ? `NaN in ${showCount(nan)} weights` : ""].filter(Boolean).join(" · ")),
       ...(weights ? this.showPicture(index, weights) : []),
       table,
     );

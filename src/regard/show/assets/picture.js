@@ -24,7 +24,8 @@ export function drawPatches({ rows, columns, special, height, width, rgb }, weig
   const boxOf = (i, j) => [Math.round(j * across), Math.round(i * down), Math.ceil(across), Math.ceil(down)];
   for (let i = 0; i < rows; i++) {
     for (let j = 0; j < columns; j++) {
-      const weight = weights[special + i * columns + j] ?? 0;
+      const at = special + i * columns + j;
+      const weight = at < weights.length ? (weights[at] ?? NaN) : 0; // JSON has null for NaN
       const from = [(j * width) / columns, (i * height) / rows, width / columns, height / rows];
       const box = boxOf(i, j);
       context.fillStyle = ink.colour(weight);
@@ -45,7 +46,7 @@ export function drawPatches({ rows, columns, special, height, width, rgb }, weig
 
 /* Say what the patches cannot show. */
 export function tellSpecial({ special }, weights) {
-  const taken = weights.slice(0, special).reduce((total, x) => total + x, 0);
+  const taken = weights.slice(0, special).reduce((total, x) => total + (x ?? NaN), 0);
   return special ? `${taken.toFixed(3)} on ${special} special token${special > 1 ? "s" : ""}` : "";
 }
 

@@ -1,0 +1,115 @@
+"""Detect in-place changes between the forward and the backward pass.
+
+The backward pass reads masks and biases again, and so does the definition with q, k and
+v. If one of them changed after the forward pass, the gradient would belong to another
+call. So the forward pass notes what it read, and the backward pass compares:
+
+    a tensor           its version counter, which torch increases at every in-place
+                       change, also through a view
+    where(fn)          a checksum of the cells that fn returned, as functions have no
+                       counter and may read anything, a random generator too
+
+Next: by_definition.py
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from regard.arrays import Array, to_numpy
+from regard.definition.contract import Call
+from regard.errors import GradientError
+from regard.masks.algebra import Formula, Mask, Proof
+from regard.masks.primitives import Where
+from regard.masks.tiles import Edges
+
+
+@dataclass(frozen=True)
+class Versions:
+    """Tensors, and the state in which the forward pass read them."""
+
+    noted: tuple[tuple[str, Tensor, int | Tensor], ...]
+
+    def check(self) -> None:
+        """Raise if a tensor was changed in place."""
+        for name, x, before in self.noted:
+            if not is_same(before, note_version(x)):
+                raise GradientError(
+                    f"{name} was changed in place between the call of attend and its "
+                    "backward pass, so the gradient would be that of another call. "
+                    "Write x = x * 2 instead of x.mul_(2), or pass x.clone()."
+                )
+
+
+def note_versions(call: Call, *names: str) -> Versions:
+    """Note the state of the tensors in these fields of a call."""
+    found = ((name, x) for name in names for x in list_tensors(getattr(call, name)))
+    return Versions(tuple((name, x, note_version(x)) for name, x in found))
+
+
+def list_tensors(x: Any) -> Iterator[Tensor]:
+    """Yield a tensor, or those that a formula is made of."""
+    if isinstance(x, Tensor):
+        yield x
+    elif isinstance(x, Formula):
+        for node in x.walk():
+            yield from (y for y in vars(node).values() if isinstance(y, Tensor))
+
+
+def note_version(x: Tensor) -> int | Tensor:
+    """Return the version counter; inference tensors have none, so return a copy."""
+    return x.clone() if x.is_inference() else int(x._version)  # noqa: SLF001
+
+
+def is_same(before: int | Tensor, now: int | Tensor) -> bool:
+    """Tell whether two notes of one tensor agree."""
+    if isinstance(before, Tensor) and isinstance(now, Tensor):
+        return bool(before.equal(now))
+    return before is now or before == now
+
+
+def guard_functions(call: Call) -> Call:
+    """Return the call with a mask that checks what its functions return."""
+    mask = call.mask
+    if not isinstance(mask, Mask) or not any(type(x) is Where for x in mask.walk()):
+        return call
+    return replace(call, mask=Repeatable(mask))
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Repeatable(Mask):
+    """A mask that must return the same cells whenever it is asked for them."""
+
+    mask: Mask
+    known: dict[tuple[int, ...], int] = field(default_factory=dict)  # checksums
+
+    @property
+    def parts(self) -> tuple[Mask, ...]:
+        """The mask itself."""
+        return (self.mask,)
+
+    def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
+        cells = self.mask(b, h, q, k)
+        ends = (int(x) for at in (q, k) for x in (at.min(), at.max()))
+        found = zlib.crc32(np.ascontiguousarray(to_numpy(cells)).data)
+        if self.known.setdefault((*ends, *cells.shape), found) != found:
+            raise GradientError(
+                f"{self.mask!r} allowed other cells in the backward pass than in the "
+                "forward pass, so the gradient would be that of another call. Write a "
+                "function of positions alone: without random numbers, and without data "
+                "that changes."
+            )
+        return cells
+
+    def prove(self, edges: Edges) -> Proof:
+        """Ask the mask itself."""
+        return self.mask.prove(edges)
+
+    def __repr__(self) -> str:
+        return repr(self.mask)

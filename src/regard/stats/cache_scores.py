@@ -1,0 +1,130 @@
+"""Published scores of the keys in a cache: which of them to keep.
+
+    h2o      Σ_i A[i, j], all queries                                 Zhang et al. 2023
+    snapkv   Σ over the last queries of A[i, j], then a mean of neighbours     Li 2024
+    tova     mean over heads of the last row                          Oren et al. 2024
+    kvzip    max over a repetition of the context and a group         Kim et al. 2025
+
+They are what a full cache gives: nothing has been evicted when they are computed.
+
+Next: presets.py
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from regard.arrays import to_numpy
+from regard.errors import OptionError
+from regard.record import Record
+from regard.stats.columns import cut_rows, received
+from regard.stats.features import mark_spans, read_span
+from regard.stats.head_scores import count_after
+from regard.stats.named import Named
+from regard.stats.nonfinite import mark_nonfinite
+from regard.stats.over_queries import Numbers, take
+from regard.stats.reducers import ColumnMax
+from regard.stats.rows import divide
+from regard.stats.text_scores import Span
+from regard.stats.walk import walk
+
+
+def h2o(record: Record) -> Named:
+    """Return what each key received from all queries, (H, Nk), a sum.
+
+    Σ_i A[i, j], the accumulated attention score of Zhang et al. 2023 ("H2O: Heavy-
+    Hitter Oracle"), of each head by itself.
+    """
+    return received(record)
+
+
+def observed_attention(record: Record) -> Named:
+    """Return what each key received over T - j, mean over the group, (groups, Nk).
+
+    Σ_i A[i, j] / (T - j), where T - j queries come at key j or after it: what kvpress
+    computes for H2O in its ObservedAttentionPress. `mean_received` divides by the
+    queries that may see the key.
+    """
+    found = divide(take(received(record)), count_after(record))
+    how = "C: received / (T - j)"
+    named = Named(found, ("head", "key"), how)
+    return named.share(record.k.shape[0], "mean")
+
+
+def snapkv(record: Record, *, last: int = 64, pool: int = 5) -> Named:
+    """Return the score of the keys before the last queries, (H, Nk - last).
+
+    Σ over the last queries of A[i, j], for each query head, then a mean over `pool`
+    keys with zeros outside (Li et al. 2024, "SnapKV", and the average pooling of their
+    code).
+    """
+    scores = sum_window(record, last, pool)
+    how = f"C: sum over the last {last} queries, pooled over {pool} keys"
+    return Named(pool_keys(take(scores), last, pool), ("head", "key"), how)
+
+
+def snapkv_grouped(record: Record, *, last: int = 64, pool: int = 5) -> Named:
+    """Return SnapKV for shared keys, (groups, Nk - last), as kvpress computes it.
+
+    The mean over the last queries and over the query heads of a group in place of the
+    sum, pooled in the same way.
+    """
+    scores = sum_window(record, last, pool).share(record.k.shape[0], "mean")
+    how = f"C: mean over the last {last} queries and the group, pooled over {pool} keys"
+    return Named(pool_keys(take(scores) / last, last, pool), ("group", "key"), how)
+
+
+def sum_window(record: Record, last: int, pool: int) -> Named:
+    """Return what each key received from the last queries, (H, Nk)."""
+    n_q, n = record.q.shape[1], record.k.shape[1]
+    if not 0 < last < n or last > n_q or pool < 1 or pool % 2 == 0:
+        raise OptionError(
+            f"last={last} and pool={pool} for {n_q} queries and {n} keys, expected "
+            "some of these queries, fewer queries than keys, and an odd pool."
+        )
+    return received(record, rows=slice(-last, None))
+
+
+def pool_keys(scores: Numbers, last: int, pool: int) -> Numbers:
+    """Return means over neighbouring keys, without the last keys."""
+    some = torch.as_tensor(scores[:, : scores.shape[1] - last])
+    pooled = torch.nn.functional.avg_pool1d(some, pool, 1, pool // 2)
+    return pooled.numpy()  # type: ignore[no-any-return]
+
+
+def tova(record: Record) -> Named:
+    """Return what the last query gives each key, in the mean of all heads, (Nk,).
+
+    (Oren et al. 2024, "Transformers are Multi-State RNNs", whose code averages the last
+    row over the heads of a layer)
+    """
+    weights = mark_nonfinite(record).weights(slice(-1, None))  # (H, 1, Nk)
+    values = torch.as_tensor(weights).detach().double().mean((0, 1)).numpy()
+    return Named(values, ("key",), "last row, mean over heads")
+
+
+def kvzip(record: Record, context: Span) -> Named:
+    """Return the importance of each key of a context, (groups, keys of the context).
+
+    The largest weight that any query of a second input gives the key, over the query
+    heads of a group. The second input makes the model repeat its context: "Repeat the
+    previous context:", then the context again (Kim et al. 2025, "KVzip", Section 3 and
+    the pseudo code of Appendix A, for a context of one chunk).
+
+    record: context and second input in one sequence
+    context: its span; queries are all that come after it
+    """
+    first, last = read_span(context)
+    rows = np.flatnonzero(to_numpy(record.q_positions) >= last)
+    keys = mark_spans([(first, last)], record.k_positions)[:, 0]
+    if not rows.size or not keys.any():
+        raise OptionError(
+            f"{record.name} has {rows.size} queries after the context {(first, last)} "
+            f"and {keys.sum()} keys in it, expected at least one of each: the record "
+            "of a prompt that repeats its context."
+        )
+    (found,) = walk(cut_rows(record, rows), ColumnMax())
+    how = f"{found.how} after position {last - 1}"
+    named = Named(take(found)[:, keys], ("head", "key"), how)
+    return named.share(record.k.shape[0], "max")

@@ -1,0 +1,219 @@
+"""Published scores of what kind of head it is: one number for each head, or key.
+
+    A[i, j]   weight of query i on key j of one head; T tokens, positions from 0 on
+
+    sink_rate             Σ_{i≥k} A[i, k] / (T - k)                     Gu et al. 2024
+    previous_token        mean of A[i, i-1]                             TransformerLens
+    prefix_matching       mean of A[i, j+1] over j < i of the same token    Olsson 2022
+    duplicate_token       Σ A·P / Σ A, P: earlier same tokens           TransformerLens
+    laplacian_diagonal    Σ_i A[i, j] / (T - j) - A[j, j]               Binkowski 2025
+    largest_logit         max of scale q_i · k_j                        Kimi Team 2025
+
+T - k is how many queries come at key k or after it, whether a mask lets them see it or
+not. The `visible_…` variants divide by the queries that may see the key: in a layer
+with a window these are far fewer.
+
+Next: text_scores.py
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from regard.arrays import constant, namespace, to_numpy
+from regard.errors import OptionError
+from regard.masks.patterns import causal, same, window
+from regard.record import Record
+from regard.stats.cells import induction, offset, weigh
+from regard.stats.columns import mean_received, received
+from regard.stats.named import Named
+from regard.stats.nonfinite import mark_nonfinite
+from regard.stats.over_queries import Numbers, find_missing, max_of, mean_of, take
+from regard.stats.reducers import LargestLogit
+from regard.stats.rows import divide, masked_mass, mass
+from regard.stats.walk import walk
+
+
+def sink_rate(record: Record, *, key: int = 0) -> Named:
+    """Return the importance score of a key, (H,): α_k of Gu et al. 2024.
+
+    α_k = Σ_{i≥k} A[i, k] / (T - k): the weight on key k, averaged over all queries from
+    its own on. A query that a window keeps from seeing it counts as 0. The paper calls
+    a head a sink if α_0 > 0.3 ("When Attention Sink Emerges in Language Models").
+    Generated rows alone are averaged over these rows.
+    """
+    check_key(record, key)
+    first = to_numpy(record.k_positions)[key]
+    rows = np.flatnonzero(to_numpy(record.q_positions) >= first)
+    weights = to_numpy(weigh(record, rows, np.full(rows.size, key)))
+    values = divide(weights.astype("float64").sum(1), np.full(1, float(rows.size)))
+    return Named(values, ("head",), f"D: mean over the {rows.size} queries from {key}")
+
+
+def visible_sink_rate(record: Record, *, key: int = 0) -> Named:
+    """Return the weight on a key, averaged over the queries that may see it, (H,).
+
+    A variant of `sink_rate` for layers with a window, where α_k falls with T.
+    """
+    check_key(record, key)
+    values = take(mean_received(record))[:, key]
+    return Named(values, ("head",), f"C: mean over queries that may see key {key}")
+
+
+def previous_token(record: Record) -> Named:
+    """Return the mean weight on the token before, (H,).
+
+    The mean of the diagonal below the main one, A[i, i-1], over the T - 1 queries that
+    have a token before them, as the tutorials of TransformerLens have it.
+    """
+    return mean_of(offset(record, 1))
+
+
+def previous_token_share(record: Record) -> Named:
+    """Return the share of the weight that is on the token before, (H,).
+
+    Σ A·P / Σ A with P[i, j] = (j == i - 1): `detect_head` of TransformerLens with
+    "previous_token_head" and its default error measure, "mul". The first query counts
+    in the denominator, unlike in `previous_token`.
+    """
+    found = offset(record, 1)
+    total = np.where(find_missing(found), 0, take(found)).sum(1)
+    how = f"{found.how}; sum over the whole mass"
+    return Named(divide(total, sum_mass(record)), ("head",), how)
+
+
+def induction_score(record: Record, tokens: Sequence[int]) -> Named:
+    """Return the mean weight on the key after the last earlier same token, (H,).
+
+    The mean of A[i, j+1], j the last position before i with token_j == token_i, over
+    the queries that have one. On random tokens that are written twice it is the mean of
+    the induction stripe, as `prefix_matching` is; with more repeats, or on a text, only
+    the last occurrence counts here.
+    """
+    return mean_of(induction(record, tokens))
+
+
+def prefix_matching(record: Record, tokens: Sequence[int]) -> Named:
+    """Return the prefix matching score, (H,), of Olsson et al. 2022.
+
+    The mean of all A[i, j+1] with j < i and token_j == token_i: from each token to what
+    followed it in every earlier repeat ("In-context Learning and Induction Heads"). The
+    paper takes 25 random tokens, repeated four times.
+    """
+    ids, at = np.asarray(tokens), to_numpy(record.q_positions)
+    if at.max(initial=-1) >= ids.size:
+        raise OptionError(
+            f"{record.name}: {ids.size} tokens, and a query at position {at.max()}; "
+            "expected the tokens of the whole sequence."
+        )
+    before = np.append(ids.min(initial=0) - 1, ids[:-1])  # the token before each key
+    entries = count_entries(ids, to_numpy(record.k_positions))[at]
+    mask = same(ids, before) & causal()
+    sums = take(masked_mass(record, mask))[:, entries > 0].sum(1)
+    how = "M: mass on what followed earlier same tokens; mean over the entries"
+    return Named(divide(sums, np.full(1, float(entries.sum()))), ("head",), how)
+
+
+def duplicate_token(record: Record, tokens: Sequence[int]) -> Named:
+    """Return the share of the weight on earlier tokens that are the same, (H,).
+
+    Σ A·P / Σ A with P[i, j] = (token_i == token_j and j < i): `detect_head` of
+    TransformerLens with "duplicate_token_head" and its error measure "mul".
+    """
+    found = take(masked_mass(record, same(np.asarray(tokens)) & causal() & ~window(0)))
+    how = "M: mass on earlier equal tokens over all mass"
+    return Named(divide(found.sum(1), sum_mass(record)), ("head",), how)
+
+
+def laplacian_diagonal(record: Record) -> Named:
+    """Return the diagonal of the attention's Laplacian, (H, T), by key.
+
+    L = D - A with D[j, j] = Σ_i A[i, j] / (T - j). If no query looks ahead, L is
+    triangular and its diagonal holds its eigenvalues, of which the authors take the
+    largest (Binkowski et al. 2025, "Hallucination Detection in LLMs Using Spectral
+    Features of Attention Maps"). Their released code differs from the paper: it takes
+    the diagonal of the next layer for the edges of a token to itself.
+    """
+    check_square(record)
+    degree = divide(take(received(record)), count_after(record))
+    values = degree - take(offset(record, 0))
+    return Named(values, ("head", "key"), "C and D: received / (T - j) - diagonal")
+
+
+def visible_laplacian_diagonal(record: Record) -> Named:
+    """Return the same with D[j, j] over the queries that may see key j, (H, T)."""
+    check_square(record)
+    values = take(mean_received(record)) - take(offset(record, 0))
+    return Named(values, ("head", "key"), "C and D: mean received - diagonal")
+
+
+def largest_logit(record: Record) -> Named:
+    """Return the largest attention logit of each head, (H,): S_max of QK-Clip.
+
+    S_max = max over i, j of q_i · k_j / √d (Kimi Team 2025, "Kimi K2: Open Agentic
+    Intelligence"), with the record's scale in place of 1 / √d: before a softcap, which
+    would hide its growth, and without a bias. Only pairs that may see each other count.
+    A batch has the largest of its sequences.
+    """
+    record = mark_nonfinite(record)
+    bias = record.bias
+    if bias is not None:  # what it hides stays hidden
+        hidden = bias == -math.inf
+        bias = namespace(x=bias).where(hidden, bias, constant(0, bias))
+    (found,) = walk(replace(record, softcap=None, bias=bias), LargestLogit())
+    return max_of(found)
+
+
+def largest_softmax_logit(record: Record) -> Named:
+    """Return the largest number that enters the softmax, (H,): capped, with the bias.
+
+    The column "logit" of `seen.table()`.
+    """
+    (found,) = walk(record, LargestLogit())
+    return max_of(found)
+
+
+def check_key(record: Record, key: int) -> None:
+    """Refuse the number of a key that is not there."""
+    n = record.k.shape[1]
+    if not 0 <= key < n:
+        raise OptionError(
+            f"key={key}: {record.name} has {n} keys, expected one of them, from 0 on."
+        )
+
+
+def check_square(record: Record) -> None:
+    """Refuse queries that are other tokens than the keys."""
+    places = to_numpy(record.q_positions), to_numpy(record.k_positions)
+    if not np.array_equal(*places):
+        raise OptionError(
+            f"{record.name} has {len(places[0])} queries and {len(places[1])} keys, "
+            "expected the same tokens: a sequence that looks at itself."
+        )
+
+
+def count_after(record: Record) -> Numbers:
+    """Return how many queries come at each key or after it, (Nk,): T - j."""
+    q, k = np.sort(to_numpy(record.q_positions)), to_numpy(record.k_positions)
+    return (q.size - np.searchsorted(q, k)).astype("float64")
+
+
+def count_entries(ids: Numbers, keys: Numbers) -> Numbers:
+    """Return how many earlier same tokens each token has, whose next one is a key."""
+    there, seen = set(keys.tolist()), dict[int, int]()
+    counts = []
+    for at, token in enumerate(ids.tolist()):
+        counts.append(seen.get(token, 0))
+        seen[token] = seen.get(token, 0) + (at + 1 in there)
+    return np.asarray(counts, dtype=np.int64)
+
+
+def sum_mass(record: Record) -> Numbers:
+    """Return the sum of all weights of each head, (H,)."""
+    whole = mass(record, np.ones((record.k.shape[1], 1)))
+    total: Numbers = take(whole)[..., 0].sum(1)
+    return total

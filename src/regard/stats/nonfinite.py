@@ -1,0 +1,111 @@
+"""Rows whose weights are not numbers, which every statistic must report as NaN.
+
+    weights[i, j] = exp(capped(scale q_i · k_j) + bias_ij - lse_i)
+
+Row i has no weights if lse_i is NaN or +inf, if q_i is not finite, or if it may see a
+key or a bias that is not finite. A row whose lse is -inf is not one of them: its
+weights are 0, because it sees no key, or because all of its scores are -inf.
+
+`mark_nonfinite` sets the lse of these rows to NaN, which then reaches everything that
+is computed from the row, and 0 in place of what is not finite, so that it reaches
+nothing else: neither a row that may not see the key, nor its neighbours in a kernel.
+
+Next: rows.py
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from regard.arrays import Array, constant, convert, namespace, to_numpy
+from regard.masks.algebra import Mask
+from regard.record import Record
+from regard.stats.call import share
+
+SILENT = 1e30  # the lse of a row whose weights are all 0
+CELLS = 2**22  # of a strip in which keys that are not finite are looked up
+
+
+def mark_nonfinite(record: Record) -> Record:
+    """Return a record of finite numbers whose lse is NaN in the rows without weights.
+
+    The record itself is returned if all of its numbers are finite.
+    """
+    rows = find_nonfinite(record)
+    if rows is None:
+        return record
+    xp, bias, lse = namespace(q=record.q), record.bias, record.lse
+    # exp(0 - SILENT) is 0, whatever stood where there is a 0 now
+    without = constant(SILENT, lse), constant(math.nan, lse)
+    if bias is not None:
+        bias = xp.where(bias < math.inf, bias, constant(0, bias))
+    return replace(
+        record,
+        q=fill_zeros(record.q),
+        k=fill_zeros(record.k),
+        lse=xp.where(rows, xp.where(lse == -math.inf, *without), lse),
+        bias=bias,
+    )
+
+
+def find_nonfinite(record: Record) -> Array | None:
+    """Return which rows meet what is not finite, (H, Nq); None if all is finite."""
+    xp, (q, k, lse) = namespace(q=record.q), (record.q, record.k, record.lse)
+    lost = xp.logical_not(lse < math.inf)  # NaN or +inf
+    bias = None if record.bias is None else xp.logical_not(record.bias < math.inf)
+    known = is_finite(q) and is_finite(k) and (bias is None or not bool(xp.any(bias)))
+    if known and not bool(xp.any(lost)):
+        return None
+    lost = lost | xp.any(xp.logical_not(xp.isfinite(q)), axis=-1)
+    if not known:
+        lost = lost | look_up(record, xp.any(xp.logical_not(xp.isfinite(k)), axis=-1))
+    return lost
+
+
+def look_up(record: Record, keys: Array) -> Array:
+    """Return which rows may see one of these keys (Hk, Nk), or a bias not finite."""
+    xp = namespace(q=record.q)
+    keys = share(keys[..., None], record.heads)[:, None, :, 0]  # (H, 1, Nk)
+    mask, bias = record.mask, record.bias
+    bad = keys if bias is None else keys | xp.logical_not(bias < math.inf)
+    some = np.flatnonzero(to_numpy(xp.any(xp.any(bad, axis=0), axis=0)))
+    at = convert(some, record.q)
+    few = replace(
+        record,
+        k=xp.take(record.k, at, axis=1),
+        k_positions=convert(to_numpy(record.k_positions)[some], record.q),
+        mask=mask if mask is None or isinstance(mask, Mask) else mask[:, :, at],
+        bias=None,
+        v=None,
+    )
+    bad = xp.take(bad, at, axis=2)
+    hidden = None if bias is None else xp.take(bias, at, axis=2) == -math.inf
+    step = max(1, CELLS // max(1, record.heads * some.size))
+    strips = [constant(0, record.lse, (record.heads, 0)) > 0]
+    for first in range(0, record.q.shape[1], step):
+        rows = slice(first, first + step)
+        cells, seen = bad if bias is None else bad[:, rows, :], few.allowed(rows)
+        if seen is not None:
+            cells = cells & seen
+        if hidden is not None:
+            cells = cells & xp.logical_not(hidden[:, rows, :])
+        found = xp.any(cells, axis=-1)
+        n = min(step, record.q.shape[1] - first)
+        strips.append(xp.broadcast_to(found, (record.heads, n)))
+    return xp.concat(strips, axis=1)
+
+
+def is_finite(x: Array) -> bool:
+    """Tell whether all numbers are finite: by their sum, if it does not overflow."""
+    xp = namespace(x=x)
+    with np.errstate(all="ignore"):
+        return bool(xp.isfinite(xp.sum(x))) or bool(xp.all(xp.isfinite(x)))
+
+
+def fill_zeros(x: Array) -> Array:
+    """Return 0 in place of what is not finite."""
+    xp = namespace(x=x)
+    return xp.where(xp.isfinite(x), x, constant(0, x))

@@ -1,0 +1,4 @@
+"""Faults put into the reference solutions of the exercises.
+
+Next: run.py
+"""
