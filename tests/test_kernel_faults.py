@@ -15,8 +15,9 @@ from torch import nn
 
 from regard.judge.convention import Convention, read_convention
 from regard.judge.difference import compare
-from regard.judge.judgement import CASES, check
+from regard.judge.judgement import CASES, check, judge
 from regard.judge.sizes import MANY, TOKENS, WIDTHS, spread
+from regard.judge.subject import Subject
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -220,9 +221,12 @@ def test_libraries_own_kernels_are_not_blamed():
     assert check(mapped, level="kernel").ok
     found = [x.name for x in check(sdpa, words, level="kernel").failed]
     assert set(found) <= {"nan_is_not_hidden"}  # of torch's kernel on the CPU
-    report = check(traced, level="complete", limit=120)
+    report = check(traced, level="basic", limit=120)
     assert report.ok, str(report)
     assert "library='jax'" in report.convention
+    subject = Subject(traced, Convention(library="jax"), limit=120)
+    sized = [x for x in CASES if x.name in ("many_heads", "sizes_together")]
+    assert [judge(subject, x).status for x in sized] == ["passed"] * 2
 
 
 def test_an_epsilon_is_not_taken_for_single_precision():
