@@ -224,7 +224,8 @@ def test_libraries_own_kernels_are_not_blamed():
     report = check(traced, level="basic", limit=120)
     assert report.ok, str(report)
     assert "library='jax'" in report.convention
-    subject = Subject(traced, Convention(library="jax"), limit=120)
+    words = Convention(library="jax", precisions=("float32",))
+    subject = Subject(traced, words, limit=120)
     sized = [x for x in CASES if x.name in ("many_heads", "sizes_together")]
     assert [judge(subject, x).status for x in sized] == ["passed"] * 2
 
