@@ -45,8 +45,6 @@ ALSO = {  # mistakes that are two mistakes
     "gives_padding_some_weight": {"mask_per_head"},
     "repairs_nan_forwards_only": {"nan_is_not_hidden"},
 }
-# torch's CPU kernel, which the engine calls, gives 0 for a query of NaN
-ENGINE = {"nan_is_not_hidden"}
 LEVEL = {case.name: case.level for case in CASES}
 BENCHMARK = Path(__file__).parent.parent / "benchmarks" / "check.py"
 PLACE = importlib.util.spec_from_file_location("benchmark_check", BENCHMARK)
@@ -66,7 +64,7 @@ def names(report):
 )
 def test_our_own_attentions_pass_every_case(run, library):
     report = check(speak(run), replace(EVERYTHING, library=library), level="kernel")
-    assert set(names(report)) <= (ENGINE if run is attend else set()), str(report)
+    assert report.ok, str(report)
     assert report.counts["waiting"] == 0
     asked = {x.name for x in report.verdicts if x.status == "passed"}
     assert len(asked) >= 80
@@ -326,7 +324,7 @@ def test_a_kernel_of_one_precision_is_judged_in_it(precision):
     words = replace(EVERYTHING, library="torch", precisions=(precision,))
     for run in (define, attend):
         report = check(speak(run), words, level="kernel")
-        assert set(names(report)) <= (ENGINE if run is attend else set()), str(report)
+        assert report.ok, str(report)
         assert report.counts["passed"] >= 80
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +16,9 @@ from torch import nn
 
 from regard.judge.convention import Convention, read_convention
 from regard.judge.difference import compare
-from regard.judge.judgement import CASES, check
+from regard.judge.judgement import CASES, check, judge
 from regard.judge.sizes import MANY, TOKENS, WIDTHS, spread
+from regard.judge.subject import Subject
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -193,6 +195,10 @@ def mapped(q, k, v):
     return torch.vmap(torch.vmap(one))(*(x.to(wide) for x in (q, k, v))).to(q.dtype)
 
 
+def weigh(x):
+    return torch.softmax(x, -1)
+
+
 @jax.jit
 def traced(q, k, v):
     a, b, c = (x.astype(jax.numpy.float32) for x in (q, k, v))
@@ -220,9 +226,13 @@ def test_libraries_own_kernels_are_not_blamed():
     assert check(mapped, level="kernel").ok
     found = [x.name for x in check(sdpa, words, level="kernel").failed]
     assert set(found) <= {"nan_is_not_hidden"}  # of torch's kernel on the CPU
-    report = check(traced, level="complete", limit=120)
+    report = check(traced, level="basic", limit=120)
     assert report.ok, str(report)
     assert "library='jax'" in report.convention
+    words = Convention(library="jax", precisions=("float32",))
+    subject = Subject(traced, words, limit=120)
+    sized = [x for x in CASES if x.name in ("many_heads", "sizes_together")]
+    assert [judge(subject, x).status for x in sized] == ["passed"] * 2
 
 
 def test_an_epsilon_is_not_taken_for_single_precision():
@@ -266,6 +276,9 @@ def test_the_library_is_read_from_what_a_function_uses():
     def calls_a_helper(q, k, v):
         return softmax(scores(q, k)) @ v
 
+    def calls_torch(q, k, v):
+        return weigh(q @ k.swapaxes(-1, -2)) @ v
+
     def imports_inside(q, k, v):
         import numpy as inside  # noqa: ICN001, PLC0415
 
@@ -291,7 +304,7 @@ def test_the_library_is_read_from_what_a_function_uses():
     numpy = (calls_a_helper, imports_inside, imported_by_name, methods_only, Callable())
     assert {read_convention(x).library for x in numpy} == {"numpy"}
     compiled = torch.compile(torch_methods, backend="eager")
-    tensors = (annotated, torch_methods, Module(), sdpa, compiled)
+    tensors = (annotated, torch_methods, calls_torch, Module(), sdpa, compiled)
     assert {read_convention(x).library for x in tensors} == {"torch"}
     assert read_convention(jax.jit(calls_a_helper)).library == "jax"
 
@@ -314,8 +327,14 @@ def f(q, k, v):
 def test_what_a_function_prints_is_kept_out_of_the_report(tmp_path, form):
     (tmp_path / "noisy.py").write_text(NOISY)
     command = [sys.executable, "-m", "regard", "check", "noisy:f", "--level", "basic"]
+    buffered = {x: y for x, y in os.environ.items() if x != "PYTHONUNBUFFERED"}
     done = subprocess.run(
-        [*command, form, "-"], cwd=tmp_path, capture_output=True, text=True, check=False
+        [*command, form, "-"],
+        cwd=tmp_path,
+        env=buffered,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert {"--json": "{", "--markdown": "## f", "--junit": "<?xml"}[form] == (
