@@ -3,8 +3,9 @@
     python benchmarks/faults.py           judges 200, writes faults.json, docs/check.md
     python benchmarks/faults.py 7 40      seed 7, 40 faults: prints only
 
-Each kernel is one of faulty.py. It counts only if some call shows that it is wrong: the
-kernel without the fault agrees with the definition there, and the faulty one does not.
+Each kernel is one of faulty_kernels.py. It counts only if some call shows that it is
+wrong: the kernel without the fault agrees with the definition there, the faulty one
+does not.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from faulty import KINDS, Fault, draw_fault, make_kernel
+from faulty_kernels import KINDS, Fault, draw_fault, make_kernel
 from marks import fill
 
 from regard.judge.difference import TOLERANCE, compare

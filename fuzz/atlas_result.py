@@ -36,6 +36,7 @@ def check(data: bytes) -> None:
         folder = Path(name)
         (folder / TABLE).write_bytes(data)
         (folder / EXAMPLES).write_bytes(b"[]")
+        (folder / "about.json").write_text('{"plan": {}}', "utf-8")
         table = read_table(folder)
         for statistic in table.statistics:
             shown = draw_table(table, statistic)

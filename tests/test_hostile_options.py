@@ -290,13 +290,22 @@ def test_keys_without_a_batch_when_heads_are_as_many_as_batches(mask):
     close(attend(q, k, v, mask).out, attention(q, k, v, mask).out)
 
 
+def test_lse_has_the_batches_of_v_and_can_be_written():
+    q, k, v = (x.numpy() for x in make(1, 2, 5, 4))
+    assert attention(q, k, v).lse.flags.writeable
+    for block in (None, 2):
+        done = attention(q, k, np.concatenate([v, -v]), block=block)
+        assert done.lse.shape == done.out.shape[:-1] == (2, 2, 5)
+
+
 def test_a_long_chain_of_masks_is_not_a_deep_tree():
-    some = functools.reduce(operator.or_, [keys(i, i + 1) for i in range(10)] * 200)
-    every = functools.reduce(operator.and_, [~some] * 2000)
+    ones = [keys(i, i + 1) for i in range(10)] * 200
+    some = functools.reduce(operator.or_, ones)
+    none = functools.reduce(operator.and_, [~x for x in ones])
     bias = functools.reduce(operator.add, [table(np.zeros((1, 3)))] * 2000)
     assert repr(some).count("keys") == 2000
     assert some.tiles((20, 20), block=10).kinds[0, 0].tolist() == [[1, 0], [1, 0]]
-    assert (every.dense((20, 20)) == (np.arange(20) >= 10)).all()
+    assert (none.dense((20, 20)) == (np.arange(20) >= 10)).all()
     x = np.random.default_rng(0).normal(size=(20, 4))
     done = attention(x, x, x, some, bias=bias)
     np.testing.assert_allclose(done.out, attention(x, x[:10], x[:10]).out)

@@ -36,7 +36,7 @@ def load(name):
 
 
 FAULTS = load("faults")
-FAULTY = sys.modules["faulty"]
+FAULTY = sys.modules["faulty_kernels"]
 
 
 def test_random_faults_are_noticed():

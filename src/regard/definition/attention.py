@@ -140,8 +140,9 @@ def attend(
     weights = step("weights", parts / total)
     lse = xp.where(empty, constant(-math.inf, top), top + xp.log(total))[..., 0]
 
-    out = pair(weights, v)  # v may have more batches than q and k
-    lse = xp.broadcast_to(lse, out.shape[:-1])
+    out = pair(weights, v)
+    if lse.shape != out.shape[:-1]:  # v has more batches than q and k
+        lse = xp.broadcast_to(lse, out.shape[:-1])
     return Attended(out, lse, scores, capped, logits, weights)
 
 
