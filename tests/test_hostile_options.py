@@ -232,7 +232,7 @@ MASKS = {
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 @pytest.mark.parametrize("name", MASKS)
-def test_compiled_calls_with_a_plan_break_the_graph_and_are_right(name):
+def test_a_call_with_a_plan_compiles_with_a_graph_break(name):
     torch.compiler.reset()
     options = MASKS[name]
     compiled = torch.compile(
@@ -357,13 +357,44 @@ def test_scores_beyond_float32_before_the_scale(sign, mask):
     torch.testing.assert_close(*grads)
 
 
-def test_zeros_stay_on_the_fused_kernel(monkeypatch):
+@pytest.fixture
+def fused(monkeypatch):
+    """Fail if the definition runs in the place of the kernel."""
     choose = sys.modules["regard.engine.choose"]  # the package has a function so named
     monkeypatch.setattr(choose, "run_definition", pytest.fail)
+
+
+@pytest.mark.parametrize("mask", [None, causal(), WINDOW])
+def test_zeros_stay_on_the_fused_kernel(fused, mask):
     zero = torch.zeros(1, 1, 20, 8)
-    for mask in (None, causal(), WINDOW):
-        lse = attend(zero, zero, zero, mask).lse
-        torch.testing.assert_close(lse, attention(zero, zero, zero, mask).lse)
+    lse = attend(zero, zero, zero, mask).lse
+    torch.testing.assert_close(lse, attention(zero, zero, zero, mask).lse)
+
+
+@pytest.mark.parametrize("scale", [-1.0, 0.0])
+def test_scales_of_0_and_less_stay_on_the_fused_kernel(fused, scale):
+    q, k, v = make(1, 2, 20, 8)
+    expected = attention(q, k, v, causal(), scale=scale)
+    close(attend(q, k, v, causal(), scale=scale).lse, expected.lse)
+
+
+@pytest.mark.parametrize("mask", [None, causal() | keys(0, 300)])
+def test_values_whose_sum_is_beyond_float32(mask):
+    q, k, v = make(1, 1, 400, 8, dtype=torch.float32)
+    v = v.abs() * 3e37
+    done, expected = attend(q, k, v, mask), attention(q, k, v, mask)
+    assert expected.out.isfinite().all()
+    torch.testing.assert_close(done.out, expected.out, atol=0, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_halves_under_autocast(dtype):
+    q, k, v = make(1, 1, 600, 8, dtype=dtype, grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        done = attend(q, k, v, WINDOW)
+        (done.out.sum() + done.lse.sum()).backward()
+    expected = attention(*(x.double() for x in (q, k, v)), WINDOW)
+    torch.testing.assert_close(done.lse.double(), expected.lse, atol=1e-2, rtol=1e-2)
 
 
 def test_a_sink_of_infinity_is_nan_as_in_the_definition():
