@@ -347,7 +347,7 @@ def ask_mapped(call: HostileCall, rng: Rng) -> bool:
 def ask_statistics(call: HostileCall, rng: Rng) -> bool:
     """Compare statistics of a record with its dense weights."""
     error = bound_error(call)  # None: lse is rounded to more than 1
-    record = None if error is None or overflows(call) else make_record(call, rng)
+    record = None if error is None or is_huge(call) else make_record(call, rng)
     if record is None:
         return False
     with np.errstate(all="ignore"):
