@@ -221,7 +221,7 @@ MUTATIONS = [
     Mutation("engine: sums that overflow go unnoticed", "engine/flash.py", " + out.sum(dtype=lse.dtype)", ""),
     Mutation("engine: autocast joins halves", "engine/choose.py", "suppress(RangeError), without_autocast(call.q)", "suppress(RangeError)"),
     Mutation("engine: changes in place go unnoticed", "engine/in_place.py", "if not is_same(before, note_version(x)):", "if False:"),
-    Mutation("engine: data of formulas goes unnoticed", "engine/in_place.py", "elif isinstance(x, Formula):", "elif False:"),
+    Mutation("engine: data of formulas goes unnoticed", "engine/in_place.py", "elif isinstance(x, Formula | tuple):", "elif False:"),
     Mutation("engine: functions may change", "engine/in_place.py", "!= found:", "is None:"),
     Mutation("engine: no versions of masks", "engine/tiles.py", "ctx.versions.check()", "pass"),
     Mutation("engine: second derivatives of constants", "engine/tiles.py", "if torch.is_grad_enabled() and not torch.compiler.is_compiling():", "if False:"),

@@ -28,9 +28,9 @@ from regard.definition.attention import Attended, Edits, check_steps, define
 from regard.definition.contract import Call, read_call
 from regard.engine.by_definition import BLOCK, run_definition
 from regard.engine.flash import RangeError, attend_part
-from regard.engine.in_place import guard_functions
+from regard.engine.in_place import guard_functions, list_tensors
 from regard.engine.tiles import CAUSAL, Fused, is_causal, plan, run_strips
-from regard.masks.algebra import Formula, Mask
+from regard.masks.algebra import Mask
 from regard.masks.biases import Bias
 from regard.masks.grid import Start
 from regard.masks.tiles import FULL, prove_tiles
@@ -134,13 +134,7 @@ def simplify(call: Call) -> Call:
 
 def learns(bias: Any) -> bool:
     """Tell whether a bias, or anything that its formula holds, wants a gradient."""
-    if not torch.is_grad_enabled() or bias is None:
-        return False
-    if isinstance(bias, Tensor):
-        return bool(bias.requires_grad)
-    if isinstance(bias, Formula):
-        return any(learns(x) for node in bias.walk() for x in vars(node).values())
-    return False
+    return torch.is_grad_enabled() and any(x.requires_grad for x in list_tensors(bias))
 
 
 def attend(

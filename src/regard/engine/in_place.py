@@ -54,12 +54,12 @@ def note_versions(call: Call, *names: str) -> Versions:
 
 
 def list_tensors(x: Any) -> Iterator[Tensor]:
-    """Yield a tensor, or those that a formula is made of."""
+    """Yield a tensor, or those that a formula holds, at any depth."""
     if isinstance(x, Tensor):
         yield x
-    elif isinstance(x, Formula):
-        for node in x.walk():
-            yield from (y for y in vars(node).values() if isinstance(y, Tensor))
+    elif isinstance(x, Formula | tuple):
+        for part in vars(x).values() if isinstance(x, Formula) else x:
+            yield from list_tensors(part)
 
 
 def note_version(x: Tensor) -> int | Tensor:
