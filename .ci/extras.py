@@ -21,7 +21,7 @@ PAGE = ROOT / "docs/install.md"
 MARK = "<!-- measured by .ci/extras.py -->\n"
 FOR = {
     "base": "the definition, masks, `explain`, `regard learn`, `regard check`",
-    "show": "figures: `.figure()`, `regard.show.figure`, loss curves",
+    "show": "figures: `regard.show.figure`, loss curves",
     "torch": "the engine, models, `regard.watch`; `regard show`, `generate`, `train`",
     "serve": "the map in a browser: `seen.show()`, `regard show … --map`",
     "notebook": "the map in a cell: `seen.widget()`",

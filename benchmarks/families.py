@@ -24,7 +24,7 @@ sys.path.insert(0, str(HERE.parent / "tests"))
 from families import FAMILIES  # noqa: E402
 from test_lens import BANDS, BLIND, FLAT, MANY, compare, run  # noqa: E402
 
-from regard.lens.watch import watch  # noqa: E402
+from regard.seen import watch  # noqa: E402
 
 MARK = "<!-- benchmark:families -->"
 

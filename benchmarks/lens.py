@@ -35,7 +35,7 @@ from smollm import find_smollm
 from transformers import AutoModelForCausalLM
 from transformers import logging as transformers_logging
 
-from regard.lens.watch import watch
+from regard.seen import watch
 
 HERE = Path(__file__).parent
 NOT_RUN = "not run"  # who died at half of the length

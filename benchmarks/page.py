@@ -35,7 +35,7 @@ EMPTY = "() => !!document.querySelector('a.card .small:empty')"
 def measure(browser: Page, seen: Seen, **options: Any) -> dict[str, Any]:
     """Make a page, write it and open it."""
     begin = time.perf_counter()
-    page = make_page(seen, **options)
+    page = make_page(seen.recording, **options)
     made = time.perf_counter() - begin
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "map.html"

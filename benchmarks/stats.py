@@ -28,9 +28,9 @@ from memory import read_peak, reset_peak
 from rich.progress import track
 
 from regard.engine.choose import attend
-from regard.lens.watch import watch
 from regard.masks.patterns import causal, window
 from regard.record import Record
+from regard.seen import watch
 from regard.stats.cells import offset
 from regard.stats.columns import mean_received, received
 from regard.stats.plan import make_plan

@@ -108,12 +108,12 @@ def take(browser: Browser, shot: Shot, seen: Seen, folder: Path) -> None:
 def host(shot: Shot, seen: Seen) -> Iterator[str]:
     """Give the address of a server, or of a file."""
     if not shot.file:
-        with start(seen) as running:
+        with start(seen.recording) as running:
             yield running.url
         return
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "map.html"
-        make_page(seen).write(path)
+        make_page(seen.recording).write(path)
         yield path.as_uri()
 
 

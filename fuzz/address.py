@@ -21,7 +21,6 @@ from hunt import Target, main
 from playwright.sync_api import sync_playwright
 from question import make_source
 
-from regard.seen import Seen
 from regard.show.server import start
 
 KEYS: tuple[str, ...] = ()
@@ -56,7 +55,7 @@ STACK = ExitStack()
 @cache
 def open_page() -> Any:
     """Return a page that shows a small recording; before any limit of memory is set."""
-    url = STACK.enter_context(start(Seen(make_source().recording))).url
+    url = STACK.enter_context(start(make_source().recording)).url
     tool = STACK.enter_context(sync_playwright())
     path = shutil.which("chromium") or shutil.which("chromium-browser")
     browser = tool.chromium.launch(executable_path=path, args=["--disable-gpu"])

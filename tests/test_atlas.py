@@ -31,7 +31,7 @@ from regard.atlas.table import compare, read_table
 from regard.atlas.tally import tally_nothing
 from regard.atlas.text import tell_left_out
 from regard.errors import FileError, OptionError, RegardError
-from regard.lens.watch import watch
+from regard.seen import watch
 from regard.stats.table import make_table, measure_rows
 
 HERE = Path(__file__).parent

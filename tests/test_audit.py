@@ -21,7 +21,6 @@ from regard.lens import evidence
 from regard.lens.audit import audit
 from regard.lens.compare import compare
 from regard.lens.finding import ADVICE
-from regard.lens.watch import watch
 from regard.masks.patterns import (
     array,
     causal,
@@ -33,6 +32,7 @@ from regard.masks.patterns import (
     window,
 )
 from regard.record import Covered, Record, Recording
+from regard.seen import watch
 
 WIDTH, HEADS, SHARED, HEAD = 32, 4, 2, 8
 TOKENS = torch.arange(24).reshape(2, 12) % 11

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import (
 from regard.definition.attention import Attended
 from regard.engine import tiles
 from regard.errors import OptionError
-from regard.masks.grid import evaluate
+from regard.masks.formula import evaluate
 from regard.nn import attention
 from regard.nn.cache import Cache
 from regard.nn.decoder import CausalTransformer

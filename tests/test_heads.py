@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from regard.lens.intervene import effect
-from regard.lens.watch import watch
 from regard.nn.weights import load
+from regard.seen import watch
 from regard.stats.cells import offset
 from regard.stats.table import make_table
 

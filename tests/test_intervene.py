@@ -26,11 +26,11 @@ from regard.errors import OptionError
 from regard.lens.edit import CUTTERS, PASSING
 from regard.lens.intercept import INSIDE, PATCHED
 from regard.lens.intervene import Effect, effect, knock_out
-from regard.lens.watch import watch
 from regard.masks.biases import alibi
 from regard.nn.decoder import CausalTransformer
 from regard.nn.generation import generate
 from regard.plain.config import Config
+from regard.seen import watch
 from regard.spans import Span
 
 HEADS, WIDTH, D = 4, 32, 8

@@ -19,11 +19,11 @@ from torch.overrides import _get_current_function_mode_stack as list_modes
 from transformers.models.llama import modeling_llama
 
 from regard.errors import OptionError
-from regard.lens.watch import read_valid, watch
+from regard.lens.watch import read_valid
 from regard.nn.decoder import CausalTransformer
 from regard.nn.generation import generate
 from regard.plain.config import Config
-from regard.seen import open_seen
+from regard.seen import open_seen, watch
 
 BLIND = {"reformer", "written-hidden"}  # no softmax, no kernel: named, not seen
 LISTS = (list, tuple, type({}.values()), type(OrderedDict().values()))

@@ -13,7 +13,7 @@ from regard import masks
 from regard.definition.position import alibi_slopes
 from regard.errors import MaskError, PositionError
 from regard.masks.__main__ import main
-from regard.masks.grid import evaluate, read_start
+from regard.masks.formula import evaluate, read_start
 from regard.masks.tiles import EMPTY, FULL, UNDECIDED
 
 IDS = [0, 0, 0, 1, 1, 2, 2, 2]

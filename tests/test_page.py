@@ -127,14 +127,12 @@ def test_runs_of_a_mask_give_the_mask_again():
         assert (np.array(found) == right).all(), name
 
 
-def make_seen(*records, texts=("a", "b")):
-    return Seen(
-        Recording(
-            model="Tiny",
-            records=tuple(records),
-            sequences=(0,) * len(records),
-            texts=(tuple(texts),),
-        )
+def make_recording(*records, texts=("a", "b")):
+    return Recording(
+        model="Tiny",
+        records=tuple(records),
+        sequences=(0,) * len(records),
+        texts=(tuple(texts),),
     )
 
 
@@ -144,8 +142,8 @@ def read_meta(page):
 
 
 def test_a_page_holds_the_heads_that_are_wanted():
-    seen = make_seen(*(replace(draw(), name=f"layer.{i}") for i in range(3)))
-    whole, some = make_page(seen), make_page(seen, heads={2: [3, 1], 0: [0]})
+    recording = make_recording(*(replace(draw(), name=f"layer.{i}") for i in range(3)))
+    whole, some = make_page(recording), make_page(recording, heads={2: [3, 1], 0: [0]})
     assert (whole.heads, some.heads) == (12, 3)
     assert some.size < whole.size
     meta = read_meta(some)
@@ -157,55 +155,54 @@ def test_a_page_holds_the_heads_that_are_wanted():
     assert rows == {(0, 0), (2, 1), (2, 3)}
     for heads, words in (({7: [0]}, "no layer 7"), ({0: [4]}, "no head 4")):
         with pytest.raises(OptionError, match=words):
-            make_page(seen, heads=heads)
+            make_page(recording, heads=heads)
 
 
 def test_a_page_stays_below_its_limit_or_says_what_to_do():
-    seen = make_seen(draw((300, 300), heads=8, shared=8, mask=causal()))
-    whole = make_page(seen, limit=10**9)
+    recording = make_recording(draw((300, 300), heads=8, shared=8, mask=causal()))
+    whole = make_page(recording, limit=10**9)
     assert "exact" in str(whole)
     assert read_meta(whole)["rounded"] is None
     limit = int(0.75 * whole.size)
-    page = make_page(seen, limit=limit)
+    page = make_page(recording, limit=limit)
     assert 0.9 * limit < page.size <= limit
     assert f"{page.worst:.2%}" in str(page)
     assert read_meta(page)["rounded"] == {"typical": page.typical, "worst": page.worst}
     with pytest.raises(OptionError, match=r"limit is 0.1 MB. Give fewer heads"):
-        make_page(seen, limit=100_000)
+        make_page(recording, limit=100_000)
 
 
 def test_a_long_bias_is_refused_in_a_sentence():
     record = draw((4, 2049), heads=1, shared=1, bias=bias(1, (4, 2049)))
     with pytest.raises(OptionError, match="holds it up to 2048 tokens"):
-        make_page(make_seen(record))
+        make_page(make_recording(record))
 
 
 def test_padding_alone_has_no_cells():
     none = draw((0, 0))
-    seen = Seen(
-        Recording(model="Tiny", records=(none, draw(), none), sequences=(0, 1, 2))
-    )
-    assert [x["sequence"] for x in read_meta(make_page(seen))["records"]] == [1]
+    records = (none, draw(), none)
+    recording = Recording(model="Tiny", records=records, sequences=(0, 1, 2))
+    assert [x["sequence"] for x in read_meta(make_page(recording))["records"]] == [1]
     with pytest.raises(OptionError, match="nothing to show"):
-        make_page(make_seen(none))
+        make_page(make_recording(none))
     other = replace(none, name="other")  # a layer that never had any
-    meta = read_meta(make_page(make_seen(draw(), other)))
+    meta = read_meta(make_page(make_recording(draw(), other)))
     assert [x["name"] for x in meta["layers"]] == [draw().name, "other"]
 
 
 def test_heads_may_be_numbers_of_numpy():
-    page = make_page(make_seen(draw()), heads={np.int64(0): np.asarray([1])})
+    page = make_page(make_recording(draw()), heads={np.int64(0): np.asarray([1])})
     assert read_meta(page)["records"][0]["heads"] == [1]
 
 
 def test_nothing_recorded_is_no_page():
     with pytest.raises(OptionError, match="nothing to show"):
-        make_page(make_seen())
+        make_page(make_recording())
 
 
 def test_only_our_script_and_style_may_run():
     hostile = ("</script><script>alert(1)</script>", "\ud83d", "<!--", "x" * 10_000)
-    page = make_page(make_seen(draw((4, 4), heads=2), texts=hostile))
+    page = make_page(make_recording(draw((4, 4), heads=2), texts=hostile))
     html = page.html.decode()
     assert "<script>alert" not in html
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', html)[1]
@@ -231,6 +228,6 @@ def test_modules_have_only_the_two_forms_that_are_joined():
 
 
 def test_the_file_is_what_was_said(tmp_path):
-    page = make_seen(draw((9, 9))).page(tmp_path / "map.html")
+    page = Seen(make_recording(draw((9, 9)))).page(tmp_path / "map.html")
     assert (tmp_path / "map.html").read_bytes() == page.html
     assert (tmp_path / "map.html").stat().st_size == page.size

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_server import SEEN
+from test_server import RECORDING
 from tokenizers import Tokenizer as Core
 from tokenizers.models import BPE
 
@@ -137,7 +137,7 @@ import regard.show.page, regard.nn.weights, regard.seen, transformers
 sys.addaudithook(hear)
 for path in sys.argv[1:]:
     if path.endswith(".regard"):
-        regard.show.page.make_page(regard.seen.open_seen(path))
+        regard.show.page.make_page(regard.open(path).recording)
     else:
         regard.nn.weights.load(path)
 quiet = list(heard)
@@ -216,7 +216,7 @@ def test_a_tokenizer_that_panics_is_told_in_a_sentence(verb, tmp_path):
 
 
 def test_names_in_a_recording_cannot_steer_the_terminal(tmp_path):
-    record, path = SEEN.records[0], tmp_path / "a"
+    record, path = RECORDING.records[0], tmp_path / "a"
     covered = Covered(name="a", door="sdpa", reason="it\n\tis so")
     good = Recording(model="M", records=(record,), sequences=(0,), coverage=(covered,))
     save_recording(path, good)
@@ -234,10 +234,10 @@ def test_names_in_a_recording_cannot_steer_the_terminal(tmp_path):
 
 def test_a_page_says_that_it_holds_the_text():
     small = replace(
-        SEEN.recording,
+        RECORDING,
         records=(
             replace(
-                SEEN.records[0],
+                RECORDING.records[0],
                 q=torch.zeros(2, 3, 8),
                 k=torch.zeros(1, 3, 8),
                 lse=torch.zeros(2, 3),
@@ -246,12 +246,12 @@ def test_a_page_says_that_it_holds_the_text():
             ),
         ),
     )
-    html = make_page(type(SEEN)(small)).html
+    html = make_page(small).html
     assert b'"note":"this file holds the text that the model read"' in html
 
 
 def test_the_map_listens_at_this_machine_alone():
-    with start(SEEN) as running:
+    with start(RECORDING) as running:
         until = time.monotonic() + 10
         while not running.server.started and time.monotonic() < until:
             time.sleep(0.01)

@@ -42,7 +42,7 @@ HOSTILE = (
 )
 
 
-def make_seen(n=300, texts=HOSTILE):
+def make_recording(n=300, texts=HOSTILE):
     """Return a recording of two heads, and the weights of the second."""
     rng = np.random.default_rng(3)
     q, k = rng.normal(size=(2, n, 8)), rng.normal(size=(1, n, 8))
@@ -68,16 +68,16 @@ def make_seen(n=300, texts=HOSTILE):
         tokens=(tuple(range(len(texts))),),
         texts=(texts,),
     )
-    return Seen(recording), np.exp(logits - lse[..., None])[1]
+    return recording, np.exp(logits - lse[..., None])[1]
 
 
-SEEN, WEIGHTS = make_seen()
+RECORDING, WEIGHTS = make_recording()
 HEAD = {"sequence": 0, "layer": 0, "head": 1}
 
 
 @pytest.fixture(scope="module")
 def running():
-    with start(SEEN) as it:
+    with start(RECORDING) as it:
         yield it
 
 
@@ -147,7 +147,7 @@ def test_assets_come_from_a_table(running, tmp_path, monkeypatch):
     for name in ("map.js", "map.css", "index.html", "secret.txt"):
         (tmp_path / name).write_text(f"this is {name}")
     monkeypatch.setattr(module, "ASSETS", tmp_path)
-    with start(SEEN) as other:
+    with start(RECORDING) as other:
         for name, kind in (("map.js", "text/javascript"), ("map.css", "text/css")):
             url = other.url.replace("/?", f"/assets/{name}?")
             answer = httpx.get(url)
@@ -269,7 +269,7 @@ def test_errors_are_a_sentence(client, path, asked, status, words):
 
 def test_what_goes_wrong_inside_is_said_and_logged(monkeypatch, caplog):
     monkeypatch.setattr(module.Source, "row", lambda *_: 1 / 0)
-    with start(SEEN) as it:
+    with start(RECORDING) as it:
         url = it.url.replace("/?", "/api/row?sequence=0&layer=0&head=0&query=0&")
         answer = httpx.get(url)
     assert answer.status_code == 500
@@ -284,7 +284,7 @@ def test_what_is_not_ready_is_to_be_asked_again(monkeypatch):
         raise errors.pop()
 
     monkeypatch.setattr(module.Source, "gallery", refuse)
-    with start(SEEN) as it:
+    with start(RECORDING) as it:
         url = it.url.replace("/?", "/api/gallery?sequence=0&layer=0&")
         answers = [httpx.get(url) for _ in range(2)]
     assert [x.status_code for x in answers] == [503, 503]
@@ -468,7 +468,7 @@ def is_dropped(wire):
 
 def test_fifty_slow_clients_do_not_stop_a_good_one(monkeypatch):
     monkeypatch.setattr(module, "SECONDS", 1.0)
-    with start(SEEN) as it, ExitStack() as stack:
+    with start(RECORDING) as it, ExitStack() as stack:
         begun = time.monotonic()
         wires = [stack.enter_context(x) for x in open_slow(it.url, 50)]
         url = it.url.replace("/?", "/api/row?sequence=0&layer=0&head=0&query=9&")
@@ -486,7 +486,7 @@ def test_fifty_slow_clients_do_not_stop_a_good_one(monkeypatch):
 
 def test_of_too_many_clients_the_idle_ones_go(monkeypatch):
     monkeypatch.setattr(module, "CLIENTS", 20)
-    with start(SEEN) as it, ExitStack() as stack:
+    with start(RECORDING) as it, ExitStack() as stack:
         wires = [stack.enter_context(x) for x in open_slow(it.url, 50)]
         assert httpx.get(it.url.replace("/?", "/api/meta?")).status_code == 200
         assert len(it.server.server_state.connections) <= 21
@@ -495,7 +495,7 @@ def test_of_too_many_clients_the_idle_ones_go(monkeypatch):
 
 def test_a_client_that_does_not_read_is_dropped(monkeypatch):
     monkeypatch.setattr(module, "SECONDS", 0.3)
-    large, _ = make_seen(texts=("x" * 20_000_000,))
+    large, _ = make_recording(texts=("x" * 20_000_000,))
     with start(large) as it, socket.socket() as wire:
         parts = urlsplit(it.url)
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -519,14 +519,14 @@ def test_an_answer_may_take_more_time_than_a_client_may_be_silent(monkeypatch):
         return slow(*given)
 
     monkeypatch.setattr(module.Source, "row", row)
-    with start(SEEN) as it:
+    with start(RECORDING) as it:
         url = it.url.replace("/?", "/api/row?sequence=0&layer=0&head=0&query=9&")
         assert httpx.get(url).status_code == 200
 
 
 def test_it_ends_with_all_its_threads():
     before = set(threading.enumerate())
-    with start(SEEN) as it:
+    with start(RECORDING) as it:
         httpx.get(it.url.replace("/?", "/api/meta?"))
     assert set(threading.enumerate()) <= before
     with pytest.raises(httpx.ConnectError):
@@ -534,7 +534,7 @@ def test_it_ends_with_all_its_threads():
 
 
 def test_two_servers_have_two_tokens_and_two_cookies():
-    with start(SEEN) as one, start(SEEN) as two, httpx.Client() as client:
+    with start(RECORDING) as one, start(RECORDING) as two, httpx.Client() as client:
         assert one.url != two.url
         for it in (one, two):
             client.get(it.url)
@@ -549,7 +549,7 @@ import sys, webbrowser
 from regard.seen import open_seen
 from regard.show.server import serve
 webbrowser.open = lambda url: print("browser at", url, flush=True)
-serve(open_seen(sys.argv[1]), browser=len(sys.argv) > 2)
+serve(open_seen(sys.argv[1]).recording, browser=len(sys.argv) > 2)
 print("ended")
 """
 
@@ -560,13 +560,13 @@ def test_ctrl_c_leaves_no_process_and_no_file(tmp_path, moment):
     at, rng = torch.arange(n), torch.Generator().manual_seed(0)
     arrays = {name: torch.randn(8, n, 64, generator=rng) for name in "qk"}
     record = replace(
-        SEEN.records[0],
+        RECORDING.records[0],
         **arrays,
         lse=torch.zeros(8, n),
         q_positions=at,
         k_positions=at,
     )
-    recording = replace(SEEN.recording, records=(record,), texts=(("a",),))
+    recording = replace(RECORDING, records=(record,), texts=(("a",),))
     path = tmp_path / "run.regard"
     Seen(recording).save(path)
     command = [sys.executable, "-c", SERVE, path.name]

@@ -9,10 +9,10 @@ import torch
 from test_lens import flatten
 from transformers import AutoModel, AutoModelForCausalLM
 
-from regard.lens.watch import watch
 from regard.nn.generation import generate
 from regard.nn.weights import load, read_weights
 from regard.plain import Decoder
+from regard.seen import watch
 
 TEXT = (Path(__file__).parent.parent / "LICENSE").read_text(encoding="utf-8")
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from regard.errors import OptionError
-from regard.lens.watch import watch
 from regard.nn.weights import load
+from regard.seen import watch
 from regard.spans import Span, find_spans
 
 TEXT = "Be brief. Why is the sky blue?"

@@ -13,7 +13,6 @@ from regard.nn.tasks import Copy
 from regard.nn.train import Plan, train
 from regard.plain.config import Config
 from regard.record import Record, Recording
-from regard.seen import Seen
 from regard.show.curve import draw
 from regard.show.training import Film, draw_training, plot_training
 
@@ -119,7 +118,7 @@ def make_film(*steps):
             name="blocks.1", q=q, k=k, lse=done.lse, scale=1.0,
             q_positions=at, k_positions=at, mask=regard.causal(),
         )  # fmt: skip
-        seen[n] = Seen(Recording(model="m", records=(record,), sequences=(0,)))
+        seen[n] = Recording(model="m", records=(record,), sequences=(0,))
         weights[n] = weigh(record)
     return Film(None, np.arange(4), steps, seen), weights
 

@@ -19,7 +19,7 @@ import numpy as np
 from draw import HostileCall, Rng
 
 from regard import attention, window
-from regard.masks.algebra import Formula
+from regard.masks.formula import Formula
 from regard.record import Record
 from regard.stats.cells import offset
 from regard.stats.columns import received

@@ -15,9 +15,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from regard.judge.judgement import check
-    from regard.lens.watch import watch
     from regard.nn.weights import load
     from regard.seen import open_seen as open  # noqa: A004
+    from regard.seen import watch
 else:
 
     def __getattr__(name: str) -> Any:
@@ -44,7 +44,7 @@ LATER = {
     "open": "regard.seen:open_seen",
     "plain": "regard.plain",
     "stats": "regard.stats",
-    "watch": "regard.lens.watch:watch",
+    "watch": "regard.seen:watch",
 }
 
 __all__ = [

@@ -30,7 +30,7 @@ from regard.definition.attention import attention
 from regard.definition.contract import ALL
 from regard.errors import ArrayError, MaskError, OptionError, ShapeError
 from regard.masks.algebra import Mask
-from regard.masks.grid import Extent
+from regard.masks.formula import Extent
 
 FLOATS, WHOLE, BITS = "real floating", "integral", "bool"
 
@@ -128,6 +128,25 @@ class Recording:
                 f"{len(self.sequences)} sequences for {len(self.records)} records, "
                 "expected the number of its sequence for each record."
             )
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The names of the recorded layers, in the order in which they were called."""
+        return tuple(dict.fromkeys(record.name for record in self.records))
+
+    def layer(self, which: int | str, *, sequence: int = 0) -> Record:
+        """Return the record of a layer, by number or name, for one sequence."""
+        names = self.layers
+        if isinstance(which, int) and -len(names) <= which < len(names):
+            which = names[which]
+        for record, number in zip(self.records, self.sequences, strict=True):
+            if record.name == which and number == sequence:
+                return record
+        last = max(self.sequences, default=-1)
+        raise OptionError(
+            f"there is no layer {which!r} with sequence {sequence}; there are "
+            f"{len(names)} layers (seen.layers names them) and sequences 0 to {last}."
+        )
 
 
 def check_record(record: Record) -> None:

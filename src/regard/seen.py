@@ -14,6 +14,7 @@ Next: lens/watch.py
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from regard.recording import open_recording, save_recording
 from regard.spans import Offsets, Span, find_spans
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Iterator
 
     from regard.lens.finding import Finding
     from regard.show.page import Page
@@ -55,23 +56,12 @@ class Seen:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The names of the layers that were seen, in the order in which they spoke."""
-        return tuple(dict.fromkeys(record.name for record in self.recording.records))
+        """The names of the recorded layers, in the order in which they were called."""
+        return self.recording.layers
 
     def layer(self, which: int | str, *, sequence: int = 0) -> Record:
-        """Return what a layer, by number or name, did with a sequence."""
-        names = self.layers
-        if isinstance(which, int) and -len(names) <= which < len(names):
-            which = names[which]
-        pairs = zip(self.recording.records, self.recording.sequences, strict=True)
-        for record, number in pairs:
-            if record.name == which and number == sequence:
-                return record
-        last = max(self.recording.sequences, default=-1)
-        raise OptionError(
-            f"there is no layer {which!r} with sequence {sequence}; there are "
-            f"{len(names)} layers (seen.layers names them) and sequences 0 to {last}."
-        )
+        """Return the record of a layer, by number or name, for one sequence."""
+        return self.recording.layer(which, sequence=sequence)
 
     def coverage(self) -> tuple[Covered, ...]:
         """Return what became of every attention module."""
@@ -141,7 +131,7 @@ class Seen:
         """Show the zoomable map of all heads in a browser, until Ctrl-C."""
         from regard.show.server import serve  # noqa: PLC0415 (it needs starlette)
 
-        serve(self, browser=browser)
+        serve(self.recording, browser=browser)
 
     def picture(
         self,
@@ -158,7 +148,7 @@ class Seen:
         from regard.show.picture import name_patches, note_picture  # noqa: PLC0415
 
         found = self.recording
-        note = note_picture(self.layer(0, sequence=sequence), picture, grid)
+        note = note_picture(found.layer(0, sequence=sequence), picture, grid)
         pictures = found.notes.get("pictures", {}) | {str(sequence): note}
         texts = [*found.texts, *[()] * (sequence + 1 - len(found.texts))]
         texts[sequence] = tuple(name_patches(note))
@@ -173,7 +163,7 @@ class Seen:
         """
         from regard.show.widget import MapWidget  # noqa: PLC0415 (it needs anywidget)
 
-        return MapWidget(self, address=address, height=height)
+        return MapWidget(self.recording, address=address, height=height)
 
     def page(
         self, path: str | Path, *, heads: Any = None, limit: int | None = None
@@ -186,7 +176,7 @@ class Seen:
         """
         from regard.show.page import make_page  # noqa: PLC0415 (it needs torch)
 
-        page = make_page(self, heads=heads, limit=limit)
+        page = make_page(self.recording, heads=heads, limit=limit)
         page.write(path)
         return page
 
@@ -207,6 +197,23 @@ class Seen:
             name = x.name or "the model itself"
             lines.append(f"  {name}: {' '.join(filter(None, (about, x.reason)))}")
         return "\n".join(lines)
+
+
+@contextmanager
+def watch(
+    model: Any, *, layers: Collection[str] | None = None, keep: str = "qk"
+) -> Iterator[Seen]:
+    """Record the attention of a torch model inside a `with`; read the result after it.
+
+    layers: names of the modules to record; all unless given
+    keep: "qk", or "qkv" to keep the values too
+    """
+    from regard.lens.watch import capture  # noqa: PLC0415 (it needs torch)
+
+    seen = Seen()
+    with capture(model, layers=layers, keep=keep) as watcher:
+        yield seen
+    seen.found = watcher.recording
 
 
 def open_seen(path: str | Path, *, verify: bool = False) -> Seen:

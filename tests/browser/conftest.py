@@ -24,14 +24,14 @@ FLAGS = (
 
 @contextmanager
 def serve(seen, folder):
-    with start(seen) as running:
+    with start(seen.recording) as running:
         yield running.url
 
 
 @contextmanager
 def write(seen, folder):
     path = folder / "map.html"
-    make_page(seen).write(path)
+    make_page(seen.recording).write(path)
     yield path.as_uri()
 
 

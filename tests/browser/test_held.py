@@ -11,7 +11,6 @@ import torch
 import regard
 from regard.masks.patterns import causal, per_head, window
 from regard.record import Record, Recording
-from regard.seen import Seen
 from regard.show.bundle import join_modules
 from regard.show.codes import NAN, decode
 from regard.show.page import EXACT, make_page
@@ -113,7 +112,7 @@ def test_a_page_answers_what_the_server_answers(module, name):
     record = RECORDS[name]()
     recording = Recording(model="Tiny", records=(record,), sequences=(0,))
     source = Source(recording)
-    about, blobs = read(make_page(Seen(recording)))
+    about, blobs = read(make_page(recording))
     assert about["rounded"] is None
     (here,) = about["records"]
     n = record.q.shape[1], record.k.shape[1]

@@ -31,9 +31,8 @@ from regard.atlas.tally import (
     tally_document,
     tally_nothing,
 )
-from regard.lens.watch import watch
 from regard.record import Record
-from regard.seen import Seen
+from regard.seen import Seen, watch
 from regard.stats.over_queries import find_nan
 from regard.stats.table import measure_rows
 

@@ -108,9 +108,9 @@ def run_model(model: str, text: str, n_new: int) -> tuple[Seen, str]:
     with draw_progress("reading the model", None):
         import torch
 
-        from regard.lens.watch import watch
         from regard.nn.generation import generate
         from regard.nn.weights import load
+        from regard.seen import watch
 
         network, tokenizer = load(model)
     tokens, new = tokenizer.encode(text), ""
@@ -158,7 +158,7 @@ def write_page(seen: Seen, path: str, *, aside: bool) -> None:
     from regard.show.page import make_page
 
     with draw_progress("page", len(seen.records)) as progress:
-        page = make_page(seen, progress=progress)
+        page = make_page(seen.recording, progress=progress)
     click.echo(str(page), err=aside)
     page.write(path)
     click.echo(f"the map is in {path}, with the text that the model read", err=aside)

@@ -28,7 +28,7 @@ from regard.definition.heads import pair
 from regard.errors import OptionError
 from regard.masks.algebra import Mask
 from regard.masks.biases import Bias
-from regard.masks.grid import Start
+from regard.masks.formula import Start
 
 STEPS = ("scores", "capped", "logits", "weights")
 

@@ -29,9 +29,9 @@ from regard.arrays import (
     to_numpy,
 )
 from regard.errors import ArrayError, MaskError, OptionError, ShapeError
-from regard.masks.algebra import Formula, Mask
+from regard.masks.algebra import Mask
 from regard.masks.biases import Bias
-from regard.masks.grid import NUMPY, Start, evaluate, resolve_start
+from regard.masks.formula import NUMPY, Formula, Start, evaluate, resolve_start
 
 ALL = slice(None)
 

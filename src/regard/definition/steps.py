@@ -24,7 +24,7 @@ from regard.definition.heads import pair
 from regard.errors import OptionError, ShapeError
 from regard.masks.algebra import Mask
 from regard.masks.biases import Bias
-from regard.masks.grid import Start
+from regard.masks.formula import Start
 
 FEW = 8  # rows or columns that are printed in full
 CORNER = 3  # rows or columns at either end of a longer axis
@@ -100,12 +100,6 @@ class Steps:
         axes = ", ".join(f"{i} of {n}" for i, n in zip(shown, lead, strict=False))
         title = f"batch and head: {axes}" if len(lead) > 1 else f"head: {axes}"
         return "\n\n".join([title][: len(lead)] + [step.text(at) for step in self])
-
-    def figure(self, at: tuple[int, ...] | None = None) -> Any:
-        """Draw the steps as heatmaps: a matplotlib Figure, to show or to save."""
-        from regard.show.figure import plot_steps  # noqa: PLC0415 (it needs matplotlib)
-
-        return plot_steps(self, at=at)
 
 
 def explain(

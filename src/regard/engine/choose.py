@@ -32,7 +32,7 @@ from regard.engine.in_place import guard_functions, list_tensors
 from regard.engine.tiles import CAUSAL, Fused, is_causal, plan, run_strips
 from regard.masks.algebra import Mask
 from regard.masks.biases import Bias
-from regard.masks.grid import Start
+from regard.masks.formula import Start
 from regard.masks.tiles import FULL, prove_tiles
 
 namespace(q=torch.empty(0))  # asked once here, where no compiler traces the answer

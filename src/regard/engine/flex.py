@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from regard.arrays import Array, is_array
 from regard.masks.algebra import Mask
-from regard.masks.grid import Start, resolve_start
+from regard.masks.formula import Start, resolve_start
 from regard.masks.tiles import FULL, UNDECIDED
 
 

@@ -25,9 +25,10 @@ from torch import Tensor
 from regard.arrays import Array, to_numpy
 from regard.definition.contract import Call
 from regard.errors import GradientError
-from regard.masks.algebra import Formula, Mask, Proof
+from regard.masks.algebra import Mask
+from regard.masks.formula import Formula
 from regard.masks.primitives import Where
-from regard.masks.tiles import Edges
+from regard.masks.tiles import Edges, Proof
 
 
 @dataclass(frozen=True)

@@ -50,11 +50,11 @@ from regard.errors import (
     OptionError,
     ShapeError,
 )
-from regard.masks.algebra import Mask, Proof
+from regard.masks.algebra import Mask
 from regard.masks.biases import Bias
-from regard.masks.grid import check_extents
+from regard.masks.formula import check_extents
 from regard.masks.patterns import causal, everything
-from regard.masks.tiles import EMPTY, FULL, Edges, prove_tiles
+from regard.masks.tiles import EMPTY, FULL, Edges, Proof, prove_tiles
 
 Runs = tuple[range, ...]  # the positions of one rank, in the order of its rows
 Places = tuple[Runs, ...]  # those of every rank

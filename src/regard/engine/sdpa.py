@@ -17,7 +17,7 @@ import torch
 
 from regard.arrays import is_array
 from regard.masks.algebra import Mask
-from regard.masks.grid import Start, evaluate, resolve_start
+from regard.masks.formula import Start, evaluate, resolve_start
 from regard.masks.patterns import causal
 from regard.masks.tiles import FULL, prove_tiles
 

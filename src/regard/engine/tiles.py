@@ -28,8 +28,8 @@ from regard.definition.contract import Call
 from regard.engine.by_definition import differentiate_again
 from regard.engine.flash import attend_part, differentiate_part
 from regard.engine.in_place import note_versions
-from regard.masks.algebra import Formula, Mask
-from regard.masks.grid import evaluate
+from regard.masks.algebra import Mask
+from regard.masks.formula import Formula, evaluate
 from regard.masks.patterns import causal, everything
 from regard.masks.tiles import FULL, UNDECIDED, prove_tiles
 

@@ -1,9 +1,8 @@
-"""Watch a running model, and cut something out of it.
+"""Record a running model (`regard.watch` uses it), and ablate parts of it.
 
 Next: watch.py
 """
 
 from regard.lens.intervene import effect, knock_out
-from regard.lens.watch import watch
 
-__all__ = ["effect", "knock_out", "watch"]
+__all__ = ["effect", "knock_out"]

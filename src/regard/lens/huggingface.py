@@ -28,8 +28,8 @@ from regard.lens.edit import NOTHING, Call, edited, fit, hide, lower
 from regard.lens.intercept import Mode, put
 from regard.lens.sight import Sight, make_four
 from regard.lens.whereabouts import Whereabouts
-from regard.masks.algebra import Formula, Mask
-from regard.masks.grid import evaluate, resolve_start
+from regard.masks.algebra import Mask
+from regard.masks.formula import Formula, evaluate, resolve_start
 from regard.masks.patterns import causal
 
 EAGER = "eager_attention_forward"

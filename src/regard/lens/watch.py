@@ -1,8 +1,8 @@
 """Watch a running model: its own kernels, its own bits, nothing missed.
 
-    with regard.watch(model) as seen:
+    with capture(model) as watcher:       regard.watch (seen.py) wraps this
         model(...)                        or model.generate(...), or a training step
-    print(seen)
+    watcher.recording
 
 Every attention call that passes a door (intercept.py) is kept as q, k and lse, and its
 output is rebuilt from them on a few rows; a layer that cannot be rebuilt is named with
@@ -31,7 +31,6 @@ from regard.lens.ledger import Group, extend, mend_lse, settle
 from regard.lens.sight import Sight, may_see
 from regard.lens.whereabouts import Hooks, Whereabouts, is_recomputing
 from regard.record import Covered, Record, Recording
-from regard.seen import Seen
 
 KEEP = ("qk", "qkv")
 CHECKED, OFTEN = 2, 64  # calls of a layer that are rebuilt: the first, and every …th
@@ -98,6 +97,8 @@ class Notes:
 
 class Watcher:
     """Listens at the doors and keeps what it hears, layer by layer."""
+
+    recording: Recording  # once the `with` is left
 
     def __init__(
         self, model: nn.Module, layers: Collection[str] | None, keep: str
@@ -237,26 +238,22 @@ def read_valid(mask: Any, tokens: Tensor | None) -> Tensor | None:
 
 
 @contextmanager
-def watch(
+def capture(
     model: nn.Module, *, layers: Collection[str] | None = None, keep: str = "qk"
-) -> Iterator[Seen]:
-    """Watch a model while the `with` lasts; the result is complete after it.
-
-    layers: names of the modules to keep; all unless given
-    keep: "qk", or "qkv" to keep the values too
-    """
+) -> Iterator[Watcher]:
+    """Record a model while the `with` lasts; `watcher.recording` is set after it."""
     if keep not in KEEP:
         raise OptionError(f'keep="{keep}", expected "qk" or "qkv".')
     if not isinstance(model, nn.Module):
         raise OptionError(
             f"a {type(model).__name__} cannot be watched, expected a torch.nn.Module."
         )
-    seen, watcher = Seen(), Watcher(model, layers, keep)
+    watcher = Watcher(model, layers, keep)
     with ExitStack() as stack:
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(open_doors(model, watcher.mode, watcher.here))
         stack.enter_context(open_modules(model, watcher.mode, watcher.here))
         stack.callback(watcher.hooks.detach)
         watcher.hooks.attach(watcher.begin, watcher.end)
-        yield seen
-    seen.found = watcher.finish()
+        yield watcher
+    watcher.recording = watcher.finish()

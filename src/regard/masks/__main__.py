@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from regard.masks.algebra import Formula
 from regard.masks.biases import alibi, log_offsets, table
+from regard.masks.formula import Formula
 from regard.masks.patterns import (
     array,
     causal,

@@ -22,94 +22,16 @@ Next: definition/blocked.py (what formulas are made of: masks/primitives.py)
 from __future__ import annotations
 
 import operator
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
+from typing import Any, NoReturn
 
 import numpy as np
 
-from regard.arrays import Array, convert, is_array, namespace
+from regard.arrays import Array
 from regard.errors import MaskError
-from regard.masks.grid import Extent, Start, evaluate, resolve_start
-from regard.masks.tiles import Edges, Numbers, Tiles, prove_tiles
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-class Formula(ABC):
-    """What masks and biases share: a value at every (batch, head, query, key)."""
-
-    @abstractmethod
-    def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
-        """Return the values at these index arrays, which broadcast together."""
-
-    @property
-    def positional(self) -> bool:
-        """Whether query positions are compared with key positions."""
-        return False
-
-    @property
-    def parts(self) -> tuple[Formula, ...]:
-        """The formulas that this one is made of."""
-        return ()
-
-    @property
-    def extent(self) -> Extent:
-        """How far the data behind this one reaches."""
-        return Extent()
-
-    def walk(self) -> Iterator[Formula]:
-        """Yield this formula and everything in it."""
-        yield self
-        for part in self.parts:
-            yield from part.walk()
-
-    def place(self, like: Array) -> Self:
-        """Return this formula with its data in the library and device of `like`."""
-
-        def move(x: Any) -> Any:
-            if isinstance(x, Formula):
-                return x.place(like)
-            if isinstance(x, tuple):
-                return tuple(move(y) for y in x)
-            return convert(x, like) if is_array(x) else x
-
-        this: Any = self  # every formula is a frozen dataclass
-        data = {name: move(x) for name, x in vars(this).items()}
-        if all(data[name] is x for name, x in vars(this).items()):
-            return self
-        moved: Self = replace(this, **data)
-        return moved
-
-    def dense(
-        self,
-        shape: tuple[int, ...],
-        *,
-        q_start: Start | None = None,
-        like: Array | None = None,
-    ) -> Array:
-        """Write the formula out as an array of shape (..., H, Nq, Nk).
-
-        >>> from regard import causal
-        >>> causal().dense((2, 2)).tolist()
-        [[True, False], [True, True]]
-        """
-        like = np.empty(0) if like is None else like
-        start = resolve_start(q_start, shape, self)
-        cells = evaluate(self, shape, q_start=start, like=like)
-        return namespace(like=like).broadcast_to(cells, shape)
-
-
-class Proof(NamedTuple):
-    """What is known of each tile; both False is: unknown."""
-
-    empty: Numbers  # (B or 1, H or 1, query tiles or 1, key tiles or 1)
-    full: Numbers
-
-
-UNKNOWN = Proof(np.zeros((1, 1, 1, 1), dtype=bool), np.zeros((1, 1, 1, 1), dtype=bool))
+from regard.masks.formula import Extent, Formula, Start, resolve_start
+from regard.masks.tiles import UNKNOWN, Edges, Numbers, Proof, Tiles, prove_tiles
 
 
 class Mask(Formula):

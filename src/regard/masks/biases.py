@@ -22,8 +22,8 @@ from functools import reduce
 
 from regard.arrays import Array, namespace
 from regard.errors import MaskError
-from regard.masks.algebra import Formula, flatten
-from regard.masks.grid import Extent
+from regard.masks.algebra import flatten
+from regard.masks.formula import Extent, Formula
 from regard.masks.patterns import ARRAYS, expect, read_row, widen
 from regard.masks.primitives import look_up, reach, show
 

@@ -21,7 +21,7 @@ import numpy as np
 from regard.arrays import Array, holds, is_array, namespace, to_numpy
 from regard.errors import MaskError
 from regard.masks.algebra import Mask, PerHead
-from regard.masks.grid import read_start
+from regard.masks.formula import read_start
 from regard.masks.primitives import Band, Given, Keys, Same, Valid, Where
 
 BATCHED = ("B", "H", "Nq", "Nk")

@@ -22,9 +22,9 @@ import numpy as np
 
 from regard.arrays import Array, is_array, namespace, to_numpy
 from regard.errors import MaskError
-from regard.masks.algebra import Mask, Proof
-from regard.masks.grid import Extent
-from regard.masks.tiles import Edges, Numbers
+from regard.masks.algebra import Mask
+from regard.masks.formula import Extent
+from regard.masks.tiles import Edges, Numbers, Proof
 
 
 @dataclass(frozen=True, repr=False)

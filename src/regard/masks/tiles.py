@@ -13,16 +13,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
-from regard.arrays import is_array, to_numpy
+from regard.arrays import Array, is_array, to_numpy
 from regard.errors import OptionError
-
-if TYPE_CHECKING:
-    from regard.masks.algebra import Mask
-    from regard.masks.grid import Start
+from regard.masks.formula import Start
 
 Numbers = np.ndarray[Any, Any]
 
@@ -39,11 +36,34 @@ class Edges(NamedTuple):
     k_last: Numbers
 
 
+class Proof(NamedTuple):
+    """What is known of each tile; both False is: unknown."""
+
+    empty: Numbers  # (B or 1, H or 1, query tiles or 1, key tiles or 1)
+    full: Numbers
+
+
+UNKNOWN = Proof(np.zeros((1, 1, 1, 1), dtype=bool), np.zeros((1, 1, 1, 1), dtype=bool))
+
+
+class Provable(Protocol):
+    """What tiles need from a mask (masks are defined in algebra.py)."""
+
+    def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
+        """Return which cells are allowed."""
+
+    def place(self, like: Array) -> Self:
+        """Return the mask with its data in the library and device of `like`."""
+
+    def prove(self, edges: Edges) -> Proof:
+        """Return which tiles are proved empty and which are proved full."""
+
+
 @dataclass(frozen=True)
 class Tiles:
     """What is known of each tile of a mask over (..., H, Nq, Nk)."""
 
-    mask: Mask
+    mask: Provable
     edges: Edges
     kinds: Numbers  # int8 (B or 1, H or 1, query tiles, key tiles)
     rows: tuple[slice, ...]  # of the call, one for each row of tiles
@@ -81,7 +101,7 @@ class Tiles:
 
 
 def prove_tiles(
-    mask: Mask,
+    mask: Provable,
     shape: tuple[int, ...],
     *,
     block: int | tuple[int, int],

@@ -7,9 +7,8 @@
     plot_table(seen.table())                                   statistics by layer
     plot_mask(causal() & window(3))                            a formula
 
-A figure belongs to who asked for it: pyplot is not used. What is masked is hatched, and
-is no colour of the scale. Labels that would overlap are left out, every second or third
-token stays; beyond that positions are written.
+The caller owns the figure: pyplot is not used. Masked cells are hatched. Labels that
+would overlap are thinned out; if that is not enough, positions are written instead.
 
 Next: curve.py
 """
@@ -26,7 +25,8 @@ import numpy as np
 from regard.arrays import Array, to_numpy
 from regard.definition.steps import Steps
 from regard.errors import OptionError
-from regard.masks.algebra import Formula, Mask
+from regard.masks.algebra import Mask
+from regard.masks.formula import Formula
 from regard.record import Recording
 from regard.show.curve import COLOURS, dress
 from regard.show.palette import (

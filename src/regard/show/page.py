@@ -1,7 +1,7 @@
 """One HTML file that needs no server and no network.
 
-    page = make_page(seen)                  every head; 15 MB unless limit= says more
-    page = make_page(seen, heads={18: [7, 8]})
+    page = make_page(recording)             every head; 15 MB unless limit= says more
+    page = make_page(recording, heads={18: [7, 8]})
     print(page)                             270 heads, 14.1 MB, weights within 8.3 %
     page.write("map.html")
 
@@ -31,7 +31,6 @@ import numpy as np
 from regard.arrays import to_numpy
 from regard.errors import OptionError
 from regard.record import Record, Recording
-from regard.seen import Seen
 from regard.show.bundle import join_modules, read_asset, read_body
 from regard.show.codes import NAN
 from regard.show.factors import measure_error, round_record
@@ -75,7 +74,7 @@ class Page:
 
 
 def make_page(
-    seen: Seen,
+    recording: Recording,
     *,
     heads: Heads | None = None,
     limit: int | None = None,
@@ -87,10 +86,10 @@ def make_page(
     limit: bytes of the file; LIMIT unless given
     progress: called with the records done and all; a page may need several rounds
     """
-    chosen = choose(seen.recording, heads)
+    chosen = choose(recording, heads)
     if not chosen:
         raise OptionError("the recording has no records: there is nothing to show.")
-    fixed = prepare(seen.recording, chosen)
+    fixed = prepare(recording, chosen)
     limit, error = LIMIT if limit is None else limit, FINEST
     while True:
         page, numbers = build(fixed, chosen, error, progress)

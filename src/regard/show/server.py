@@ -1,7 +1,7 @@
 """The map in a browser: a server that this machine alone can reach.
 
-    serve(seen)                      until Ctrl-C
-    with start(seen) as running:     beside other work; running.url is the page
+    serve(recording)                     until Ctrl-C
+    with start(recording) as running:    beside other work; running.url is the page
 
     request ─▶ Guard: Host, Origin, token ─▶ a fixed table of paths ─▶ Source ─▶ bytes
 
@@ -39,7 +39,6 @@ from rich.progress import Progress, TaskID
 
 from regard.errors import OptionError, RegardError
 from regard.record import Recording
-from regard.seen import Seen
 from regard.show.bundle import ASSETS
 from regard.show.levels import Sheet
 from regard.show.question import NAMES, answer
@@ -87,7 +86,7 @@ class Running:
     thread: threading.Thread
 
 
-def serve(seen: Seen, *, browser: bool = False) -> None:
+def serve(recording: Recording, *, browser: bool = False) -> None:
     """Show a recording until Ctrl-C.
 
     browser: open one, too
@@ -96,9 +95,9 @@ def serve(seen: Seen, *, browser: bool = False) -> None:
     with (
         suppress(KeyboardInterrupt),  # uvicorn ends, then passes it on
         Progress(console=console, transient=True) as bars,
-        open_door(seen.recording, Bars(bars).report) as (server, door, url),
+        open_door(recording, Bars(bars).report) as (server, door, url),
     ):
-        page = url + find_place(seen.recording)
+        page = url + find_place(recording)
         console.print(f"The map is at {page}", soft_wrap=True, highlight=False)
         console.print("It shows the text that the model read. Ctrl-C ends it.")
         if browser:
@@ -117,9 +116,9 @@ def find_place(recording: Recording) -> str:
 
 
 @contextmanager
-def start(seen: Seen) -> Iterator[Running]:
+def start(recording: Recording) -> Iterator[Running]:
     """Show a recording for as long as the `with` lasts."""
-    with open_door(seen.recording, None) as (server, door, url):
+    with open_door(recording, None) as (server, door, url):
         thread = threading.Thread(target=server.run, args=([door],), name="map")
         thread.start()
         try:

@@ -8,8 +8,7 @@
     print(draw_table(seen.table()))                entropy, sink, distance by layer
     print(draw_mask(regard.causal(), 8))           who may see whom
 
-A map that is too large is pooled: a character then shows the largest of its weights,
-and the text says of how many. A token can neither steer the terminal nor break a line.
+A large map is pooled: each character shows its largest weight. Tokens are escaped.
 
 Next: figure.py
 """
@@ -28,7 +27,8 @@ from regard.arrays import Array
 from regard.definition.steps import Steps, shorten
 from regard.errors import OptionError, ShapeError
 from regard.masks.__main__ import draw as draw_formula
-from regard.masks.algebra import Formula, Mask
+from regard.masks.algebra import Mask
+from regard.masks.formula import Formula
 from regard.record import Recording
 from regard.show.curve import draw_bars
 from regard.show.palette import (

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.errors import OptionError
-from regard.seen import Seen
+from regard.record import Recording
 from regard.show.curve import draw, plot
 from regard.show.figure import (
     BESIDE,
@@ -52,7 +52,9 @@ class Film:
     model: Any
     tokens: Any  # (N,) or (1, N), as the model reads them
     steps: Collection[int]  # how many were taken; 0 is before the first
-    seen: dict[int, Seen] = field(default_factory=dict, repr=False)  # by steps taken
+    seen: dict[int, Recording] = field(
+        default_factory=dict, repr=False
+    )  # by steps taken
 
     def __post_init__(self) -> None:
         if not self.steps or min(self.steps) < 0:
@@ -74,18 +76,18 @@ class Film:
         """Let the model read the tokens, and keep what every head did."""
         import torch  # noqa: PLC0415 (a drawing needs none)
 
-        from regard.lens.watch import watch  # noqa: PLC0415
+        from regard.lens.watch import capture  # noqa: PLC0415
 
         device = next(self.model.parameters()).device
         tokens = torch.as_tensor(self.tokens).to(device)
         was_training = self.model.training
         self.model.eval()  # a map without the noise of dropout
         try:
-            with watch(self.model) as seen, torch.inference_mode():
+            with capture(self.model) as watcher, torch.inference_mode():
                 self.model(tokens.reshape(1, -1))
         finally:
             self.model.train(was_training)
-        self.seen[taken] = seen
+        self.seen[taken] = watcher.recording
 
     def read(self, layer: int | str, head: int) -> dict[int, Panel]:
         """Return the map of a head after each number of steps."""

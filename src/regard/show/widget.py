@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from regard.errors import OptionError, RegardError
-from regard.seen import Seen
+from regard.record import Recording
 from regard.show.bundle import join_modules, read_asset, read_body
 from regard.show.levels import Sheet
 from regard.show.page import make_page
@@ -49,9 +49,11 @@ class MapWidget(anywidget.AnyWidget):
     address = traitlets.Unicode("").tag(sync=True)
     height = traitlets.Int(640).tag(sync=True)
 
-    def __init__(self, seen: Seen, *, address: str = "", height: int = 640) -> None:
+    def __init__(
+        self, recording: Recording, *, address: str = "", height: int = 640
+    ) -> None:
         """Show a recording; height is that of the cell, in pixels."""
-        self.seen, self.source = seen, Source(seen.recording)
+        self.recording, self.source = recording, Source(recording)
         self.pool = ThreadPoolExecutor(THREADS, "answers")
         if not (isinstance(height, int) and height > 0):
             raise OptionError(f"height={height!r}, expected pixels, as 640.")
@@ -82,15 +84,17 @@ class MapWidget(anywidget.AnyWidget):
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
         bundle, about = super()._repr_mimebundle_(**options) or ({}, {})
-        return bundle | {"text/html": write_instead(self.seen, self.height)}, about
+        return bundle | {"text/html": write_instead(self.recording, self.height)}, about
 
 
-def write_instead(seen: Seen, height: int) -> str:
+def write_instead(recording: Recording, height: int) -> str:
     """Return what is shown where there are no widgets: a page, if it is short."""
-    numbers = sum(x.q.shape[-1] * (x.q.shape[1] * 2) * x.heads for x in seen.records)
+    numbers = sum(
+        x.q.shape[-1] * (x.q.shape[1] * 2) * x.heads for x in recording.records
+    )
     if not 0 < numbers < SHORT:
         return f"<p>{html.escape(INSTEAD)}</p>"
-    text = html.escape(make_page(seen).html.decode(), quote=True)
+    text = html.escape(make_page(recording).html.decode(), quote=True)
     style = f"width: 100%; height: {height}px; border: 0"
     frame = f'<iframe title="map" sandbox="allow-scripts" style="{style}"'
     return f'{frame} srcdoc="{text}"></iframe>'

