@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -65,6 +66,8 @@ def main() -> int:
     """Run the edits that were asked, print the table, return 1 if one was not seen."""
     options = read_arguments()
     os.environ["HYPOTHESIS_PROFILE"] = "quick"
+    for stop in (signal.SIGINT, signal.SIGTERM):  # in the background, too
+        signal.signal(stop, signal.default_int_handler)
     chosen = tuple(options.files) or ("",)
     edits = [
         x
@@ -75,44 +78,46 @@ def main() -> int:
         sys.exit(f"no edit is in a file that begins with {' or '.join(chosen)}")
     import jax.numpy  # noqa: F401, PLC0415  loaded once, before the processes are forked
     import torch  # noqa: PLC0415
-    from mutations.run import NONE, Runner  # noqa: PLC0415
+    from mutations.run import Runner, make_none  # noqa: PLC0415
 
     torch.set_num_threads(1)
-    runner = Runner(
-        options.results, 0 if options.table else options.workers, options.patience
-    )
+    workers = 0 if options.table else options.workers
+    runner = Runner(options.results, workers, options.patience)
     console, found = Console(), []
     with Progress(console=console) as progress:
         task = progress.add_task("mutations", total=len(edits) + 1)
         try:
-            for result in runner.run([NONE, *edits], fresh=options.fresh):
+            for result in runner.run(edits, fresh=options.fresh):
                 found.append(result)
                 progress.advance(task)
-                if not result.seen and result.name != NONE.name:
-                    console.print(
-                        f"not seen: {escape(f'{result.file}: {result.name}: {result.seen_by}')}"
-                    )
+                if not result.seen:
+                    said = f"{result.file}: {result.name}: {result.seen_by}"
+                    console.print(f"not seen: {escape(said)}")
+            if any(result.seen for result in found):
+                found += runner.run([make_none(found)], fresh=options.fresh)
+            progress.advance(task)
         except KeyboardInterrupt:
             console.print("stopped; the same command goes on from here")
     return show(found, edits, console)
 
 
 def show(found: list, edits: list[Edit], console: Console) -> int:
-    """Print the table and return 0 if every edit was seen, and no test fails without one."""
+    """Print the table; return 0 if every edit was seen, by tests that pass without one."""
     order = {(edit.file, edit.name): i for i, edit in enumerate(edits)}
-    table = Table("edit", "in", "seen by", "s")
-    for result in sorted(found, key=lambda x: order.get((x.file, x.name), -1)):
-        test = result.seen_by.split("/")[-1]
-        table.add_row(
-            escape(result.name), result.file, escape(test), f"{result.seconds:.0f}"
-        )
+    table = Table("edit", "in", "seen by", "seconds")
+    for x in sorted(found, key=lambda x: order.get((x.file, x.name), -1)):
+        test = escape(x.seen_by.removeprefix("tests/"))
+        table.add_row(escape(x.name), x.file, test, f"{x.seconds:.0f}")
     console.print(table)
-    seen = sum(x.seen for x in found if x.file)
-    clean = [x.seen_by == "(exit 0)" for x in found if not x.file]
-    console.print(
-        f"{seen} of {len(edits)} edits were seen by the tests, {len(edits) - len([x for x in found if x.file])} not run"
-    )
-    return 0 if clean == [True] and seen == len(edits) else 1
+    run = [x for x in found if x.file]
+    seen = sum(x.seen for x in run)
+    clean = [x.seen_by for x in found if not x.file] == ["(exit 0)"]
+    console.print(f"{seen} of {len(edits)} edits were seen by the tests")
+    if len(run) < len(edits):
+        console.print(f"{len(edits) - len(run)} have not been run")
+    elif not clean:
+        console.print("but the tests that saw them do not pass without an edit")
+    return 0 if clean and seen == len(edits) else 1
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """The deliberate errors are located by syntax: renaming, rewording and moving lose none."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -19,6 +21,7 @@ from mutations.edits import (
 from mutations.locate import NotLocatedError, Source, read_every_token
 from mutations.rename import find_defined, rename
 
+HERE = Path(__file__).parent
 SOURCES = read_sources()
 EDITS = follow_files(read_lists(), SOURCES)
 FILES = {
@@ -191,3 +194,53 @@ def test_a_list_reads_like_a_diff():
     assert (two.old, two.new) == ("gone", "")
     with pytest.raises(ValueError, match="expected ' ', '-' or"):
         read_list("== x.py\n# first\nold\n")
+
+
+RUN = """
+import os, sys, time
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from mutations import run
+from mutations.edits import read_lists
+
+def ask(tests, source, pipe):
+    os.setsid()
+    name = tests[-1][-1]
+    print("asks", Path(name).stem, tests[0][0], flush=True)
+    pipe.send(("runs", "tests/test_a.py::test_b"))
+    if "spans" in name:
+        pipe.send(("done", "tests/test_spans.py::test_c"))
+    elif "steps" in name:
+        time.sleep(600)
+    elif "cost" in name:
+        pipe.send(("done", "(exit 0)"))
+
+run.ask_tests = ask
+edits = [replace(x, tests=(y,)) for x, y in zip(read_lists(), ("spans", "steps", "cost", "masks"))]
+results = Path(sys.argv[1])
+for fresh in (False, False, True):
+    print("--", flush=True)
+    for x in run.Runner(results, 2, 1).run(edits, fresh=fresh):
+        print(x.seen, x.seen_by, flush=True)
+    with results.open("a") as file:
+        file.write('{"key": "cut off')
+"""
+
+
+def test_a_run_goes_on_where_it_was_and_a_loop_ends(tmp_path):
+    """A result is kept; a timeout counts as seen; a process that vanished runs again."""
+    command = [sys.executable, "-c", RUN, str(tmp_path / "new" / "results.jsonl")]
+    said = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=True)
+    first, second, third = (x.splitlines()[1:] for x in said.stdout.split("--")[1:])
+    results = [
+        "False (ended by itself (0) in tests/test_a.py::test_b)",
+        "False (exit 0)",
+        "True tests/test_spans.py::test_c",
+        "True timeout of 1 s in tests/test_a.py::test_b",
+    ]
+    asks = [f"asks test_{x} -k" for x in ("cost", "masks", "spans", "steps")]
+    assert sorted(first) == sorted([*results, *asks])
+    assert sorted(second) == sorted([*results, "asks test_masks -k"])
+    assert "asks test_spans tests/test_spans.py::test_c" in third  # it runs first

@@ -115,14 +115,16 @@ def read_sources() -> dict[str, Source]:
 
 def locate(edit: Edit, sources: dict[str, Source]) -> Place:
     """Return where an edit is made: in its file, or where that code has been moved to."""
-    fragment = read_fragment(edit.old, Path(edit.file).suffix)
-    alike = {x: y for x, y in sources.items() if x.endswith(Path(edit.file).suffix)}
-    near = {x: y for x, y in alike.items() if x.startswith(Path(edit.file).parts[0])}
-    home = {edit.file: sources[edit.file]} if edit.file in sources else {}
-    for where in (home, near, alike):
-        if found := [
-            place for source in where.values() for place in fragment.find(source)
-        ]:
+    language = Path(edit.file).suffix
+    fragment = read_fragment(edit.old, language)
+    near = edit.file.split("/")[0]
+    for belongs in (
+        lambda path: path == edit.file,
+        lambda path: path.startswith(near) and path.endswith(language),
+        lambda path: path.endswith(language),
+    ):
+        where = [source for path, source in sources.items() if belongs(path)]
+        if found := [place for source in where for place in fragment.find(source)]:
             return choose(found, str(edit))
     raise NotLocatedError(f"{edit}: nothing in the source has this syntax")
 
@@ -137,14 +139,14 @@ def follow_files(edits: tuple[Edit, ...], sources: dict[str, Source]) -> list[Ed
 def find_home(file: str, sources: dict[str, Source], edits: tuple[Edit, ...]) -> str:
     """Return the file that the edits of a file that is gone fit best."""
     votes: dict[str, float] = defaultdict(float)
+    language = Path(file).suffix
     for edit in edits:
         if edit.file == file:
-            fragment = read_fragment(edit.old, Path(file).suffix)
+            fragment = read_fragment(edit.old, language)
             for path, source in sources.items():
-                if path.endswith(Path(file).suffix):
-                    votes[path] += max(
-                        (x.score for x in fragment.find(source)), default=0
-                    )
+                if path.endswith(language):
+                    places = fragment.find(source)
+                    votes[path] += max((x.score for x in places), default=0)
     best = sorted(votes, key=lambda path: -votes[path])
     if (
         not best

@@ -217,17 +217,17 @@ class Source:
         tokens = read_tokens(text, Path(path).suffix)
         ends = itertools.accumulate((len(x.shape) + 1 for x in tokens), initial=1)
         starts = {at: i for i, at in enumerate(ends)}
-        return cls(path, text, tokens, "\0" + join_shapes(tokens), starts)
+        return cls(path, text, tokens, join_shapes(tokens), starts)
 
-    def find(self, part: list[Token]) -> Iterator[int]:
-        """Yield where a run of tokens of the same shape begins."""
-        wanted, at = "\0" + join_shapes(part), -1
-        while (at := self.shapes.find(wanted, at + 1)) >= 0:
+    def find(self, shapes: str) -> Iterator[int]:
+        """Yield where a run of tokens of these shapes begins."""
+        at = -1
+        while (at := self.shapes.find(shapes, at + 1)) >= 0:
             yield self.starts[at + 1]
 
 
 def join_shapes(tokens: list[Token]) -> str:
-    return "".join(f"{x.shape}\0" for x in tokens)
+    return "\0" + "".join(f"{x.shape}\0" for x in tokens)
 
 
 @dataclass(frozen=True)
@@ -262,14 +262,20 @@ class Fragment:
     parts: list[list[Token]]
 
     @cached_property
+    def shapes(self) -> list[str]:
+        return [join_shapes(part) for part in self.parts]
+
+    @cached_property
     def tokens(self) -> list[Token]:
         return [token for part in self.parts for token in part]
 
     def find(self, source: Source) -> Iterator[Place]:
         """Yield every place of a file where the fragment matches."""
-        found = [list(source.find(part)) for part in self.parts]
-        if not all(found):
-            return
+        found = []
+        for shapes in self.shapes:
+            found.append([*source.find(shapes)])
+            if not found[-1]:
+                return
         best: dict[int, Place] = {}  # by the last run: the nearest of the others
         for starts in walk_starts(found, [len(part) for part in self.parts]):
             at = tuple(

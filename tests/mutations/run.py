@@ -33,7 +33,6 @@ from .locate import NotLocatedError
 ROOT = Path(__file__).parent.parent.parent
 SKIP = "not jax and not strict and not memory and not four_thousand and not long and not compiles"
 PATIENCE = 300  # seconds for one test; longer is a loop that does not end
-NONE = Edit("(no edit: must pass)", "", "", "", ("definition", "masks", "plain"))
 
 
 @dataclass(frozen=True)
@@ -68,33 +67,46 @@ class Reporter:
 
 def make_key(edit: Edit, text: str) -> str:
     """Return what a result depends on, as a hash."""
-    parts = [
-        edit.name,
-        edit.old,
-        edit.new,
-        text,
-        *(x.read_text("utf-8") for x in edit.test_files),
-    ]
+    parts = [edit.name, edit.old, edit.new, text]
+    if edit.file:
+        parts += [x.read_text("utf-8") for x in edit.test_files]
+    else:
+        parts += [*edit.tests, *(x.text for x in read_sources().values())]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
 
 
-def ask_tests(edit: Edit, source: Path, hint: str, pipe: Connection) -> None:
+def make_none(results: list[Result]) -> Edit:
+    """Return the edit that changes nothing: the tests that saw the others must pass."""
+    tests = {x.seen_by for x in results if x.seen and x.seen_by.startswith("tests/")}
+    return Edit(
+        "(no edit: must pass)", "", "", "", tuple(sorted(x for x in tests if "::" in x))
+    )
+
+
+def make(edit: Edit) -> tuple[str, str]:
+    """Return the file that an edit changes, and its text."""
+    if not edit.file:
+        return "", ""
+    place = locate(edit, read_sources())
+    return place.source.path, apply(edit, place)
+
+
+def ask_tests(tests: list[list[str]], source: Path, pipe: Connection) -> None:
     """Run the tests on an edited copy, and send the first that fails; in a process of its own."""
     os.setsid()  # so that it can be ended with all that it started
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one that waits
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sys.path.insert(0, str(source))
     os.environ["PYTHONPATH"] = str(source)  # for the processes that tests start
     os.chdir(ROOT)
-    every = [str(x.relative_to(ROOT)) for x in edit.test_files]
     options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    reporter, code = Reporter(pipe), 0
+    reporter, code = Reporter(pipe), 0  # 5, no tests are chosen, is none either
     with Path(os.devnull).open("w") as quiet:
         os.dup2(quiet.fileno(), 1)
         os.dup2(quiet.fileno(), 2)
-        if hint:
-            pytest.main([*options, hint], plugins=[reporter])
-        if not reporter.failed:
-            code = int(pytest.main([*options, "-k", SKIP, *every], plugins=[reporter]))
+        for some in tests:  # the next ones are not even collected if these fail
+            if not reporter.failed:
+                code = max(code, pytest.main([*options, *some], plugins=[reporter]) % 5)
     pipe.send(("done", reporter.failed or f"(exit {code})"))
 
 
@@ -131,18 +143,12 @@ class Runner:
         waiting = []
         for edit in edits:
             try:
-                place = None if edit is NONE else locate(edit, read_sources())
+                path, text = make(edit)
             except NotLocatedError as error:
                 yield Result(
-                    "",
-                    edit.name,
-                    edit.file,
-                    f"not located: {error}",
-                    seen=False,
-                    seconds=0,
+                    "", edit.name, edit.file, f"({error})", seen=False, seconds=0
                 )
                 continue
-            path, text = (place.source.path, apply(edit, place)) if place else ("", "")
             key = make_key(edit, text)
             if key in self.known and not fresh:
                 yield self.known[key]
@@ -164,8 +170,13 @@ class Runner:
         shutil.copytree(ROOT / "src", folder / "src")
         if text:
             (folder / "src" / "regard" / path).write_text(text, encoding="utf-8")
+        tests = [["-k", SKIP, str(path)] for path in edit.test_files]
+        if not edit.file:
+            tests = [[*edit.tests]]
+        elif hint.split("::")[0] in {str(x.relative_to(ROOT)) for x in edit.test_files}:
+            tests = [[hint], *tests]
         process = self.fork.Process(
-            target=ask_tests, args=(edit, folder / "src", hint, theirs)
+            target=ask_tests, args=(tests, folder / "src", theirs)
         )
         process.start()
         theirs.close()
@@ -184,10 +195,14 @@ class Runner:
             seen = not said.startswith("(")
             seconds = round(time.monotonic() - job.began, 1)
             result = Result(job.key, job.edit.name, job.edit.file, said, seen, seconds)
-            self.results.parent.mkdir(parents=True, exist_ok=True)
-            with self.results.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(result), ensure_ascii=False) + "\n")
+            if seen or said == "(exit 0)":  # whatever else went wrong is run again
+                self.keep(result)
             yield result
+
+    def keep(self, result: Result) -> None:
+        self.results.parent.mkdir(parents=True, exist_ok=True)
+        with self.results.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(result), ensure_ascii=False) + "\n")
 
     def listen(self, job: Job) -> str:
         """Return how a job ended, or nothing."""
