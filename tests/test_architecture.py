@@ -74,7 +74,7 @@ RULES = {
         | {"whole_file"},
         {"numpy", "torch", "pyarrow", "ray", "transformers", "click", "rich"},
     ),
-    "terminal": (set(), {"click", "rich"}),
+    "terminal": ({"stats"}, {"click", "rich"}),  # stats: the names, for help
     "commands": (
         {"terminal", "nn", "lens", "stats", "plain", "seen", "show", "judge"},
         {"click", "torch"},

@@ -15,8 +15,10 @@ from regard.errors import OptionError
 from regard.masks.patterns import causal, window
 from regard.record import Record, Recording
 from regard.stats import presets
-from regard.stats.table import NUMBERS, make_table
+from regard.stats.registry import STATISTICS
+from regard.stats.table import make_table
 
+NUMBERS = list(STATISTICS)
 N, HEADS, SHARED, WIDTH, FIRST = 37, 6, 2, 8, 5
 TOKENS = tuple(np.random.default_rng(3).integers(0, 6, N + FIRST).tolist())
 

@@ -63,7 +63,8 @@ def max_of(named: Named) -> Named:
 
     NaN if one of them is NaN; marked as missing if all are -inf, or there are none.
     """
-    top = take(named).max(1, initial=-np.inf)
+    there = np.where(find_missing(named), -np.inf, take(named))
+    top = there.max(1, initial=-np.inf)
     nothing = top == -np.inf
     top = np.where(nothing, np.nan, top)
     return Named(top, ("head",), f"{named.how}; max over queries", missing=nothing)
