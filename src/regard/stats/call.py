@@ -30,6 +30,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache, partial
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -160,7 +161,10 @@ def run_kernel(call: Again, k: Array, v: Array) -> tuple[Array, Array]:
     if not q.shape[1] * k.shape[1]:  # nobody there
         shape = (*q.shape[:2], v.shape[2])
         return constant(0, q, shape), constant(-math.inf, q, shape[:2])
-    done = find_kernel()(
+    run: Any = partial(attention, block=BLOCK)
+    if find_torch() is not None:
+        from regard.engine.choose import attend as run  # noqa: PLC0415 (it needs torch)
+    done = run(
         to_torch(q),
         to_torch(k),
         to_torch(v),
@@ -175,22 +179,11 @@ def run_kernel(call: Again, k: Array, v: Array) -> tuple[Array, Array]:
 
 @cache
 def find_torch() -> Any:
-    """Import torch on first use; return None if it is not installed."""
+    """Import torch when it is first needed; None if it is not installed."""
     try:
-        import torch  # noqa: PLC0415 (the registry is read without it)
+        return import_module("torch")
     except ImportError:  # a NumPy record can be read without it
         return None
-    return torch
-
-
-@cache
-def find_kernel() -> Any:
-    """Return the engine's attention, or without torch the definition in tiles."""
-    if find_torch() is None:
-        return partial(attention, block=BLOCK)
-    from regard.engine.choose import attend  # noqa: PLC0415 (it needs torch)
-
-    return attend
 
 
 def to_torch(x: Any) -> Any:

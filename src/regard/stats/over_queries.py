@@ -7,7 +7,7 @@
 A query without a value (`Named.missing`) is left out. A NaN that was computed is not:
 the result is NaN, and `count_nan` says how many queries are the reason.
 
-Next: table.py
+Next: registry.py
 """
 
 from __future__ import annotations

@@ -57,9 +57,9 @@ class Statistic:
     """Everything that is known about one statistic."""
 
     name: str  # of its column and option
-    unit: str  # "weight" is a share of the attention, which until_interval waits for
     description: str  # of the value of one query
     request: Callable[[Record, Tokens], Any]
+    unit: str = "weight"  # a share of the attention, which until_interval waits for
     reduction: Literal["mean", "max"] = "mean"
     limits: Callable[[int], tuple[float, float]] | None = None  # of a query, by length
     forced: int = 1  # first queries that have no choice: no examples in an atlas
@@ -204,7 +204,6 @@ for entry in (
     ),
     Statistic(
         name="sink",
-        unit="weight",
         description="weight on the first key",
         request=lambda record, _: ask_mass(
             record, (to_numpy(record.k_positions) == 0)[:, None]
@@ -215,7 +214,6 @@ for entry in (
     ),
     Statistic(
         name="previous",
-        unit="weight",
         description="weight on the token before",
         request=lambda record, _: ask_offset(record, 1),
         forced=2,  # the second token has only the first, which may be a sink
@@ -225,13 +223,11 @@ for entry in (
     ),
     Statistic(
         name="self",
-        unit="weight",
         description="weight on the token itself",
         request=lambda record, _: ask_offset(record, 0),
     ),
     Statistic(
         name="induction",
-        unit="weight",
         description="weight on the key after the last same token",
         request=ask_if_known,
         badge=Badge(label="ind", least=0.1, light="#a8320a", dark="#ffb08a"),
@@ -239,7 +235,6 @@ for entry in (
     ),
     Statistic(
         name="local",
-        unit="weight",
         description=f"weight on the last {NEAR} tokens",
         request=lambda record, _: ask_masked_mass(record, window(NEAR - 1)),
         forced=NEAR,
