@@ -4,6 +4,7 @@ import ast
 import json
 import pickle
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -150,15 +151,35 @@ def test_an_atlas_with_an_unknown_statistic_is_refused_and_says_why(tmp_path):
     assert "import the module that registers it" in done.output
 
 
-def test_a_statistic_that_cannot_travel_is_refused_before_any_work():
-    local = Statistic(name="local_", unit="", description="", request=lambda *_: None)
-    with registered(local):
-        plan = Plan(model="m:f", corpus=("x",), statistics=("local_",))
-        with pytest.raises(
-            OptionError, match=r"local_ cannot be sent to a worker .* top of"
-        ):
+def ask_here(record, tokens):
+    """Stand for a function of a script, which another process cannot import."""
+
+
+ask_here.__module__ = "__main__"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"request": lambda *_: None},
+        {"request": ask_here},
+        {"limits": lambda n: (0, n)},
+    ],
+)
+def test_a_statistic_that_cannot_travel_is_refused_before_any_work(change):
+    with registered(replace(THIRD, **change)):
+        plan = Plan(model="m:f", corpus=("x",), statistics=("third",))
+        with pytest.raises(OptionError, match=r"'third' cannot be sent .* top of a"):
             pickle.dumps(plan)
-    assert pickle.loads(pickle.dumps(p := Plan(model="m:f", corpus=("x",)))) == p
+
+
+def test_a_plan_brings_its_statistics_along():
+    with registered(THIRD):
+        packed = pickle.dumps(plan := Plan(model="m:f", corpus=("x",)))
+    assert "third" not in STATISTICS
+    assert pickle.loads(packed) == plan
+    assert find_statistic("third") == THIRD
+    unregister("third")
 
 
 def test_a_record_without_the_statistic_has_no_value():

@@ -148,11 +148,12 @@ def print_table(seen: Seen) -> None:
     click.echo(str(seen).splitlines()[0])
     table = measure(seen)
     click.echo(str(table.by_layer()))
-    for name in (x.name for x in list_statistics() if x.ranked):
+    for statistic in (x for x in list_statistics() if x.ranked):
+        name, which = statistic.name, "least" if statistic.ascending else "most"
         first = table.sort(name).rows[0]
         place = f"layer {first['layer']} head {first['head']}, {first[name]:.3f}"
         known = first[name] == first[name]  # nan is no number, not even itself
-        click.echo(f"most {name}: {place if known else '–'}")
+        click.echo(f"{which} {name}: {place if known else '–'}")
 
 
 def write_page(seen: Seen, path: str, *, aside: bool) -> None:

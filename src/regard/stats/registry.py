@@ -160,11 +160,14 @@ def list_added(names: Iterable[str]) -> list[Statistic]:
     """Return the entries that another process must be sent; it has the others."""
     added = [x for x in map(find_statistic, names) if BUILT_IN.get(x.name) is not x]
     for entry in added:
-        if "<" in entry.request.__qualname__:  # a lambda, or a function in a function
-            raise OptionError(
-                f"{entry.name} cannot be sent to a worker process. Define its request "
-                'at the top of a module, or use the runner "loop".'
-            )
+        for function in filter(None, (entry.request, entry.limits)):
+            name = f"{function.__module__}.{getattr(function, '__qualname__', '<>')}"
+            if "<" in name or name.startswith("__main__."):  # <lambda>, <locals>
+                raise OptionError(
+                    f"the statistic {entry.name!r} cannot be sent to a worker process, "
+                    f"which cannot import {name}. Define it at the top of a module, or "
+                    'use the runner "loop".'
+                )
     return added
 
 
