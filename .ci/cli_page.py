@@ -13,6 +13,8 @@ from pathlib import Path
 import click
 
 from regard.__main__ import main as regard
+from regard.stats.registry import list_statistics
+from regard.terminal import StatisticsCommand
 
 PAGE = Path(__file__).parent.parent / "docs/cli.md"
 MARK = "<!-- written by .ci/cli_page.py from here on -->\n"
@@ -44,6 +46,10 @@ def describe(pair: tuple[str, click.Command]) -> str:
     if options:
         rows = "\n".join(f"| {name_option(x)} | {tell(x)} |" for x in options)
         parts.append(f"| option | |\n|---|---|\n{rows}\n")
+    if isinstance(command, StatisticsCommand):
+        entries = list_statistics()
+        rows = "\n".join(f"| `{x.name}` | {x.summary} ({x.unit}) |" for x in entries)
+        parts.append(f"| statistic of a head | |\n|---|---|\n{rows}\n")
     example, then = read_guide(command)
     parts.append(f"```bash\n{example}\n```\n")
     parts.append(f"Then: {then}\n")

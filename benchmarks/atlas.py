@@ -31,12 +31,12 @@ from marks import fill
 from smollm import find_smollm
 
 from regard.atlas.corpus import open_corpus, plan_corpus
-from regard.atlas.job import WEIGHTS
 from regard.atlas.pieces import cut_shard
-from regard.atlas.plan import STATISTICS, Plan
+from regard.atlas.plan import Plan, list_measured
 from regard.atlas.store import pack_result
 from regard.atlas.table import read_table
 from regard.atlas.worker import Work, Worker
+from regard.stats.registry import list_statistics
 
 HERE = Path(__file__).parent
 MARK = "<!-- benchmark:atlas -->"
@@ -180,7 +180,8 @@ def run_command(options: tuple[str, ...], corpus: Path, folder: Path) -> dict[st
     meter.join()
     table = read_table(folder)
     numbers = table.tally.sums.tobytes() + table.tally.top.tobytes()
-    half = {name: float(np.nanmax(table.half(name))) for name in WEIGHTS}
+    weights = (x.name for x in list_statistics() if x.is_weight)
+    half = {name: float(np.nanmax(table.half(name))) for name in weights}
     widest = max(half, key=half.__getitem__)
     return {
         "widest": [widest, round(half[widest], 4)],
@@ -209,7 +210,7 @@ def render(result: dict[str, Any]) -> str:
     first = runs["loop"]
     told = (
         f"{first['documents']} documents, {first['tokens']:,} tokens, "
-        f"{len(STATISTICS)} statistics of 270 heads; load {result['load']} on "
+        f"{len(list_measured())} statistics of 270 heads; load {result['load']} on "
         f"{result['cores']} cores."
     )
     name, half = first["widest"]

@@ -14,7 +14,6 @@ from regard.atlas.confidence import (
     PENALTIES,
     RATES,
     SHARES,
-    bound_query,
     estimate_growth,
     find_half,
     is_narrow,
@@ -28,6 +27,7 @@ from regard.atlas.plan import SEQUENCE, STUDENT, Plan
 from regard.atlas.table import Table, compare
 from regard.atlas.tally import NOWHERE, Tally, merge, merge_sums, sum_draw
 from regard.atlas.text import draw_difference, draw_head, draw_table
+from regard.stats.registry import find_statistic
 
 ROOT = Path(__file__).parent.parent
 SIZE = {"length": 100, "pieces": 1}
@@ -111,7 +111,7 @@ def test_a_mean_in_other_units_has_an_interval_in_these_units():
     tokens = 198 * y - 99 * n  # from -99 to 99
     found = find_half(tally(n, tokens, "distance", peak=99.0), **SIZE)
     np.testing.assert_allclose(found, 198 * plain, rtol=1e-9)
-    assert bound_query("distance", 100) == (-99, 99)
+    assert find_statistic("distance").bound(100) == (-99, 99)
 
 
 def test_a_document_is_as_long_as_all_of_its_pieces_may_be():

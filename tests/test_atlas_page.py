@@ -237,7 +237,8 @@ def test_every_number_of_a_page_is_the_number_of_its_table(tmp_path):
     random = np.random.default_rng(0)
     heads = (3, 1, 2)
     means = {
-        name: [random.normal(size=n).tolist() for n in heads] for name in ("self", "x")
+        name: [random.normal(size=n).tolist() for n in heads]
+        for name in ("self", "local")
     }
     a = make_table(means)
     b = make_table({k: [(np.array(r) + 0.1).tolist() for r in x] for k, x in means.items()}, 0.2)  # fmt: skip
@@ -246,7 +247,7 @@ def test_every_number_of_a_page_is_the_number_of_its_table(tmp_path):
     assert data["heads"] == [3, 1, 2]
     assert data["interval"] == "half of a 95 % Student interval over documents"
     assert data["about"][1] == data["about"][3] == tell_left_out(ABOUT)
-    assert [x["name"] for x in data["statistics"]] == ["self", "x"]
+    assert [x["name"] for x in data["statistics"]] == ["self", "local"]
     for packed in data["statistics"]:
         name = packed["name"]
         found = compare(a, b, name)
@@ -344,6 +345,6 @@ def test_what_cannot_be_shown_is_refused(tmp_path):
     with pytest.raises(OptionError, match="expected the same heads"):
         write_page(path, [table, make_table({"sink": [[1.0]]})], names="ab")
     with pytest.raises(OptionError, match="there is nothing to show"):
-        write_page(path, [table, make_table({"z": MEANS["sink"]})], names="ab")
+        write_page(path, [table, make_table({"self": MEANS["sink"]})], names="ab")
     with pytest.raises(FileError, match="cannot be written: No such file"):
         write_page(tmp_path / "no" / "page.html", [table], names="a")

@@ -31,6 +31,7 @@ from regard.stats.reducers import (
     OffsetProfile,
     RowSums,
 )
+from regard.stats.registry import STATISTICS as NUMBERS
 from regard.stats.rows import (
     entropy,
     masked_mass,
@@ -41,7 +42,7 @@ from regard.stats.rows import (
     span_pairs,
 )
 from regard.stats.strongest import TopK
-from regard.stats.table import NUMBERS, make_table
+from regard.stats.table import make_table
 from regard.stats.tile import read_tile
 from regard.stats.walk import walk
 

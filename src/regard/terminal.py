@@ -153,6 +153,20 @@ def guide(example: str, then: str) -> str:
     return f"\b\nExample:  {example}\nThen:     {then}"
 
 
+class StatisticsCommand(click.Command):
+    """A command whose help also lists the statistics."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write each statistic with its meaning, then the example."""
+        from regard.stats.registry import list_statistics  # noqa: PLC0415 (for help)
+
+        with formatter.section("Statistics of a head"):
+            formatter.write_dl(
+                [(x.name, f"{x.summary} ({x.unit})") for x in list_statistics()]
+            )
+        super().format_epilog(ctx, formatter)
+
+
 class NewFile(click.Path):
     """A file to be written, in a folder that is there; asked before the work begins."""
 

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from regard.atlas.plan import KNOWN
 from regard.errors import OptionError
-from regard.terminal import Commands, NewFile, guide, need_extras
+from regard.terminal import Commands, NewFile, StatisticsCommand, guide, need_extras
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,14 +43,14 @@ def atlas() -> None:
     """Measure what every head of a model does, over many documents."""
 
 
-@atlas.command(epilog=BEGIN)
+@atlas.command(cls=StatisticsCommand, epilog=BEGIN)
 @FOLDER
 @click.option("--plan", "file", type=click.Path(exists=True), help="A TOML file.")
 @click.option("--model", help="A GGUF file, a safetensors folder, or module:function.")
 @click.option("--corpus", multiple=True, help="Text, .jsonl, .parquet, or a folder.")
 @click.option("--field", help="The field of JSONL and Parquet that holds the text.")
 @click.option(
-    "--statistics", help=f"With commas, of {', '.join(KNOWN)}; all but logit."
+    "--statistics", help="Of those below, with commas; all means unless given."
 )
 @click.option("--length", type=int, help="Tokens of a piece at most  [512]")
 @click.option("--pieces", type=int, help="Pieces of a document at most  [1]")

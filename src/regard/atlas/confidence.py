@@ -34,6 +34,7 @@ from dataclasses import replace
 import numpy as np
 
 from regard.atlas.tally import SUMS, SURE, Numbers, Tally
+from regard.stats.registry import find_statistic
 
 RATES = 0.58 * 0.5 ** np.arange(16)  # the λ of the mixture, down to 2e-5
 SHARES = 1 / np.arange(1, 17) / np.sum(1 / np.arange(1, 17))  # their weights
@@ -43,25 +44,13 @@ ROUNDING = 1e-3  # of the range: a weight of 1.0000002 is 1
 MOST = 2.0**40  # documents that are worth an estimate
 
 
-def bound_query(statistic: str, length: int) -> tuple[float, float]:
-    """Return the least and the largest value that one query can have.
-
-    length: tokens that are read at once
-    """
-    if statistic == "entropy":
-        return 0.0, math.log2(length)
-    if statistic == "distance":  # keys may come after the query
-        return 1.0 - length, length - 1.0
-    return (-math.inf, math.inf) if statistic == "logit" else (0.0, 1.0)
-
-
 def scale_sums(tally: Tally, *, length: int, pieces: int) -> Numbers:
     """Return Σ y, Σ n, W, c and S for queries in [0, 1] and documents of length 1.
 
     NaN where a query was outside the bounds of its statistic: there is no interval.
     """
     _, n, y, weight, centre, spread = np.moveaxis(tally.sums, -1, 0)
-    bounds = [bound_query(name, length) for name in tally.statistics]
+    bounds = [find_statistic(name).bound(length) for name in tally.statistics]
     low, high = np.array(bounds).reshape(-1, 2, 1).swapaxes(0, 1)
     span, most = high - low, length * pieces
     known = (span < math.inf) & (tally.peak <= high + ROUNDING * span) & (n > 0)
@@ -120,8 +109,8 @@ def find_half(tally: Tally, *, length: int, pieces: int, sure: float = SURE) -> 
             low = np.where(rejected, middle, low)
             high = np.where(rejected, high, middle)
         half = np.maximum(half, mean - low)
-    bounds = np.array([bound_query(name, length) for name in tally.statistics])
-    span: Numbers = (bounds[:, 1] - bounds[:, 0])[:, None]
+    bounds = (find_statistic(name).bound(length) for name in tally.statistics)
+    span: Numbers = np.array([[high - low] for low, high in bounds])
     return half * span
 
 

@@ -33,7 +33,6 @@ from regard.atlas.example import find_examples
 from regard.atlas.model import open_words
 from regard.atlas.plan import (
     STUDENT,
-    WEIGHTS,
     Plan,
     fingerprint,
     read_about,
@@ -45,6 +44,7 @@ from regard.atlas.store import Result, Store
 from regard.atlas.table import Table
 from regard.atlas.tally import Tally
 from regard.errors import FileError, OptionError
+from regard.stats.registry import find_statistic
 from regard.whole_file import write_whole
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -204,7 +204,8 @@ def decide(store: Store, plan: Plan, standing: Standing) -> str:
 
 def list_weights(tally: Tally) -> list[int]:
     """Return the statistics that a stopping rule waits for: bits have other sizes."""
-    return [s for s, name in enumerate(tally.statistics) if name in WEIGHTS]
+    entries = map(find_statistic, tally.statistics)
+    return [s for s, entry in enumerate(entries) if entry.is_weight]
 
 
 def know_enough(tally: Tally, plan: Plan) -> bool:

@@ -32,7 +32,6 @@ from regard.atlas.text import (
     describe,
     fit_scale,
     fit_signs,
-    tell,
     tell_interval,
     tell_left_out,
     tell_marked,
@@ -41,6 +40,7 @@ from regard.errors import FileError, OptionError
 from regard.show.bundle import join_modules, read_asset
 from regard.show.page import allow
 from regard.show.text import clean
+from regard.stats.registry import find_statistic
 
 ASSETS = Path(__file__).parent / "assets"
 MARKER = re.compile(r"<!-- (\w+) -->")
@@ -126,10 +126,10 @@ def name_folder(table: Table) -> str | None:
 def pack_statistic(tables: Sequence[Table], name: str) -> dict[str, Any]:
     """Return all numbers of a statistic, of each table and of what they differ by."""
     scale = fit_scale(*(table.mean(name) for table in tables))
+    entry = find_statistic(name)
     packed = {
-        "name": name,
-        "unit": tables[0].unit(name),
-        "told": tell(name),
+        **entry.pack(),
+        "told": entry.summary,
         "scale": [scale.low, scale.high],
         "tables": [
             {

@@ -15,6 +15,7 @@ Next: worker.py
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tomllib
 from dataclasses import asdict, dataclass, fields, replace
@@ -23,15 +24,24 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import FileError, OptionError
+from regard.stats.registry import (
+    STATISTICS,
+    Statistic,
+    find_statistic,
+    list_added,
+    list_statistics,
+)
 
-STATISTICS = ("entropy", "sink", "previous", "self", "induction", "local", "distance")
-KNOWN = (*STATISTICS, "logit")
-WEIGHTS = ("sink", "previous", "self", "induction", "local")  # between 0 and 1
 PRECISIONS = ("float32", "bfloat16", "float16", "float64")
 STOPS = ("tokens", "until_interval")  # they change when it ends, and no number
 EDGE = 1 << 20  # bytes at both ends of a file of weights that tell it from others
 LISTS = ("corpus", "statistics")
 STUDENT, SEQUENCE = "student", "sequence"  # kinds of confidence intervals
+
+
+def list_measured() -> tuple[str, ...]:
+    """Return the statistics of an atlas whose plan names none."""
+    return tuple(x.name for x in list_statistics() if x.in_atlas)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +51,7 @@ class Plan:
     model: str  # a GGUF file, a safetensors folder, or module:function
     corpus: tuple[str, ...]  # files and folders
     field: str = "text"  # of JSONL and Parquet
-    statistics: tuple[str, ...] = STATISTICS
+    statistics: tuple[str, ...] = dataclasses.field(default_factory=list_measured)
     length: int = 512  # tokens of a piece, at most
     pieces: int = 1  # of a document, at most
     packed: bool = False  # short documents end to end in one piece, or each alone
@@ -60,6 +70,16 @@ class Plan:
     def identify(self) -> dict[str, Any]:
         """Return what makes two results comparable."""
         return {k: v for k, v in asdict(self).items() if k not in STOPS}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Bring registered statistics along to the process of a worker."""
+        return unpack_plan, (list_added(self.statistics), asdict(self))
+
+
+def unpack_plan(added: list[Statistic], options: dict[str, Any]) -> Plan:
+    """Return a plan of another process, whose statistics are known here from now on."""
+    STATISTICS.update((entry.name, entry) for entry in added)
+    return Plan(**options)
 
 
 def check_plan(plan: Plan) -> None:
@@ -94,15 +114,18 @@ def check_plan(plan: Plan) -> None:
 
 def check_statistics(names: tuple[str, ...], width: float | None) -> None:
     """Refuse what cannot be measured, or has no interval to wait for."""
-    if not names or {*names} - {*KNOWN} or len({*names}) < len(names):
+    known = list_statistics()
+    if not names or {*names} - {x.name for x in known} or len({*names}) < len(names):
         given = ", ".join(map(repr, names)) or "(none)"
         raise OptionError(
-            f"statistics {given:.100}, expected each once of {', '.join(KNOWN)}."
+            f"statistics {given:.100}, expected each once of "
+            f"{', '.join(x.name for x in known)}. If one is yours, import the module "
+            "that registers it."
         )
-    if width is not None and not {*names} & {*WEIGHTS}:
+    if width is not None and not any(find_statistic(x).is_weight for x in names):
         raise OptionError(
             f"until_interval={width!r:.40} is for mean weights, expected one of "
-            f"{', '.join(WEIGHTS)} among the statistics."
+            f"{', '.join(x.name for x in known if x.is_weight)} among the statistics."
         )
 
 

@@ -32,9 +32,9 @@ from regard.atlas.plan import SEQUENCE, STUDENT, read_interval
 from regard.atlas.store import OTHER, WRONG, pack, unpack
 from regard.atlas.tally import SURE, Numbers, Tally
 from regard.errors import FileError, OptionError
+from regard.stats.registry import find_statistic
 from regard.whole_file import write_whole
 
-UNITS = {"entropy": "bits", "distance": "tokens", "logit": "logit"}  # else: weight
 TABLE, EXAMPLES = "table.parquet", "examples.json"
 KINDS = {
     **dict.fromkeys(("folder", "model", "corpus", "precision", "interval"), str),
@@ -45,7 +45,6 @@ KINDS = {
     "set_aside": list,
 }
 NAN = re.compile("ArithmeticError: .*NaN")  # what worker.py raises, now and before
-LARGEST = ("logit",)  # of these the peak is told: a mean of largest says little
 
 
 @dataclass(frozen=True)
@@ -88,9 +87,9 @@ class Table:
         return self.tally.statistics
 
     def mean(self, statistic: str) -> Numbers:
-        """Return the mean over all queries, (layers, heads); of a logit the largest."""
+        """Return the mean over all queries, or the largest, (layers, heads)."""
         tally = self.tally
-        return self.lay(statistic, tally.peak if statistic in LARGEST else tally.mean)
+        return self.lay(statistic, tally.peak if is_largest(statistic) else tally.mean)
 
     @property
     def interval(self) -> str:
@@ -107,7 +106,7 @@ class Table:
         """Return half of the interval of each mean; NaN where it is not known."""
         s, tally = self.index(statistic), self.tally
         packed = bool(self.about.get("packed"))  # no independent draws
-        if statistic in LARGEST or (self.interval == SEQUENCE and packed):
+        if is_largest(statistic) or (self.interval == SEQUENCE and packed):
             return self.lay(statistic, tally.peak * np.nan)
         one = replace(
             tally,
@@ -128,7 +127,7 @@ class Table:
 
     def unit(self, statistic: str) -> str:
         """Return what the numbers are counted in."""
-        return UNITS.get(statistic, "weight")
+        return find_statistic(statistic).unit
 
     def examples(self, statistic: str, layer: int, head: int) -> tuple[Example, ...]:
         """Return where a head did it most, the largest first."""
@@ -170,7 +169,7 @@ class Table:
     def save(self, folder: Path) -> None:
         """Write the table as Parquet, and the examples as JSON."""
         tally = self.tally
-        largest = np.isin(tally.statistics, LARGEST)[:, None]
+        largest = np.array([[is_largest(x)] for x in tally.statistics], bool)
         mean = np.where(largest, tally.peak, tally.mean)
         more: dict[str, Any] = {
             "mean": mean.ravel(),
@@ -186,6 +185,11 @@ class Table:
         ]
         with write_whole(folder / EXAMPLES) as new:
             new.write_text(json.dumps(rows), "utf-8")
+
+
+def is_largest(statistic: str) -> bool:
+    """Tell whether the number of a head is the largest of all its queries."""
+    return find_statistic(statistic).reduction == "max"
 
 
 def read_table(folder: str | Path) -> Table:

@@ -28,6 +28,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.stats.registry import find_statistic
+
 Numbers = NDArray[np.float64]
 SUMS = ("documents", "queries", "total", "weight", "centre", "spread")
 PLACE = np.dtype(  # where a head did something most
@@ -113,7 +115,7 @@ def tally_document(
         for found, count in zip(numbers, heads, strict=True):
             at = slice(first, first + count)
             first += count
-            rows = found.get(name, np.full((count, 0), np.nan))
+            rows = found[name]
             there = ~np.isnan(rows)
             n, y = there.sum(1), np.where(there, rows, 0).sum(1)
             sums[s, at] = sum_draw(n, y)
@@ -121,7 +123,7 @@ def tally_document(
                 continue
             known = np.where(there, rows, -np.inf)
             peak[s, at] = known.max(1)
-            known[:, : count_forced(name)] = -np.inf
+            known[:, : find_statistic(name).forced] = -np.inf
             best = known.argmax(1)
             value = known[np.arange(count), best]
             found_at = top[s, at, 0]
@@ -129,13 +131,6 @@ def tally_document(
             found_at["document"], found_at["piece"] = document, piece
             top[s, at, 0] = np.where(np.isfinite(value), found_at, NOWHERE)
     return Tally(tuple(layers), tuple(heads), tuple(statistics), sums, peak, top)
-
-
-def count_forced(statistic: str) -> int:
-    """Return how many queries had no choice, or cannot be told from a sink."""
-    from regard.stats.table import NEAR  # noqa: PLC0415 (it brings torch)
-
-    return {"local": NEAR, "previous": 2}.get(statistic, 1)
 
 
 def tally_nothing(statistics: tuple[str, ...]) -> Tally:

@@ -29,6 +29,7 @@ from regard.atlas.tally import Numbers
 from regard.errors import OptionError
 from regard.show.palette import Linear, Scale, Signed
 from regard.show.text import Color, clean, write_legend
+from regard.stats.registry import find_statistic
 
 MOST = 10  # heads that are listed
 WIDEST = 6  # columns of a cell
@@ -41,16 +42,6 @@ INTERVALS = {
     SEQUENCE: "half of a 95 % confidence sequence over documents, valid for each head "
     "whenever the run stopped",
 }
-WORDS = {
-    "entropy": "of a query's weights, in bits, mean over queries",
-    "sink": "weight on the first key, mean over queries",
-    "previous": "weight on the token before, mean over queries",
-    "self": "weight on the token itself, mean over queries",
-    "induction": "weight on the key after the last same token, mean over queries",
-    "local": "weight on the last 64 tokens, mean over queries",
-    "distance": "how far back the mean key is, in tokens, mean over queries",
-    "logit": "the largest logit of all queries",
-}
 
 
 def draw_table(
@@ -59,18 +50,21 @@ def draw_table(
     """Draw one statistic of every head, and list the heads with the most of it."""
     width = limit_width(width)
     mean, half = table.mean(statistic), table.half(statistic)
-    scale, unit = fit_scale(mean), table.unit(statistic)
-    best = [(at, write_pair(mean[at], half[at])) for at in list_places(mean)[:MOST]]
+    scale, entry = fit_scale(mean), find_statistic(statistic)
+    first, which = list_places(mean), "largest"
+    if entry.ascending:
+        first, which = first[::-1], "smallest"
+    best = [(at, write_pair(mean[at], half[at])) for at in first[:MOST]]
     return "\n".join(
         [
-            *wrap(f"{statistic}: {tell(statistic)}", width),
+            *wrap(f"{statistic}: {entry.summary}", width),
             *wrap(describe(table.about), width),
             *wrap(tell_left_out(table.about), width),
             "",
             *draw_cells(mean, scale, color=color, width=width),
             write_legend(scale, color).replace("masked", "no value"),
             "",
-            *wrap(f"largest, in {unit}, ± {tell_interval([table])}:", width),
+            *wrap(f"{which}, in {entry.unit}, ± {tell_interval([table])}:", width),
             *(f"{name_head(at)}  {value}" for at, value in best),
         ]
     )
@@ -88,8 +82,9 @@ def draw_head(table: Table, layer: int, head: int, *, width: int = 80) -> str:
     lines += wrap(f"± is {tell_interval([table])}", width)
     lines += wrap(tell_left_out(table.about), width)
     for name in table.statistics:
+        entry = find_statistic(name)
         pair = write_pair(table.mean(name)[layer, head], table.half(name)[layer, head])
-        lines += ["", f"{name}  {pair} {table.unit(name)}: {tell(name)}"]
+        lines += ["", f"{name}  {pair} {entry.unit}: {entry.summary}"]
         for rank, x in enumerate(table.examples(name, layer, head)):
             before, token, after = map(flatten, (x.before, x.token, x.after))
             room = max(8, width - 10 - len(token))  # two thirds of it before the token
@@ -123,7 +118,7 @@ def draw_difference(
     if not color:  # a shade has no sign
         values, scale = np.abs(values), Linear(0, scale.high)
     marks = np.where(found.marked, signs, " ")
-    told = f"{statistic}: {tell(statistic)}; {second} less {first}"
+    told = f"{statistic}: {find_statistic(statistic).summary}; {second} less {first}"
     return "\n".join(
         [
             *wrap(told, width),
@@ -245,11 +240,6 @@ def write_pair(mean: float, half: float) -> str:
     if digits > 6:
         return f"{mean:.3g} ± {half:.0e}"
     return f"{mean:.{digits}f} ± {half:.{digits}f}"
-
-
-def tell(statistic: str) -> str:
-    """Say what a statistic is."""
-    return WORDS.get(statistic, "mean over queries")
 
 
 def tell_marked(found: Difference) -> str:

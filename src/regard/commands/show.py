@@ -18,6 +18,7 @@ import click
 from regard.errors import FileError, OptionError
 from regard.terminal import (
     NewFile,
+    StatisticsCommand,
     clean,
     draw_progress,
     guide,
@@ -30,10 +31,9 @@ if TYPE_CHECKING:
     from regard.seen import Seen
     from regard.stats.table import Table
 
-STRONGEST = ("sink", "previous", "induction")
-
 
 @click.command(
+    cls=StatisticsCommand,
     short_help="Say what the attention of a model did with a text.",
     epilog=guide(
         'regard show "The cat sat on the mat" --model MODEL.gguf',
@@ -143,14 +143,17 @@ def measure(seen: Seen) -> Table:
 
 def print_table(seen: Seen) -> None:
     """Print what the layers did, and which heads did it most."""
+    from regard.stats.registry import list_statistics
+
     click.echo(str(seen).splitlines()[0])
     table = measure(seen)
     click.echo(str(table.by_layer()))
-    for name in STRONGEST:
+    for statistic in (x for x in list_statistics() if x.ranked):
+        name, which = statistic.name, "least" if statistic.ascending else "most"
         first = table.sort(name).rows[0]
         place = f"layer {first['layer']} head {first['head']}, {first[name]:.3f}"
         known = first[name] == first[name]  # nan is no number, not even itself
-        click.echo(f"most {name}: {place if known else '–'}")
+        click.echo(f"{which} {name}: {place if known else '–'}")
 
 
 def write_page(seen: Seen, path: str, *, aside: bool) -> None:

@@ -49,13 +49,11 @@ from regard.show.palette import (
 from regard.show.text import (
     GALLERY,
     MARK,
-    STATISTICS,
     STEPS,
     Labels,
     Margins,
     clean,
     measure,
-    pick_rows,
     write_pooling,
 )
 
@@ -208,24 +206,26 @@ def plot_gallery(
 
 
 def plot_table(
-    table: Table, *, numbers: Sequence[str] = tuple(STATISTICS), sequence: int = 0
+    table: Table, *, numbers: Sequence[str] | None = None, sequence: int = 0
 ) -> Figure:
     """Draw statistics of seen.table() by layer: a dot a head, a line their mean."""
-    heads = pick_rows(table, numbers, sequence)
-    layers, n = pick_rows(table.by_layer(), numbers, sequence), len(numbers)
+    heads, charted = table.pick(numbers, sequence)
+    (layers, _), n = table.by_layer().pick(numbers, sequence), len(charted)
     figure, grid = start((2.4 * n, 2.1), (1, n), n, PAGES[0])
-    for axes, name in zip(grid, numbers, strict=True):
+    for axes, statistic in zip(grid, charted, strict=True):
+        name, unit = statistic.name, statistic.counted
         axes.scatter(heads["layer"], heads[name], 5, COLOURS[5], lw=0, label="a head")
-        mean = "the largest" if name == "logit" else "their mean"
+        mean = "the largest" if statistic.reduction == "max" else "their mean"
         axes.plot(layers["layer"], layers[name], color=COLOURS[0], label=mean)
-        unit = STATISTICS.get(name, "")
-        dress(axes, f"{name} ({unit})" if unit else name, log=False, named=False)
+        title = name if unit == name else f"{name} ({unit})"
+        dress(axes, title, log=False, named=False)
         axes.set_xlabel("layer", fontsize=9)
         label(axes.xaxis, (), 0, 1, ())
         if np.nanmin(heads[name], initial=0) >= 0:
             axes.set_ylim(bottom=0)
         axes.margins(x=0.03)
-    for axes in grid if "logit" in numbers else grid[:1]:  # its line is no mean
+    mixed = any(x.reduction == "max" for x in charted)  # a line that is no mean
+    for axes in grid if mixed else grid[:1]:
         axes.legend(frameon=False, fontsize=7)
     write_around(figure, "", "; ".join(table.list_nan()), PAGES[0])
     return figure

@@ -48,6 +48,7 @@ from regard.show.picture import find_pictures
 from regard.stats.call import to_torch
 from regard.stats.pooled import PooledMap, Pooling
 from regard.stats.reducers import is_run
+from regard.stats.registry import list_statistics
 from regard.stats.table import make_table
 from regard.stats.tile import read_tile
 from regard.stats.walk import walk
@@ -170,6 +171,7 @@ class Source:
                 for key, r in self.records.items()
             ],
             "levels": {"tile": TILE},
+            "statistics": [x.pack() for x in list_statistics()],
             "pictures": find_pictures(self.recording),
         }
 

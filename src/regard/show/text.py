@@ -5,7 +5,7 @@
     print(draw_weights({"before": a, "after": b}))                side by side, named
     print(draw_steps(regard.explain(q, k, v)))     every step of attention
     print(draw_gallery(seen))                      every head of every layer
-    print(draw_table(seen.table()))                entropy, sink, distance by layer
+    print(draw_table(seen.table()))                some statistics by layer
     print(draw_mask(regard.causal(), 8))           who may see whom
 
 A large map is pooled: each character shows its largest weight. Tokens are escaped.
@@ -54,7 +54,6 @@ LINES = 48  # of a map
 GAP = 2  # columns between maps
 GALLERY = Log(1e-4, 1)
 STEPS = ("dots", "scores", "capped", "logits", "weights", "out")
-STATISTICS = {"entropy": "bits", "sink": "of the weight", "distance": "tokens"}
 MARK = "\u200e"  # keeps right-to-left letters from turning the line around
 # what would join its neighbour into one wider or narrower sign
 JOINING: dict[int, str | None] = dict.fromkeys(
@@ -369,30 +368,25 @@ def draw_gallery(
 
 
 def draw_table(
-    table: Table, *, numbers: Sequence[str] = tuple(STATISTICS), sequence: int = 0
+    table: Table, *, numbers: Sequence[str] | None = None, sequence: int = 0
 ) -> str:
-    """Draw statistics of seen.table() over the layers, means over heads as blocks."""
-    rows = pick_rows(table.by_layer(), numbers, sequence)
+    """Draw statistics of seen.table() over the layers, means over heads as blocks.
+
+    numbers: names of statistics; those that the registry charts unless given
+    """
+    rows, charted = table.by_layer().pick(numbers, sequence)
     lines = [f"{'':<10}layers {rows['layer'][0]} to {rows['layer'][-1]}, mean of heads"]
-    for name in numbers:
+    for statistic in charted:
+        name = statistic.name
         low, top = (f(rows[name], initial=0) for f in (np.nanmin, np.nanmax))
         span = (top - low) or 1.0
         bars = draw_bars((rows[name] - low) / span, lost=rows["nan_rows"] > 0)
-        unit = "the largest" if name == "logit" else STATISTICS.get(name, "")
+        unit = "the largest" if statistic.reduction == "max" else statistic.counted
+        if np.isnan(rows[name]).all():  # there is nothing to count
+            unit = ""
         lines.append(f"{name:<10}{bars} {low:.3g} to {low + span:.3g} {unit}")
     lines += replace(table.by_layer(), rows=rows).list_nan()
     return "\n".join(line.rstrip() for line in lines)
-
-
-def pick_rows(table: Table, numbers: Sequence[str], sequence: int) -> Any:
-    """Return the rows of a sequence; refuse columns that are not there, and no rows."""
-    rows = table.rows[table.rows["sequence"] == sequence]
-    known = [name for name in rows.dtype.names or () if rows[name].dtype.kind == "f"]
-    if not numbers or not set(numbers) <= set(known):
-        raise OptionError(f"numbers={numbers}, expected some of {', '.join(known)}.")
-    if not len(rows):
-        raise OptionError(f"there is no sequence {sequence} in the table.")
-    return rows
 
 
 def draw_mask(formula: Formula, n: int = 12) -> str:

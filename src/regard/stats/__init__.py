@@ -9,11 +9,15 @@ A walk needs torch; everything else also runs on the plain definition.
 Next: rows.py
 """
 
-from typing import Any
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from regard.stats.cells import cells, induction, offset
 from regard.stats.columns import mean_received, received
 from regard.stats.plan import make_plan
+from regard.stats.registry import Badge, Statistic, register, registered, unregister
 from regard.stats.rows import (
     entropy,
     masked_mass,
@@ -24,7 +28,7 @@ from regard.stats.rows import (
     span_pairs,
 )
 
-try:
+if TYPE_CHECKING:
     import regard.stats.presets as presets  # noqa: PLR0402
     from regard.stats.pooled import PooledMap
     from regard.stats.pyramid import Pyramid
@@ -41,11 +45,9 @@ try:
     from regard.stats.tile import read_tile
     from regard.stats.trial import check_reducer
     from regard.stats.walk import walk
-except ModuleNotFoundError as missing:
-    if missing.name != "torch":
-        raise
 
 __all__ = [
+    "Badge",
     "ColumnMax",
     "ColumnSums",
     "Entropy",
@@ -55,6 +57,7 @@ __all__ = [
     "Pyramid",
     "Reducer",
     "RowSums",
+    "Statistic",
     "TopK",
     "cells",
     "check_reducer",
@@ -70,16 +73,51 @@ __all__ = [
     "presets",
     "read_tile",
     "received",
+    "register",
+    "registered",
     "span_mass",
     "span_pairs",
+    "unregister",
     "walk",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Say what is missing where only the plain definition is there."""
-    if name in __all__:
+LATER = dict.fromkeys(
+    ("ColumnMax", "ColumnSums", "Entropy", "LargestLogit", "OffsetProfile", "RowSums"),
+    "reducers",
+) | {
+    "PooledMap": "pooled",
+    "Pyramid": "pyramid",
+    "Reducer": "reducer",
+    "TopK": "strongest",
+    "check_reducer": "trial",
+    "presets": "presets",
+    "read_tile": "tile",
+    "walk": "walk",
+}
+
+
+def load(name: str) -> Any:
+    """Return a name of LATER: what needs torch is imported when it is first used."""
+    try:
+        found = import_module(f"regard.stats.{LATER[name]}")
+    except ModuleNotFoundError as missing:
         raise ImportError(
-            f'regard.stats.{name} needs torch: pip install "regard[torch]"'
-        )
-    raise AttributeError(f"module 'regard.stats' has no attribute '{name}'")
+            f'regard.stats.{name} needs {missing.name}: pip install "regard[torch]"'
+        ) from missing
+    return getattr(found, name, found)
+
+
+class LazyPackage(ModuleType):
+    """A package that imports torch only when it is needed."""
+
+    # importing walk.py would put the module in the place of the function
+    walk = property(lambda _: load("walk"), lambda *_: None)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in LATER:
+            return load(name)
+        raise AttributeError(f"module 'regard.stats' has no attribute '{name}'")
+
+
+sys.modules[__name__].__class__ = LazyPackage

@@ -29,6 +29,15 @@ from regard.stats.rows import divide
 from regard.stats.text_scores import Span
 from regard.stats.walk import walk
 
+__all__ = [
+    "h2o",
+    "kvzip",
+    "observed_attention",
+    "snapkv",
+    "snapkv_grouped",
+    "tova",
+]
+
 
 def h2o(record: Record) -> Named:
     """Return what each key received from all queries, (H, Nk), a sum.

@@ -29,7 +29,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -40,13 +41,6 @@ from regard.masks.algebra import Mask
 from regard.masks.biases import Bias, added
 from regard.record import Record
 from regard.stats.place import Lie, lie, lie_turned
-
-try:
-    import torch
-
-    from regard.engine.choose import attend
-except ImportError:  # a NumPy record can be read without it
-    torch = None
 
 BLOCK = 512  # rows and keys of a tile, without torch
 
@@ -167,7 +161,9 @@ def run_kernel(call: Again, k: Array, v: Array) -> tuple[Array, Array]:
     if not q.shape[1] * k.shape[1]:  # nobody there
         shape = (*q.shape[:2], v.shape[2])
         return constant(0, q, shape), constant(-math.inf, q, shape[:2])
-    run = partial(attention, block=BLOCK) if torch is None else attend
+    run: Any = partial(attention, block=BLOCK)
+    if find_torch() is not None:
+        from regard.engine.choose import attend as run  # noqa: PLC0415 (it needs torch)
     done = run(
         to_torch(q),
         to_torch(k),
@@ -181,8 +177,18 @@ def run_kernel(call: Again, k: Array, v: Array) -> tuple[Array, Array]:
     return convert(done.out, q), convert(done.lse, q)
 
 
+@cache
+def find_torch() -> Any:
+    """Import torch when it is first needed; None if it is not installed."""
+    try:
+        return import_module("torch")
+    except ImportError:  # a NumPy record can be read without it
+        return None
+
+
 def to_torch(x: Any) -> Any:
     """Return an array in torch, without a copy if it can be; others as they are."""
+    torch = find_torch()
     if torch is None or x is None or isinstance(x, Mask | Bias | torch.Tensor):
         return x
     host: np.ndarray[Any, Any] = to_numpy(x)

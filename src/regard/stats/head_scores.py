@@ -37,6 +37,20 @@ from regard.stats.reducers import LargestLogit
 from regard.stats.rows import divide, masked_mass, mass
 from regard.stats.walk import walk
 
+__all__ = [
+    "duplicate_token",
+    "induction_score",
+    "laplacian_diagonal",
+    "largest_logit",
+    "largest_softmax_logit",
+    "prefix_matching",
+    "previous_token",
+    "previous_token_share",
+    "sink_rate",
+    "visible_laplacian_diagonal",
+    "visible_sink_rate",
+]
+
 
 def sink_rate(record: Record, *, key: int = 0) -> Named:
     """Return the importance score of a key, (H,): α_k of Gu et al. 2024.

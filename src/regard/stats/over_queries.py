@@ -7,7 +7,7 @@
 A query without a value (`Named.missing`) is left out. A NaN that was computed is not:
 the result is NaN, and `count_nan` says how many queries are the reason.
 
-Next: table.py
+Next: registry.py
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def max_of(named: Named) -> Named:
 
     NaN if one of them is NaN; marked as missing if all are -inf, or there are none.
     """
-    top = take(named).max(1, initial=-np.inf)
+    there = np.where(find_missing(named), -np.inf, take(named))
+    top = there.max(1, initial=-np.inf)
     nothing = top == -np.inf
     top = np.where(nothing, np.nan, top)
     return Named(top, ("head",), f"{named.how}; max over queries", missing=nothing)

@@ -11,67 +11,14 @@ others made of it has a name of its own. A row whose weights are NaN makes every
 NaN that counts it. A score is a mass, not what caused an answer: knock the head out
 (lens/intervene.py) before saying so.
 
-Next: table.py
+Next: registry.py
 """
 
-from regard.stats.cache_scores import (
-    h2o,
-    kvzip,
-    observed_attention,
-    snapkv,
-    snapkv_grouped,
-    tova,
-)
-from regard.stats.head_scores import (
-    duplicate_token,
-    induction_score,
-    laplacian_diagonal,
-    largest_logit,
-    largest_softmax_logit,
-    prefix_matching,
-    previous_token,
-    previous_token_share,
-    sink_rate,
-    visible_laplacian_diagonal,
-    visible_sink_rate,
-)
-from regard.stats.text_scores import (
-    alignment,
-    alignment_rows,
-    attention_tracker,
-    calibrated_rerank_score,
-    instruction_attention,
-    lookback_ratio,
-    rerank_score,
-    retrieval_rate,
-    retrieval_score,
-)
+from regard.stats.cache_scores import *  # noqa: F403
+from regard.stats.cache_scores import __all__ as cache_scores
+from regard.stats.head_scores import *  # noqa: F403
+from regard.stats.head_scores import __all__ as head_scores
+from regard.stats.text_scores import *  # noqa: F403
+from regard.stats.text_scores import __all__ as text_scores
 
-__all__ = [
-    "alignment",
-    "alignment_rows",
-    "attention_tracker",
-    "calibrated_rerank_score",
-    "duplicate_token",
-    "h2o",
-    "induction_score",
-    "instruction_attention",
-    "kvzip",
-    "laplacian_diagonal",
-    "largest_logit",
-    "largest_softmax_logit",
-    "lookback_ratio",
-    "observed_attention",
-    "prefix_matching",
-    "previous_token",
-    "previous_token_share",
-    "rerank_score",
-    "retrieval_rate",
-    "retrieval_score",
-    "sink_rate",
-    "snapkv",
-    "snapkv_grouped",
-    "tova",
-    "visible_laplacian_diagonal",
-    "visible_sink_rate",
-]
+__all__ = sorted([*cache_scores, *head_scores, *text_scores])  # noqa: PLE0605

@@ -1,19 +1,13 @@
 """What every head did, in one table: a row for each sequence, layer and head.
 
-    entropy    of a query's weights, in bits                      mean over queries
-    sink       weight on the first key                            mean over queries
-    previous   weight on the token before                         mean over queries
-    self       weight on the token itself                         mean over queries
-    induction  weight on the key after the last same token        mean over queries
-    local      mass on the last 64 tokens                         mean over queries
-    distance   how far back the mean key is, in tokens            mean over queries
-    logit      the largest logit                                  of all queries
-    nan_rows   how many queries have one of these numbers as NaN
+    sequence, layer, name, head     which head
+    entropy, sink, …                one column for each statistic of registry.py
+    nan_rows                        how many queries have NaN in one of them
 
-A mean is over the queries that have the number: the first token has none before it. A
-query whose number is NaN makes the mean NaN; it is printed as "nan", and what no query
-has as "–". For each layer two calls of the kernel, a narrow one, and one walk for the
-largest logit.
+A mean is over the queries that have a value: the first token has none before it. A
+query whose value is NaN makes the mean NaN; it is printed as "nan", and a statistic
+that no query has as "–". For each layer two calls of the kernel, a narrow one, and one
+walk for the largest logit.
 
 Next: lens/intercept.py
 """
@@ -30,49 +24,47 @@ from typing import Any
 
 import numpy as np
 
-from regard.arrays import to_numpy
 from regard.errors import OptionError
-from regard.masks.patterns import window
 from regard.record import Record, Recording
-from regard.stats.cells import ask_induction, ask_offset
 from regard.stats.named import Named
 from regard.stats.over_queries import find_nan, max_of, mean_of, take
 from regard.stats.plan import Ask, Direct, make_plan
-from regard.stats.reducers import LargestLogit
-from regard.stats.rows import ask_entropy, ask_masked_mass, ask_mass, ask_mean_distance
+from regard.stats.registry import LOST, PLACE, STATISTICS, Statistic, find_statistic
 from regard.stats.walk import walk
 
 ALL_HEADS = -1
-NEAR = 64  # tokens that count as local
-PLACE = ("sequence", "layer", "name", "head")
-NUMBERS = (
-    "entropy",
-    "sink",
-    "previous",
-    "self",
-    "induction",
-    "local",
-    "distance",
-    "logit",
-)
-COLUMNS = (*PLACE, *NUMBERS, "nan_rows")
 LISTED = 8  # heads that are named below a printed table
 Rows = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Rows of COLUMNS: pandas.DataFrame(table.rows) and polars take them so."""
+    """Rows with named columns: pandas.DataFrame(table.rows) and polars take them."""
 
     rows: Rows
     cut: int = 0  # heads with NaN that `head` left out
 
-    def sort(self, by: str, *, up: bool = False) -> Table:
-        """Return the same rows in the order of a column, largest first, NaN last."""
-        if by not in COLUMNS:
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of all columns."""
+        return self.rows.dtype.names or ()
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """The names of the columns that are statistics."""
+        return self.columns[len(PLACE) : -1]
+
+    def sort(self, by: str, *, up: bool | None = None) -> Table:
+        """Return the same rows in the order of a column, NaN last.
+
+        up: the smallest first; unless given, as the registry says of the statistic
+        """
+        if by not in self.columns:
             raise OptionError(
-                f"there is no column {by!r}, expected one of {', '.join(COLUMNS)}."
+                f"there is no column {by!r}, expected one of {', '.join(self.columns)}."
             )
+        if up is None:
+            up = by in self.statistics and find_statistic(by).ascending
         column = self.rows[by]
         order = np.argsort(column, kind="stable")
         if not up:
@@ -83,7 +75,7 @@ class Table:
         return replace(self, rows=self.rows[order])
 
     def by_layer(self) -> Table:
-        """Return a row for each layer: means over its heads, the largest logit.
+        """Return a row for each layer: the mean over its heads, or the largest.
 
         A head without a value is left out; one whose value is NaN makes it NaN.
         """
@@ -94,11 +86,29 @@ class Table:
             row["sequence"], row["layer"] = place
             row["name"], row["head"] = mine["name"][0], ALL_HEADS
             row["nan_rows"] = mine["nan_rows"].sum()
-            for name in NUMBERS:
+            for name in self.statistics:
                 there = ~np.isnan(mine[name]) | (mine["nan_rows"] > 0)
-                how = np.max if name == "logit" else np.mean
-                row[name] = how(mine[name][there]) if there.any() else np.nan
+                reduce = getattr(np, find_statistic(name).reduction)
+                row[name] = reduce(mine[name][there]) if there.any() else np.nan
         return replace(self, rows=rows)
+
+    def pick(
+        self, numbers: Sequence[str] | None, sequence: int
+    ) -> tuple[Rows, list[Statistic]]:
+        """Return the rows of a sequence, and the statistics that are to be drawn.
+
+        numbers: their names; those that the registry charts unless given
+        """
+        rows, known = self.rows[self.rows["sequence"] == sequence], self.statistics
+        if numbers is None:
+            numbers = [name for name in known if find_statistic(name).charted]
+        if not numbers or not set(numbers) <= set(known):
+            raise OptionError(
+                f"numbers={numbers}, expected some of {', '.join(known)}."
+            )
+        if not len(rows):
+            raise OptionError(f"there is no sequence {sequence} in the table.")
+        return rows, [find_statistic(name) for name in numbers]
 
     def head(self, n: int = 10) -> Table:
         """Return the first n rows."""
@@ -119,14 +129,16 @@ class Table:
         drawn = Drawn(box=None, pad_edge=False)
         several = len(np.unique(self.rows["sequence"])) > 1
         places = ["sequence", "layer"] if several else ["layer"]
-        for name in (*places, "head", *NUMBERS):
+        for name in (*places, "head", *self.statistics):
             drawn.add_column(name, justify="right")
         for row in self.rows:
-            numbers = (write_number(row[name], row["nan_rows"]) for name in NUMBERS)
+            lost = row["nan_rows"]
+            numbers = (write_number(row[name], lost) for name in self.statistics)
             head = "all" if row["head"] == ALL_HEADS else str(row["head"])
             drawn.add_row(*(str(row[name]) for name in places), head, *numbers)
         page = StringIO()
-        Console(file=page, width=100).print(drawn)
+        width = max(100, sum(len(name) + 7 for name in self.columns))
+        Console(file=page, width=width).print(drawn)
         return "\n".join([page.getvalue().rstrip("\n"), *self.list_nan()])
 
     def list_nan(self) -> list[str]:
@@ -150,7 +162,7 @@ class Table:
         return [
             {
                 name: None if isinstance(x, float) and not math.isfinite(x) else x
-                for name, x in zip(COLUMNS, row, strict=True)
+                for name, x in zip(self.columns, row, strict=True)
             }
             for row in self.rows.tolist()
         ]
@@ -169,7 +181,7 @@ class Table:
             raise OptionError(
                 "a Parquet file needs pyarrow: pip install pyarrow. to_json does not."
             ) from None
-        columns = {name: pa.array(self.rows[name]) for name in COLUMNS}
+        columns = {name: pa.array(self.rows[name]) for name in self.columns}
         pq.write_table(pa.table(columns), path)
 
 
@@ -214,59 +226,39 @@ def make_table(
 def make_fields(names: Sequence[str]) -> np.dtype[Any]:
     """Return what a row holds, with room for the longest of the layers' names."""
     kinds = ("i4", "i4", f"U{max(map(len, names), default=0) or 1}", "i4")
-    numbers = ((name, "f8") for name in NUMBERS)
-    return np.dtype([*zip(PLACE, kinds, strict=True), *numbers, ("nan_rows", "i4")])
-
-
-def list_asks(record: Record, tokens: Sequence[int]) -> dict[str, Ask | Direct]:
-    """Return the questions behind a row; make_plan(...) says what they cost."""
-    first = (to_numpy(record.k_positions) == 0)[:, None]
-    asks: dict[str, Ask | Direct] = {
-        "entropy": ask_entropy(record),
-        "sink": ask_mass(record, first),
-        "previous": ask_offset(record, 1),
-        "self": ask_offset(record, 0),
-        "local": ask_masked_mass(record, window(NEAR - 1)),
-        "distance": ask_mean_distance(record),
-    }
-    if len(tokens) > int(to_numpy(record.q_positions).max(initial=-1)):
-        asks["induction"] = ask_induction(record, tokens)
-    return asks
+    numbers = ((name, "f8") for name in STATISTICS)
+    return np.dtype([*zip(PLACE, kinds, strict=True), *numbers, (LOST, "i4")])
 
 
 def describe(record: Record, tokens: Sequence[int]) -> Iterator[tuple[str, Rows]]:
-    """Yield each of NUMBERS and "nan_rows", (H,)."""
-    found = measure_rows(record, tokens)
+    """Yield each statistic and "nan_rows", (H,)."""
+    found = measure_rows(record, tokens, tuple(STATISTICS))
     lost = np.zeros((record.heads, record.q.shape[1]), bool)
-    for named in found.values():
+    for name, named in found.items():
         lost |= find_nan(named)
-    yield "nan_rows", lost.sum(1)
-    for name in NUMBERS:
-        if name not in found:
-            yield name, np.full(record.heads, np.nan)
-        elif name == "logit":
-            yield name, take(max_of(found[name]))
-        else:
-            yield name, take(mean_of(found[name]))
+        reduce = max_of if find_statistic(name).reduction == "max" else mean_of
+        yield name, take(reduce(named))
+    yield LOST, lost.sum(1)
 
 
 def measure_rows(
-    record: Record, tokens: Sequence[int], names: Sequence[str] = NUMBERS
+    record: Record, tokens: Sequence[int], names: Sequence[str]
 ) -> dict[str, Named]:
     """Return the numbers of every query, (H, Nq) each.
 
     A query that has none is NaN, and marked in `missing`; any other NaN was computed.
-    What needs the tokens is left out where they are not known.
+    So is every query if the record does not have the statistic.
     """
-    asks = list_asks(record, tokens)
-    found = make_plan({x: asks[x] for x in names if x in asks}).run()
-    rows = {name: squeeze(named) for name, named in found.items()}
-    if "entropy" in rows:
-        bits = take(rows["entropy"]) / math.log(2)
-        rows["entropy"] = replace(rows["entropy"], values=bits)
-    if "logit" in names:
-        (rows["logit"],) = walk(record, LargestLogit())
-    return rows
+    asked = {name: find_statistic(name).request(record, tokens) for name in names}
+    asks = {name: x for name, x in asked.items() if isinstance(x, Ask | Direct)}
+    walked = {
+        name: x for name, x in asked.items() if name not in asks and x is not None
+    }
+    found = make_plan(asks).run()
+    found |= zip(walked, walk(record, *walked.values()) if walked else (), strict=True)
+    shape = record.heads, record.q.shape[1]
+    nothing = Named(np.full(shape, np.nan), ("head", "query"), "", np.ones(shape, bool))
+    return {name: squeeze(found.get(name, nothing)) for name in names}
 
 
 def squeeze(named: Named) -> Named:

@@ -31,6 +31,18 @@ from regard.stats.rows import divide, span_mass, span_pairs
 from regard.stats.strongest import TopK
 from regard.stats.walk import read_heads, walk
 
+__all__ = [
+    "alignment",
+    "alignment_rows",
+    "attention_tracker",
+    "calibrated_rerank_score",
+    "instruction_attention",
+    "lookback_ratio",
+    "rerank_score",
+    "retrieval_rate",
+    "retrieval_score",
+]
+
 Span = Iterable[int]  # first position, one past the last
 
 

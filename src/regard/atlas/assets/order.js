@@ -12,11 +12,12 @@ export function listOrder(atlas, shown, { statistic, view, up }, { onOpen, onTur
   const places = atlas.heads.flatMap((count, layer) => Array.from({ length: count }, (_, head) => ({ layer, head })));
   const size = ({ layer, head }) => shown.signed ? Math.abs(shown.mean[layer][head]) : shown.mean[layer][head];
   const isListed = ({ layer, head }) => (shown.signed ? shown.marked[layer][head] === 1 : shown.mean[layer][head] !== null);
-  const sign = up ? 1 : -1;
+  const isUp = up !== (!shown.signed && atlas.find(statistic).ascending);
+  const sign = isUp ? 1 : -1;
   const listed = places.filter(isListed).sort((a, b) => sign * (size(a) - size(b))).slice(0, MOST);
-  const which = up ? "smallest" : "largest";
+  const which = isUp ? "smallest" : "largest";
   const title = make("h2", "", shown.signed ? `${which} marked differences` : `${which} ${statistic}`);
-  const turn = make("button", "turn", up ? "largest first" : "smallest first");
+  const turn = make("button", "turn", isUp ? "largest first" : "smallest first");
   turn.type = "button";
   turn.addEventListener("click", () => {
     onTurn();

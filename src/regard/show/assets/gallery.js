@@ -1,20 +1,14 @@
 /* All heads at a glance: a small map of each, by layer or in the order of a number.
 
-   A pixel is the strongest link of its cells. Badges come from the statistics table:
-   a head is called what it does with more than a given mean weight.
+   A pixel is the strongest link of its cells. The statistics, and the thresholds of their
+   badges, come with the data (stats/registry.py): no name of a statistic stands here.
 
    Next: map.js */
 
 import { showToken } from "./ink.js";
 
-/* Mean weight from which on a head has the badge, and its short name. */
-const BADGES = {
-  nan_rows: { least: 1, name: "NaN" }, // queries, not a weight
-  sink: { least: 0.5, name: "sink" },
-  previous: { least: 0.3, name: "prev" },
-  induction: { least: 0.1, name: "ind" },
-  local: { least: 0.8, name: "local", keys: 256 }, // 64 tokens are all of a short text
-};
+/* A column that is no statistic: how many queries of a head have NaN. */
+const NAN = { name: "nan_rows", label: "NaN", badge: { label: "NaN", least: 1, keys: 0, light: "#c00000", dark: "#c00000" } };
 const LAYERS = 2; // asked for together
 const FRAME_TIME = 8; // ms
 const PAUSE = 2000; // ms after a layer that did not come
@@ -131,7 +125,9 @@ export class Gallery {
   }
 
   makeOrder() {
-    const value = (row) => row[this.sort] ?? -Infinity; // what is not known comes last
+    const { ascending } = this.meta.statistics.find(({ name }) => name === this.sort);
+    const sign = ascending ? -1 : 1;
+    const value = (row) => sign * (row[this.sort] ?? -sign * Infinity); // what is not known comes last
     const rows = this.places.filter((row) => this.isChosen(row)).sort((a, b) => value(b) - value(a));
     const heads = make("div", "heads order");
     heads.append(...rows.map((row) => this.makeCard(row, `L${row.layer} h${row.head}`, showValue(row, this.sort))));
@@ -139,16 +135,20 @@ export class Gallery {
   }
 
   makeCard(row, name, value = "") {
-    const badges = badgesOf(row);
+    const badges = badgesOf(this.meta, row);
     const card = make("a", "card");
     card.tabIndex = -1;
-    const seen = [name, value, ...badges.map((badge) => BADGES[badge].name)].filter(Boolean).join(" ");
-    card.setAttribute("aria-label", `${seen}: layer ${row.layer} head ${row.head} ${badges.join(", ")}`);
-    card.title = Object.keys(BADGES).map((key) => `${key} ${showValue(row, key)}`).join("\n");
+    const seen = [name, value, ...badges.map(({ badge }) => badge.label)].filter(Boolean).join(" ");
+    card.setAttribute("aria-label", `${seen}: layer ${row.layer} head ${row.head} ${badges.map((badge) => badge.name).join(", ")}`);
+    card.title = listBadges(this.meta).map((badge) => `${badge.name} ${showValue(row, badge.name)}`).join("\n");
     const line = make("span", "line");
     line.append(make("span", "", name));
     if (value) line.append(" ", make("span", "value", value));
-    for (const badge of badges) line.append(" ", make("span", `tag ${badge}`, BADGES[badge].name));
+    for (const { name: kind, badge } of badges) {
+      const tag = make("span", `tag ${kind}`, badge.label);
+      for (const theme of ["light", "dark"]) tag.style.setProperty(`--${theme}`, badge[theme]);
+      line.append(" ", tag);
+    }
     card.append(make("span", "small"), line);
     this.cards.set(`${row.layer}/${row.head}`, card);
     this.heads.set(card, row);
@@ -157,7 +157,7 @@ export class Gallery {
   }
 
   isChosen(row) {
-    return !this.only || badgesOf(row).includes(this.only);
+    return !this.only || badgesOf(this.meta, row).some(({ name }) => name === this.only);
   }
 
   /* A link holds the scale and theme of the moment. */
@@ -201,11 +201,15 @@ export function listHeads(meta, sequence) {
   );
 }
 
-export function badgesOf(row) {
-  const isLong = (key) => row.nk >= (BADGES[key].keys ?? 0);
-  const badges = Object.keys(BADGES).filter((key) => row[key] >= BADGES[key].least && isLong(key));
-  // that the token before is near need not be said
-  return badges.includes("previous") ? badges.filter((badge) => badge !== "local") : badges;
+/* The columns of the table that have a badge. */
+export function listBadges(meta) {
+  return [NAN, ...meta.statistics.filter(({ badge }) => badge)];
+}
+
+/* Those of them that a head has, without what another badge implies. */
+export function badgesOf(meta, row) {
+  const found = listBadges(meta).filter(({ name, badge }) => row[name] >= badge.least && row.nk >= badge.keys);
+  return found.filter(({ badge }) => !found.some(({ name }) => name === badge.unless));
 }
 
 export function showNumber(x) {

@@ -7,7 +7,7 @@
 
    Next: gallery.js, plane.js */
 
-import { Gallery, make } from "./gallery.js";
+import { Gallery, listBadges, make } from "./gallery.js";
 import { Ink, showCount, showShare, showToken } from "./ink.js";
 import { press } from "./keys.js";
 import { NEAR, Panel } from "./panel.js";
@@ -57,6 +57,9 @@ export class Page {
     const count = this.meta.sequences.length;
     this.part.sequences.hidden = count < 2;
     fillSelect(this.part.sequence, [...Array(count).keys()], 0);
+    const choices = (entries) => entries.map(({ name, label }) => [name, label]);
+    fillSelect(this.part.sort, [["layer", "layer and head"], ...choices(this.meta.statistics)], "layer");
+    fillSelect(this.part.only, [["", "all heads"], ...choices(listBadges(this.meta))], "");
     this.listen();
     this.readAddress();
     this.awaitTable(1000);
@@ -351,8 +354,12 @@ export class Page {
   }
 }
 
+/* A value is a number, or what it stands for with what is shown. */
 function fillSelect(select, values, chosen) {
-  select.replaceChildren(...values.map((value) => make("option", "", `${value}`)));
+  select.replaceChildren(...values.map((value) => {
+    const [name, words = name] = [value].flat();
+    return Object.assign(make("option", "", `${words}`), { value: name });
+  }));
   select.value = chosen;
 }
 

@@ -11,7 +11,6 @@ import { drawPatches, tellSpecial } from "./picture.js";
 export const NEAR = 14; // pixels of a cell when going to a token
 const AROUND = 9; // tokens of text on either side
 const MOST = 2000; // places that are marked for a search
-const NUMBERS = ["entropy", "sink", "previous", "self", "induction", "local", "distance", "logit"];
 
 export class Panel {
   constructor(page) {
@@ -33,10 +32,13 @@ export class Panel {
   showNumbers() {
     const { sequence, layer, head } = this.at;
     const row = this.meta.table.find((x) => x.sequence === sequence && x.layer === layer && x.head === head) ?? {};
-    const items = NUMBERS.flatMap((name) => [make("dt", "", name), make("dd", "", showValue(row, name))]);
+    const items = this.meta.statistics.flatMap(({ name, description, unit }) => {
+      const title = Object.assign(make("dt", "", name), { title: `${description}, in ${unit}` });
+      return [title, make("dd", "", showValue(row, name))];
+    });
     const record = this.page.recordOf(this.at);
     const nan = row.nan_rows ? `NaN in ${showCount(row.nan_rows)} queries` : "";
-    const badges = badgesOf({ ...row, nk: record.nk }).map((badge) => (badge === "nan_rows" ? nan : badge));
+    const badges = badgesOf(this.meta, { ...row, nk: record.nk }).map(({ name }) => (name === "nan_rows" ? nan : name));
     items.push(make("dt", "", "queries"), make("dd", "", showCount(record.nq)));
     items.push(make("dt", "", "keys"), make("dd", "", showCount(record.nk)));
     items.push(make("dt", "", "badges"), make("dd", "", badges.join(", ") || "none"));
