@@ -26,7 +26,7 @@ from regard.spans import Offsets, Span, find_spans
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from regard.lens.finding import Finding
+    from regard.audit.finding import Finding
     from regard.show.page import Page
     from regard.show.widget import MapWidget
     from regard.stats.table import Table
@@ -116,7 +116,7 @@ class Seen:
         documents: ids (N,) or (B, N) of packed documents
         expect: a mask, or a mapping from patterns of layer names to masks
         """
-        from regard.lens.audit import audit  # noqa: PLC0415 (it needs torch)
+        from regard.audit.audit import audit  # noqa: PLC0415 (it needs torch)
 
         return audit(
             self.recording, valid=valid, pad=pad, documents=documents, expect=expect
