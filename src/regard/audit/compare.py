@@ -21,11 +21,13 @@ from torch import Tensor
 
 from regard.audit.audited_record import AuditedRecord, read_record
 from regard.audit.finding import Finding, combine, tell
-from regard.audit.row_summary import BLOCK
+from regard.audit.row_summary import BLOCK, Region, read_region
 from regard.errors import OptionError, ShapeError
+from regard.masks.algebra import Mask
 from regard.record import Record, Recording
 from regard.stats.nonfinite import mark_nonfinite
 from regard.stats.reducer import Rows, Scope, Tile, start_rows
+from regard.stats.reducers import LargestLogit
 from regard.stats.walk import walk
 
 BEFORE = ("inputs differ", "positions differ")  # in a later layer, in the first
@@ -88,7 +90,7 @@ def find_first(
 class Gap:
     """How far weights, and logits that both see, are from those of another record."""
 
-    other: Record
+    other: Region
     unmasked: Record  # the other one without its mask
 
     def start(self, scope: Scope) -> tuple[Rows, Tensor]:
@@ -97,20 +99,17 @@ class Gap:
 
     def add(self, state: tuple[Rows, Tensor], tile: Tile) -> tuple[Rows, Tensor]:
         """Keep the larger differences."""
-        gap, apart = state
-        logits = self.unmasked.logits(tile.rows, tile.keys, heads=tile.head)
-        far = (tile.logs + tile.lse[:, None] - logits).abs()
-        allowed = self.other.allowed(tile.rows, tile.keys, heads=tile.head)
-        weights = (logits - self.other.lse[tile.head, tile.rows, None]).exp()
-        if allowed is not None:
-            weights.masked_fill_(~allowed, 0)
-            far.masked_fill_(~allowed, 0)
-        if tile.allowed is not None:
-            far.masked_fill_(~tile.allowed, 0)
+        (gap, apart), off = state, tile.weights
+        cells = self.other.look(tile)
+        if cells is not None:  # what the other one hides has no weight there
+            logits = self.unmasked.logits(tile.rows, tile.keys, heads=tile.head)
+            far = (tile.logs + tile.lse[:, None]).sub_(logits).masked_fill_(~cells, 0)
+            apart = apart.maximum(far.abs_().amax())
+            lse = self.unmasked.lse[tile.head, tile.rows, None]
+            off = off - logits.sub_(lse).masked_fill_(~cells, -math.inf).exp_()
         here = gap.at(tile.rows)
-        off = (tile.weights - weights).abs().nan_to_num(1).amax(1)
-        torch.maximum(here, off, out=here)
-        return gap, apart.maximum(far.amax())
+        torch.maximum(here, off.abs().nan_to_num(1).amax(1), out=here)
+        return gap, apart
 
     def merge(
         self, state: tuple[Rows, Tensor], other: tuple[Rows, Tensor]
@@ -135,13 +134,33 @@ def measure(mine: AuditedRecord, theirs: AuditedRecord) -> tuple[Tensor, Tensor]
             f"{len(mine.at_k)} keys in one recording, {shapes[1]} and "
             f"{len(theirs.at_k)} in the other, expected the same."
         )
-    both = [mark_nonfinite(x.record) for x in (mine, theirs)]
-    found = []
-    for one, other in (both, both[::-1]):  # each skips the tiles that it does not see
-        lse = other.lse.masked_fill(other.lse == -math.inf, 0)
-        gap = Gap(replace(other, lse=lse), replace(other, mask=None))
-        found += walk(one, gap, block=BLOCK)
-    return found[0][0].maximum(found[1][0]), found[0][1]
+    one, other = (mark_nonfinite(x.record) for x in (mine, theirs))
+    lse = other.lse.masked_fill(other.lse == -math.inf, 0)
+    other = replace(other, lse=lse)
+    reducer = Gap(read_region(other), replace(other, mask=None))
+    ((gap, apart),) = walk(one, reducer, block=BLOCK)
+    rest = find_hidden(one, other)
+    if rest is not None:
+        (largest,) = walk(replace(other, mask=rest), LargestLogit(), block=BLOCK)
+        gap = gap.maximum((largest.values - lse).exp().nan_to_num(1))
+    return gap, apart
+
+
+def find_hidden(one: Record, other: Record) -> Mask | Tensor | None:
+    """Return the cells that the other record sees and the first hides; None if none."""
+    if one.mask is None:
+        return None
+    places = ((x.q_positions, x.k_positions) for x in (one, other))
+    alike = all(torch.equal(x, y) for x, y in zip(*places, strict=True))
+    if (
+        alike
+        and isinstance(one.mask, Mask)
+        and (other.mask is None or isinstance(other.mask, Mask))
+    ):
+        return ~one.mask if other.mask is None else other.mask & ~one.mask
+    hidden: Tensor = ~one.allowed()
+    seen = other.allowed()
+    return hidden if seen is None else hidden & seen
 
 
 def name_cause(mine: AuditedRecord, theirs: AuditedRecord, heads: Tensor) -> str | None:

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from regard.audit.audited_record import AuditedRecord
 from regard.definition.contract import ALL
-from regard.masks.algebra import Mask
 from regard.masks.tiles import EMPTY, FULL, Numbers
 from regard.record import Record
 from regard.stats.reducer import Rows, Scope, Tile, start_rows
@@ -93,8 +92,13 @@ class Region:
     def look(self, tile: Tile) -> Tensor | None:
         """Return the cells of a tile that are seen and in the region; None if none."""
         at = tile.rows.start // BLOCK, tile.keys.start // BLOCK
-        if self.kinds[tile.head, *at] == EMPTY:
+        kind = self.kinds[tile.head, *at]
+        if kind == EMPTY:
             return None
+        if kind == FULL and tile.allowed is not None:
+            return tile.allowed
+        if kind == FULL:
+            return torch.ones(1, 1, dtype=torch.bool).expand(tile.weights.shape)
         cells: Tensor = self.record.allowed(tile.rows, tile.keys, heads=tile.head)
         return cells if tile.allowed is None else cells & tile.allowed
 
@@ -170,10 +174,11 @@ class RowReducer:
 def summarize_rows(case: AuditedRecord) -> RowSummary:
     """Return what the rows of a record hold."""
     record, names = case.record, tuple(case.forbidden)
-    regions = tuple(read_region(record, mask) for mask in case.forbidden.values())
+    masks = case.forbidden.values()
+    regions = tuple(read_region(replace(record, mask=mask)) for mask in masks)
     expected, (first, last, wanted) = None, torch.zeros(3, 1, 1)
     if case.expected is not None:
-        expected = read_region(record, case.expected)
+        expected = read_region(replace(record, mask=case.expected))
         first, last, wanted = measure_mask(expected.record)
     reducer = RowReducer(expected, regions)
     ((sums, tops, ends),) = walk(record, reducer, block=BLOCK)
@@ -197,9 +202,8 @@ def summarize_rows(case: AuditedRecord) -> RowSummary:
     )
 
 
-def read_region(record: Record, mask: Mask) -> Region:
-    """Return the cells of a mask over a record, with the proofs of all tiles."""
-    record = replace(record, mask=mask)
+def read_region(record: Record) -> Region:
+    """Return the cells of a record's mask, with the proofs of all tiles."""
     heads = read_heads(record, range(record.heads), ALL, ALL)
     return Region(record, np.stack([head.prove(BLOCK)[2] for head in heads]))
 
