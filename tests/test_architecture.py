@@ -35,7 +35,10 @@ RULES = {
         {"numpy"},
     ),
     "spans": (set(), set()),
-    "seen": ({"record", "recording", "spans", "lens", "stats", "show"}, set()),
+    "seen": (
+        {"record", "recording", "spans", "lens", "stats", "audit", "show"},
+        set(),
+    ),
     "lens": (
         {"spans", "record", "engine", "definition", "masks", "arrays"},
         {"numpy", "torch"},
@@ -43,6 +46,10 @@ RULES = {
     "stats": (
         {"record", "engine", "definition", "masks", "arrays"},
         {"numpy", "torch", "rich", "pyarrow"},
+    ),
+    "audit": (
+        {"stats", "record", "definition", "masks", "arrays"},
+        {"numpy", "torch"},
     ),
     "show": (
         {"lens", "stats", "record", "spans", "definition", "masks", "arrays"},

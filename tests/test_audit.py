@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 from dataclasses import dataclass, replace
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -15,12 +16,13 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
+from regard.audit import row_summary
+from regard.audit.audit import audit
+from regard.audit.audited_record import find_columns
+from regard.audit.compare import compare
+from regard.audit.finding import ADVICE
 from regard.engine.choose import attend
 from regard.errors import MaskError, OptionError, ShapeError
-from regard.lens import evidence
-from regard.lens.audit import audit
-from regard.lens.compare import compare
-from regard.lens.finding import ADVICE
 from regard.masks.patterns import (
     array,
     causal,
@@ -391,7 +393,8 @@ def test_tiles_of_any_size_give_the_same_findings(monkeypatch):
     recording = record(Plan("documents mixed"), documents=DOCUMENTS)
     whole = audit(recording, documents=DOCUMENTS, expect=causal() & same(DOCUMENTS))
     both = compare(recording, record(Plan(), documents=DOCUMENTS))
-    monkeypatch.setattr(evidence, "TILE", (3, 5))
+    for module in (row_summary, sys.modules["regard.audit.compare"]):
+        monkeypatch.setattr(module, "BLOCK", 5)
     cut = audit(recording, documents=DOCUMENTS, expect=causal() & same(DOCUMENTS))
     again = compare(recording, record(Plan(), documents=DOCUMENTS))
     for one, other in ((whole, cut), (both, again)):
@@ -596,9 +599,9 @@ def test_masks_that_are_added_hide_as_well_as_others():
 def test_heads_of_width_1_are_no_logits():
     q, k = torch.randn(2, 1, 12, 1, generator=torch.manual_seed(0))
     assert audit(wrap(make_record(q, k, causal()))) == ()
-    assert evidence.find_columns(torch.ones(1, 3, 1)) is None
-    assert evidence.find_columns(torch.eye(3)[None] * 2) is None
-    assert evidence.find_columns(torch.eye(3)[None, 1:]).tolist() == [1, 2]
+    assert find_columns(torch.ones(1, 3, 1)) is None
+    assert find_columns(torch.eye(3)[None] * 2) is None
+    assert find_columns(torch.eye(3)[None, 1:]).tolist() == [1, 2]
 
 
 @pytest.mark.parametrize(("n_q", "n_k"), [(0, 0), (0, 6), (6, 0)])

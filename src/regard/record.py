@@ -16,8 +16,11 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
+import numpy as np
+
 from regard.arrays import (
     Array,
+    accumulator,
     constant,
     convert,
     count_from,
@@ -26,12 +29,14 @@ from regard.arrays import (
     namespace,
     to_numpy,
 )
-from regard.definition.attention import attention
+from regard.definition.attention import compute_logits
 from regard.definition.contract import ALL
 from regard.errors import ArrayError, MaskError, OptionError, ShapeError
 from regard.masks.algebra import Mask
 from regard.masks.formula import Extent
 
+Part = slice | Array  # of the rows or the keys: a range, or an array of indices
+Heads = int | slice
 FLOATS, WHOLE, BITS = "real floating", "integral", "bool"
 
 
@@ -60,41 +65,77 @@ class Record:
         """How many heads the queries have."""
         return int(self.q.shape[0])
 
-    def allowed(self, rows: slice = ALL) -> Array | None:
-        """Return who may see whom, (H or 1, rows, Nk); None is: everyone everyone."""
+    def allowed(
+        self, rows: Part = ALL, keys: Part = ALL, *, heads: Heads = ALL
+    ) -> Array | None:
+        """Return where the mask lets queries look; None means no mask.
+
+        rows, keys: a slice, or an array of indices
+        heads: a slice, or the number of one head, which leaves out its axis
+
+        The result has the shape (heads or 1, rows, keys).
+        """
         if not isinstance(self.mask, Mask):
-            return None if self.mask is None else self.mask[:, rows]
-        xp, like = namespace(q=self.q), self.q
-        b, h = count_from(0, 1, like), count_from(0, self.heads, like)
-        q, k = (convert(x, like) for x in (self.q_positions, self.k_positions))
-        q, k = (xp.astype(x, h.dtype) for x in (q[rows], k))
-        axes = ((-1, 1, 1, 1), (1, -1, 1, 1), (1, 1, -1, 1), (1, 1, 1, -1))
-        at = [xp.reshape(x, axis) for x, axis in zip((b, h, q, k), axes, strict=True)]
-        cells = self.mask.place(like)(*at)
-        shape = (cells.shape[1], q.shape[0], k.shape[0])
-        return xp.broadcast_to(cells[0, ...], shape)
+            return self.cut(self.mask, rows, keys, heads)
+        q, k = (convert(x, self.q) for x in (self.q_positions, self.k_positions))
+        q, k = q[rows], k[keys]
+        cells = self.evaluate(q[:, None], k[None, :], heads)
+        shape = (*cells.shape[:-2], q.shape[0], k.shape[0])
+        return namespace(cells=cells).broadcast_to(cells, shape)
 
-    def weights(self, rows: slice = ALL, heads: slice = ALL) -> Array:
-        """Return the weights of some rows of some heads, (heads, rows, Nk)."""
-        xp = namespace(q=self.q, k=self.k, lse=self.lse)
-        group = self.heads // self.k.shape[0]
-        shared = [h // group for h in range(self.heads)[heads]]
-        k = self.k if heads == ALL else xp.stack([self.k[h, ...] for h in shared])
+    def evaluate(self, q: Array, k: Array, heads: Heads = ALL) -> Array:
+        """Return the cells of a mask that is a formula, (heads or 1, ...).
 
-        def pick(x: Array | None) -> Array | None:
-            return x if x is None or x.shape[0] == 1 else x[heads, ...]
+        q, k: positions with two axes that broadcast together, in the library of q
+        """
+        assert isinstance(self.mask, Mask)
+        xp, at = namespace(q=self.q), count_from(0, self.heads, self.q)
+        b, h = (xp.reshape(x, (1, -1, 1, 1)) for x in (at[:1], at[heads]))
+        q, k = (xp.astype(x, at.dtype)[None, None, ...] for x in (q, k))
+        cells = self.mask.place(self.q)(b, h, q, k)[0, ...]
+        return cells[0, ...] if isinstance(heads, int) else cells
 
-        logits = attention(
-            self.q[heads, rows, :],
-            k,
-            k,  # a value for each key, never looked at
-            pick(self.allowed(rows)),
-            bias=None if self.bias is None else pick(self.bias[:, rows, :]),
+    def cut(self, x: Array | None, rows: Part, keys: Part, heads: Heads) -> Any:
+        """Return a part of the mask or the bias, (H or 1, Nq, Nk)."""
+        if x is None:
+            return None
+        if x.shape[0] == 1:
+            heads = 0 if isinstance(heads, int) else ALL
+        return x[heads, ...][..., rows, :][..., keys]
+
+    def logits(
+        self, rows: Part = ALL, keys: Part = ALL, *, heads: Heads = ALL
+    ) -> Array:
+        """Return capped(scale q kᵀ) + bias, -inf where the mask forbids.
+
+        Parts are named as in `allowed`; the shape is (heads, rows, keys). The logits
+        before the mask are those of replace(record, mask=None).
+        """
+        xp = namespace(q=self.q, k=self.k)
+        dtype, group = accumulator(xp, self.q, self.k), self.heads // self.k.shape[0]
+        shared: Any = ALL
+        if isinstance(heads, int):
+            shared = heads // group
+        elif heads != ALL:
+            shared = convert(np.arange(self.heads)[heads] // group, self.k)
+        q, k = self.q[heads, ...][..., rows, :], self.k[shared, ...][..., keys, :]
+        bias = self.cut(self.bias, rows, keys, heads)
+        *_, logits = compute_logits(
+            xp.astype(q, dtype, copy=False),
+            xp.astype(k, dtype, copy=False),
+            self.allowed(rows, keys, heads=heads),
+            None if bias is None else xp.astype(bias, dtype, copy=False),
             scale=self.scale,
             softcap=self.softcap,
-            see=("logits",),
-        ).logits
-        lse = self.lse[heads, rows][..., None]
+        )
+        return logits
+
+    def weights(
+        self, rows: Part = ALL, heads: slice = ALL, *, keys: Part = ALL
+    ) -> Array:
+        """Return the weights of some rows of some heads, (heads, rows, keys)."""
+        xp, logits = namespace(q=self.q), self.logits(rows, keys, heads=heads)
+        lse = self.lse[heads, ...][..., rows, None]
         blind = lse == -math.inf  # so are all logits of the row
         return xp.exp(logits - xp.where(blind, constant(0, lse), lse))
 

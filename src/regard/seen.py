@@ -27,7 +27,7 @@ from regard.spans import Offsets, Span, find_spans
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-    from regard.lens.finding import Finding
+    from regard.audit.finding import Finding
     from regard.show.page import Page
     from regard.show.widget import MapWidget
     from regard.stats.table import Table
@@ -106,7 +106,7 @@ class Seen:
         documents: ids (N,) or (B, N) of packed documents
         expect: a mask, or a mapping from patterns of layer names to masks
         """
-        from regard.lens.audit import audit  # noqa: PLC0415 (it needs torch)
+        from regard.audit.audit import audit  # noqa: PLC0415 (it needs torch)
 
         return audit(
             self.recording, valid=valid, pad=pad, documents=documents, expect=expect

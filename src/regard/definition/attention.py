@@ -113,17 +113,9 @@ def attend(
     allowed, bias = call.allowed(rows, keys), call.added(rows, keys)
     if allowed is not None:  # what nobody may see must not count, not even as 0 * NaN
         k, v = hide_unseen(k, allowed), hide_unseen(v, allowed)
-
-    def step(name: str, values: Array) -> Array:
-        return edit[name](values) if name in edit else values
-
-    scores = step("scores", pair(q * call.scale, xp.matrix_transpose(k)))
-    cap = call.softcap
-    capped = step("capped", scores if cap is None else cap * xp.tanh(scores / cap))
-    logits = capped if bias is None else capped + bias
-    if allowed is not None:
-        logits = xp.where(allowed, logits, constant(-math.inf, logits))
-    logits = step("logits", logits)
+    scores, capped, logits = compute_logits(
+        q, k, allowed, bias, scale=call.scale, softcap=call.softcap, edit=edit
+    )
 
     top = constant(-math.inf, logits, (*logits.shape[:-1], 1))  # (..., H, Nq, 1)
     if logits.shape[-1]:  # of no keys none is the largest
@@ -137,13 +129,39 @@ def attend(
         total = total + xp.exp(call.sink - top)
     empty = total == 0
     total = xp.where(empty, constant(1, total), total)
-    weights = step("weights", parts / total)
+    weights = edit.get("weights", keep)(parts / total)
     lse = xp.where(empty, constant(-math.inf, top), top + xp.log(total))[..., 0]
 
     out = pair(weights, v)
     if lse.shape != out.shape[:-1]:  # v has more batches than q and k
         lse = xp.broadcast_to(lse, out.shape[:-1])
     return Attended(out, lse, scores, capped, logits, weights)
+
+
+def compute_logits(
+    q: Array,  # (..., H, rows, D)
+    k: Array,  # (..., Hk, keys, D)
+    allowed: Array | None,  # as many axes as the scores, or fewer; None is everything
+    bias: Array | None,
+    *,
+    scale: float,
+    softcap: float | None,
+    edit: Edits = NO_EDITS,
+) -> tuple[Array, Array, Array]:
+    """Return the scores, capped scores and logits of some queries and keys."""
+    xp = namespace(q=q, k=k)
+    scores = edit.get("scores", keep)(pair(q * scale, xp.matrix_transpose(k)))
+    capped = scores if softcap is None else softcap * xp.tanh(scores / softcap)
+    capped = edit.get("capped", keep)(capped)
+    logits = capped if bias is None else capped + bias
+    if allowed is not None:
+        logits = xp.where(allowed, logits, constant(-math.inf, logits))
+    return scores, capped, edit.get("logits", keep)(logits)
+
+
+def keep(values: Array) -> Array:
+    """Return the values of a step that is not edited."""
+    return values
 
 
 def hide_unseen(x: Array, allowed: Array) -> Array:

@@ -107,15 +107,13 @@ def split_logits(record: Record) -> Iterator[tuple[Floats, Floats]]:
             f"{record.name} adds a bias to {q.shape[1]} × {k.shape[1]} scores; a page "
             f"holds it up to {LONGEST} tokens. Use seen.show(), or give other heads=."
         )
-    bias, allowed = to_torch(record.bias).double(), record.allowed()
+    arrays = {name: to_torch(getattr(record, name)) for name in ("q", "k", "bias")}
+    wide = {name: x.double() for name, x in arrays.items()}
+    unmasked = replace(record, **wide, mask=None)
     for h in range(len(q)):
-        logits = q[h] * record.scale @ k[h * len(k) // len(q)].T
-        if record.softcap is not None:
-            logits = record.softcap * np.tanh(logits / record.softcap)
-        logits = logits + to_numpy(bias[h % len(bias)])
+        logits, allowed = to_numpy(unmasked.logits(heads=h)), record.allowed(heads=h)
         if allowed is not None:
-            seen = to_numpy(allowed[h % allowed.shape[0]])
-            logits = np.where(seen, logits, 0.0)  # what is masked may be anything
+            logits = np.where(to_numpy(allowed), logits, 0.0)  # may be anything there
         u, size, vt = np.linalg.svd(logits, full_matrices=False)
         yield (u * np.sqrt(size))[None], vt.T * np.sqrt(size)
 

@@ -22,10 +22,11 @@ from typing import Any
 import numpy as np
 
 from regard.arrays import Array, as_array, constant, convert, namespace, to_numpy
+from regard.definition.attention import compute_logits
 from regard.errors import OptionError, ShapeError
 from regard.masks.algebra import Mask
 from regard.record import Record
-from regard.stats.call import share, widen
+from regard.stats.call import widen
 from regard.stats.named import Named
 from regard.stats.nonfinite import mark_nonfinite
 from regard.stats.plan import Direct, answer
@@ -131,33 +132,32 @@ def weigh(record: Record, rows: Numbers, columns: Numbers) -> Array:
 
 
 def weigh_part(record: Record, i: Array, j: Array) -> Array:
-    """Return exp(logits - lse) at some pairs."""
+    """Return exp(logits - lse) at some pairs: tiles of one query and one key."""
     xp, (q, k) = namespace(q=record.q), widen(record)
-    k = share(xp.take(k, j, axis=1), record.heads)
-    logits = record.scale * xp.sum(xp.take(q, i, axis=1) * k, axis=-1)
-    if record.softcap is not None:
-        logits = record.softcap * xp.tanh(logits / record.softcap)
-    if record.bias is not None:
-        logits = logits + xp.astype(record.bias[:, i, j], logits.dtype)
-    allowed = look(record, i, j)
-    if allowed is not None:
-        logits = xp.where(allowed, logits, constant(-math.inf, logits))
+    bias, allowed = (pick_pairs(record, x, i, j) for x in (record.bias, record.mask))
+    *_, logits = compute_logits(
+        xp.permute_dims(xp.take(q, i, axis=1), (1, 0, 2))[:, :, None, :],
+        xp.permute_dims(xp.take(k, j, axis=1), (1, 0, 2))[:, :, None, :],
+        allowed,
+        None if bias is None else xp.astype(bias, q.dtype),
+        scale=record.scale,
+        softcap=record.softcap,
+    )
+    logits = xp.matrix_transpose(logits[:, :, 0, 0])  # (H, pairs)
     lse = xp.astype(xp.take(record.lse, i, axis=1), logits.dtype)
     return xp.exp(logits - xp.where(lse == -math.inf, constant(0, lse), lse))
 
 
-def look(record: Record, i: Array, j: Array) -> Array | None:
-    """Return which pairs the mask allows, (H or 1, pairs)."""
-    if not isinstance(record.mask, Mask):
-        return None if record.mask is None else record.mask[:, i, j]
-    xp, like = namespace(q=record.q), record.q
-    q, k = (convert(x, like) for x in (record.q_positions, record.k_positions))
-    b = xp.zeros_like(i)[:1]
-    h = convert(np.arange(record.heads), like)
-    q, k = (xp.astype(xp.take(x, at, axis=0), xp.int64) for x, at in ((q, i), (k, j)))
-    at = (x.reshape(s) for x, s in ((b, (-1, 1, 1, 1)), (h, (1, -1, 1, 1))))
-    pairs = (xp.reshape(x, (1, 1, -1, 1)) for x in (q, k))
-    return record.mask.place(like)(*at, *pairs)[0, :, :, 0]
+def pick_pairs(record: Record, x: Any, i: Array, j: Array) -> Array | None:
+    """Return a mask or bias at some pairs, (pairs, H or 1, 1, 1)."""
+    if x is None:
+        return None
+    if isinstance(x, Mask):
+        q, k = convert(record.q_positions, i)[i], convert(record.k_positions, j)[j]
+        cells = record.evaluate(q[:, None], k[:, None])[..., 0]
+    else:
+        cells = x[:, i, j]
+    return namespace(x=cells).matrix_transpose(cells)[:, :, None, None]
 
 
 def find(wanted: Numbers, known: Numbers) -> Numbers:

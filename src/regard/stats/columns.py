@@ -18,14 +18,13 @@ from dataclasses import replace
 from regard.arrays import Array, convert, count_from, is_array, namespace
 from regard.definition.contract import ALL
 from regard.masks.algebra import Mask
-from regard.masks.formula import evaluate
 from regard.masks.patterns import everything
 from regard.masks.tiles import EMPTY, FULL, prove_tiles
 from regard.record import Record
 from regard.stats.features import read_features
 from regard.stats.named import Named
 from regard.stats.nonfinite import mark_nonfinite
-from regard.stats.place import Lie, lie
+from regard.stats.place import lie
 from regard.stats.plan import Ask, answer
 from regard.stats.rows import divide
 
@@ -102,26 +101,20 @@ def count_queries(record: Record) -> Array:
             if kind == FULL and not given:
                 count = count + (rows.stop - rows.start)
             elif kind != EMPTY:
-                count = count + xp.sum(look(record, lies, rows, keys), axis=1)
+                count = count + xp.sum(look(record, rows, keys), axis=1)
         columns.append(xp.broadcast_to(count, (record.heads, count.shape[1])))
     return xp.concat(columns, axis=1)
 
 
-def look(record: Record, lies: Lie, rows: slice, keys: slice) -> Array:
+def look(record: Record, rows: slice, keys: slice) -> Array:
     """Return which cells of a tile may be seen, (H or 1, rows, keys)."""
-    xp, like = namespace(q=record.q), record.q
-    n_q, n_k = rows.stop - rows.start, keys.stop - keys.start
-    if isinstance(lies.mask, Mask):
-        shape = (record.heads, n_q, n_k)
-        at, start = count_from(keys.start, n_k, like), lies.start + rows.start
-        cells = evaluate(lies.mask, shape, q_start=start, keys=at, like=like)
-    elif lies.mask is not None:
-        cells = lies.mask[:, rows, keys]
-    else:
-        cells = xp.ones((1, 1, 1), dtype=xp.bool)
-    if record.bias is not None:
-        cells = cells & (record.bias[:, rows, keys] > -math.inf)
-    return xp.astype(xp.broadcast_to(cells, (cells.shape[0], n_q, n_k)), xp.int64)
+    cells, bias = record.allowed(rows, keys), record.bias
+    if bias is not None:
+        open_cells = bias[:, rows, keys] > -math.inf
+        cells = open_cells if cells is None else cells & open_cells
+    xp = namespace(q=record.q)
+    assert cells is not None  # a tile that no proof decides has a mask or a bias
+    return xp.astype(cells, xp.int64)
 
 
 def cut_rows(record: Record, rows: slice | Array) -> Record:

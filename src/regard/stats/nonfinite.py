@@ -21,7 +21,6 @@ from dataclasses import replace
 import numpy as np
 
 from regard.arrays import Array, constant, convert, namespace, to_numpy
-from regard.masks.algebra import Mask
 from regard.record import Record
 from regard.stats.call import share
 
@@ -69,25 +68,17 @@ def look_up(record: Record, keys: Array) -> Array:
     """Return which rows may see one of these keys (Hk, Nk), or a bias not finite."""
     xp = namespace(q=record.q)
     keys = share(keys[..., None], record.heads)[:, None, :, 0]  # (H, 1, Nk)
-    mask, bias = record.mask, record.bias
+    bias = record.bias
     bad = keys if bias is None else keys | xp.logical_not(bias < math.inf)
     some = np.flatnonzero(to_numpy(xp.any(xp.any(bad, axis=0), axis=0)))
     at = convert(some, record.q)
-    few = replace(
-        record,
-        k=xp.take(record.k, at, axis=1),
-        k_positions=convert(to_numpy(record.k_positions)[some], record.q),
-        mask=mask if mask is None or isinstance(mask, Mask) else mask[:, :, at],
-        bias=None,
-        v=None,
-    )
     bad = xp.take(bad, at, axis=2)
     hidden = None if bias is None else xp.take(bias, at, axis=2) == -math.inf
     step = max(1, CELLS // max(1, record.heads * some.size))
     strips = [constant(0, record.lse, (record.heads, 0)) > 0]
     for first in range(0, record.q.shape[1], step):
         rows = slice(first, first + step)
-        cells, seen = bad if bias is None else bad[:, rows, :], few.allowed(rows)
+        cells, seen = bad if bias is None else bad[:, rows, :], record.allowed(rows, at)
         if seen is not None:
             cells = cells & seen
         if hidden is not None:

@@ -13,14 +13,16 @@ Next: walk.py
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from regard.arrays import Array, to_numpy
+from regard.arrays import to_numpy
+from regard.definition.contract import ALL
 from regard.errors import OptionError
 from regard.masks.algebra import Mask
 from regard.masks.tiles import EMPTY, FULL, UNDECIDED, Edges, Numbers, cut, to_slices
@@ -30,81 +32,49 @@ from regard.stats.reducer import Scope, Tile
 
 
 @dataclass(frozen=True)
-class Buffers:
-    """Room for the logs and the weights of one tile."""
-
-    logs: Tensor  # (cells,)
-    weights: Tensor
-
-
-@dataclass(frozen=True)
 class Head:
-    """Some rows and keys of one head, in torch and ready to multiply."""
+    """One head of a record whose arrays are in torch."""
 
     number: int
     scope: Scope
-    q: Tensor  # (n_q, D), times scale
-    k: Tensor  # (n_k, D)
-    lse: Tensor  # (n_q,), 0 for a row that sees nothing
-    mask: Mask | Tensor | None  # a formula of positions, or bool (n_q, n_k)
-    bias: Tensor | None  # (n_q, n_k)
-    softcap: float | None
+    record: Record
+    unmasked: Record  # the same without its mask, for tiles that are proved full
 
-    def make_buffers(self, block: int) -> Buffers:
-        """Return room for one tile."""
-        cells = min(block, self.scope.n_q) * min(block, self.scope.n_k)
-        return Buffers(self.q.new_empty(cells), self.q.new_empty(cells))
-
-    def compute(
-        self, rows: slice, keys: slice, kind: int, buffers: Buffers
-    ) -> Tile | None:
+    def compute(self, rows: slice, keys: slice, kind: int) -> Tile | None:
         """Return one tile; None if all of it turns out to be masked."""
-        allowed = self.look(rows, keys) if kind == UNDECIDED else None
+        h, allowed = self.number, None
+        if kind == UNDECIDED:
+            allowed = self.record.allowed(rows, keys, heads=h)
         if allowed is not None:
             if not allowed.any():
                 return None
             allowed = None if allowed.all() else allowed
-        shape = rows.stop - rows.start, keys.stop - keys.start
-        cells = shape[0] * shape[1]
-        logs, weights = (x[:cells].view(shape) for x in (buffers.logs, buffers.weights))
-        lse = self.lse[rows]
-        torch.mm(self.q[rows], self.k[keys].T, out=logs)
-        if self.softcap is not None:
-            logs.div_(self.softcap).tanh_().mul_(self.softcap)
-        if self.bias is not None:
-            logs.add_(self.bias[rows, keys])
+        logs = self.unmasked.logits(rows, keys, heads=h)
+        lse = self.record.lse[h, rows]
+        hidden = logs == -math.inf if bool(lse.isnan().any()) else None
         logs.sub_(lse[:, None])
-        if self.bias is not None and bool(lse.isnan().any()):  # -inf - NaN is NaN
-            logs.masked_fill_(self.bias[rows, keys] == -math.inf, -math.inf)
+        if hidden is not None:  # -inf - NaN is NaN
+            logs.masked_fill_(hidden, -math.inf)
         if allowed is not None:
             logs.masked_fill_(~allowed, -math.inf)
-        torch.exp(logs, out=weights)
         q_at, k_at = self.scope.q_positions[rows], self.scope.k_positions[keys]
-        return Tile(self.number, rows, keys, q_at, k_at, weights, logs, lse, allowed)
-
-    def look(self, rows: slice, keys: slice) -> Tensor | None:
-        """Return who may see whom in a tile."""
-        if not isinstance(self.mask, Mask):
-            return None if self.mask is None else self.mask[rows, keys]
-        q, k = self.scope.q_positions[rows], self.scope.k_positions[keys]
-        b, h = (q.new_tensor([x]).view(1, 1, 1, 1) for x in (0, self.number))
-        cells = self.mask(b, h, q.view(1, 1, -1, 1), k.view(1, 1, 1, -1))
-        return cells[0, 0].expand(len(q), len(k))
+        return Tile(h, rows, keys, q_at, k_at, logs.exp(), logs, lse, allowed)
 
     def prove(self, block: int) -> tuple[tuple[slice, ...], tuple[slice, ...], Numbers]:
         """Return the blocks of rows and of keys, and what is known of each tile."""
         ends = [cut(n, block) for n in (self.scope.n_q, self.scope.n_k)]
         rows, keys = (to_slices(*x) for x in ends)
         kinds = np.full((len(rows), len(keys)), FULL, "i1")
-        if isinstance(self.mask, Tensor):
+        mask = self.record.mask
+        if isinstance(mask, Tensor):
             kinds[:] = UNDECIDED
-        elif self.mask is not None and kinds.size:
+        elif mask is not None and kinds.size:
             places = self.scope.q_positions, self.scope.k_positions
             q, k = (find_ends(x, at[0]) for x, at in zip(places, ends, strict=True))
             edges = Edges(
                 *(x[None, None, :, None] for x in q), *(x[None, None, None] for x in k)
             )
-            proof = self.mask.place(np.empty(0)).prove(edges)
+            proof = mask.place(np.empty(0)).prove(edges)
             empty, full = (x[0, min(self.number, x.shape[1] - 1)] for x in proof)
             kinds[:] = np.where(empty, EMPTY, np.where(full, FULL, UNDECIDED))
         return rows, keys, kinds
@@ -116,40 +86,36 @@ def find_ends(positions: Tensor, first: Numbers) -> tuple[Numbers, Numbers]:
     return np.minimum.reduceat(at, first), np.maximum.reduceat(at, first)
 
 
-def read_head(record: Record, number: int, rows: slice, keys: slice) -> Head:
-    """Return some rows and keys of one head."""
-    group = record.heads // record.k.shape[0]
-    q = read(record.q[number, rows, :])
-    k = read(record.k[number // group, keys, :])
+def read_heads(
+    record: Record, numbers: Sequence[int], rows: slice, keys: slice
+) -> Iterator[Head]:
+    """Yield some rows and keys of the heads with these numbers."""
+
+    def read(x: Any, *part: slice) -> Any:
+        return x if x is None or isinstance(x, Mask) else to_torch(x[part]).detach()
+
+    q, k = read(record.q, ALL, rows), read(record.k, ALL, keys)
     dtype = torch.float64 if torch.float64 in (q.dtype, k.dtype) else torch.float32
-    q = q.to(dtype) * record.scale
-    lse = read(record.lse[number, rows]).to(q)
-    places = (record.q_positions[rows], record.k_positions[keys])
-    q_at, k_at = (read(x).to(q.device, torch.int64) for x in places)
-    mask, bias = (cut_out(x, number, rows, keys) for x in (record.mask, record.bias))
-    return Head(
-        number=number,
-        scope=Scope(len(q), len(k), q_at, k_at, dtype),
+    q_at, k_at = read(record.q_positions, rows), read(record.k_positions, keys)
+    q_at, k_at = (x.to(q.device, torch.int64) for x in (q_at, k_at))
+    lse = read(record.lse, ALL, rows).to(q.device, dtype)
+    mask = read(record.mask, ALL, rows, keys)
+    record = Record(
+        name=record.name,
         q=q,
-        k=k.to(q),
-        lse=lse.masked_fill(lse == -math.inf, 0),
-        mask=mask.place(q) if isinstance(mask, Mask) else mask,
-        bias=bias,
+        k=k,
+        lse=lse.masked_fill(lse == -math.inf, 0),  # of a row that sees nothing
+        scale=record.scale,
         softcap=record.softcap,
+        q_positions=q_at,
+        k_positions=k_at,
+        mask=mask.place(q) if isinstance(mask, Mask) else mask,
+        bias=read(record.bias, ALL, rows, keys),
     )
-
-
-def cut_out(x: Any, number: int, rows: slice, keys: slice) -> Any:
-    """Return the cells of one head of an array (H or 1, Nq, Nk), a formula as it is."""
-    if x is None or isinstance(x, Mask):
-        return x
-    return read(x[min(number, x.shape[0] - 1), rows, keys])
-
-
-def read(x: Array) -> Tensor:
-    """Return an array of any library as a tensor without a gradient."""
-    found: Tensor = to_torch(x).detach()
-    return found
+    scope = Scope(q.shape[1], k.shape[1], q_at, k_at, dtype)
+    unmasked = replace(record, mask=None)
+    for number in numbers:
+        yield Head(number, scope, record, unmasked)
 
 
 def read_range(name: str, part: slice, n: int) -> slice:

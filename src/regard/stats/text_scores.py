@@ -29,7 +29,7 @@ from regard.stats.nonfinite import mark_nonfinite
 from regard.stats.over_queries import Numbers, take
 from regard.stats.rows import divide, span_mass, span_pairs
 from regard.stats.strongest import TopK
-from regard.stats.walk import read_heads, walk
+from regard.stats.walk import check_heads, walk
 
 __all__ = [
     "alignment",
@@ -262,7 +262,7 @@ def alignment(
 
 def alignment_rows(record: Record, heads: Sequence[int]) -> Named:
     """Return whole rows of a few heads, (heads, Nq, Nk), as they are."""
-    chosen, record = read_heads(record, heads), mark_nonfinite(record)
+    chosen, record = check_heads(record, heads), mark_nonfinite(record)
     if not chosen:
         raise OptionError("an empty list of heads, expected numbers such as [3, 5].")
     rows = [to_numpy(record.weights(heads=slice(h, h + 1))) for h in chosen]

@@ -24,7 +24,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ from regard.masks.tiles import EMPTY
 from regard.record import Record
 from regard.stats.nonfinite import mark_nonfinite
 from regard.stats.reducer import Reducer
-from regard.stats.source import Buffers, Head, read_head, read_range
+from regard.stats.source import Head, read_heads, read_range
 
 BLOCK = 512  # rows and keys of a tile: 1 MB in float32, as large as a core's cache
 
@@ -72,19 +72,19 @@ def walk(
     workers: how many tiles at a time; as many as torch has threads unless given
     progress: called with the strips of rows done, and all; what it raises ends the walk
     """
-    chosen, record = read_heads(record, heads), mark_nonfinite(record)
+    chosen, record = check_heads(record, heads), mark_nonfinite(record)
     rows = read_range("rows", rows, record.q.shape[1])
     keys = read_range("keys", keys, record.k.shape[1])
     for name, n in (("block", block), ("workers", 1 if workers is None else workers)):
         if not isinstance(n, int) or n < 1:
             raise OptionError(f"{name}={n!r}, expected a whole number of at least 1.")
-    head = (read_head(record, number, rows, keys) for number in chosen)
-    strips = (strip for each in head for strip in cut_strips(each, block))
+    found_heads = read_heads(record, chosen, rows, keys)
+    strips = (strip for head in found_heads for strip in cut_strips(head, block))
     n_strips = len(chosen) * max(1, math.ceil((rows.stop - rows.start) / block))
     found: list[list[Any]] = [[] for _ in reducers]
     with (
         one_thread() as before,
-        closing(run_all(strips, reducers, block, workers or before)) as done,
+        closing(run_all(strips, reducers, workers or before)) as done,
     ):
         for n, (strip, states) in enumerate(done, start=1):
             for reducer, kept, state in zip(reducers, found, states, strict=True):
@@ -121,7 +121,7 @@ def one_thread() -> Iterator[int]:
         RUNNING.remove(before)
 
 
-def read_heads(record: Record, heads: Sequence[int] | None) -> list[int]:
+def check_heads(record: Record, heads: Sequence[int] | None) -> list[int]:
     """Return the numbers of the heads to walk."""
     if heads is None:
         return list(range(record.heads))
@@ -146,20 +146,10 @@ def cut_strips(head: Head, block: int) -> Iterator[Strip]:
 
 
 def run_all(
-    strips: Iterator[Strip], reducers: Reducers, block: int, workers: int
+    strips: Iterator[Strip], reducers: Reducers, workers: int
 ) -> Generator[tuple[Strip, list[Any]]]:
     """Run the strips, several at a time, and yield their states in order."""
-    rooms: SimpleQueue[Buffers] = SimpleQueue()  # one for each worker, used again
-
-    def run(strip: Strip) -> tuple[Strip, list[Any]]:
-        try:
-            buffers = rooms.get_nowait()
-        except Empty:
-            buffers = strip.head.make_buffers(block)
-        states = run_strip(strip, reducers, buffers)
-        rooms.put(buffers)
-        return strip, states
-
+    run = partial(run_strip, reducers)
     if workers == 1:  # in this thread: a small tile is done before a thread starts
         yield from map(run, strips)
         return
@@ -177,13 +167,12 @@ def run_all(
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
-def run_strip(strip: Strip, reducers: Reducers, buffers: Buffers) -> list[Any]:
+def run_strip(reducers: Reducers, strip: Strip) -> tuple[Strip, list[Any]]:
     """Feed the tiles of one strip to every reducer."""
-    head = strip.head
-    states = [reducer.start(head.scope) for reducer in reducers]
+    states = [reducer.start(strip.head.scope) for reducer in reducers]
     for keys, kind in strip.tiles:
-        tile = head.compute(strip.rows, keys, kind, buffers)
+        tile = strip.head.compute(strip.rows, keys, kind)
         if tile is not None:
             pairs = zip(reducers, states, strict=True)
             states = [reducer.add(state, tile) for reducer, state in pairs]
-    return states
+    return strip, states

@@ -17,7 +17,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from regard.lens.evidence import FUTURE, OUTSIDE, Case
+from regard.audit.audited_record import FUTURE, OUTSIDE, AuditedRecord
 
 ADVICE = {  # everything that can be found, and what to do about it
     "weight on padding": "Hide padding from all queries, as in mask & padding(valid).",
@@ -79,7 +79,7 @@ class Finding:
 
 
 def tell(
-    case: Case,
+    case: AuditedRecord,
     what: str,
     hit: Tensor,  # (H, Nq)
     values: Tensor,  # fits it

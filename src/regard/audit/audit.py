@@ -3,7 +3,7 @@
     for finding in audit(seen.recording, expect=causal() & window(4095)):
         print(finding)
 
-Every number is a mass, exact for each head and row (evidence.py): on padding, on the
+Every number is a mass, exact for each head and row (row_summary.py): on padding, on the
 future, on other documents, on all that `expect` forbids. What a row holds in all must
 be 1: if it is not, the row saw other keys than its mask says. Faults that only show
 beside a healthy run of the same tokens are found by compare.py.
@@ -17,25 +17,17 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.arrays import convert
+from regard.audit.audited_record import FUTURE, OUTSIDE, add_knowledge, read_record
+from regard.audit.finding import Finding, Level, combine, tell
+from regard.audit.row_summary import RowSummary, summarize_rows
 from regard.errors import OptionError
-from regard.lens.evidence import (
-    FUTURE,
-    HOST,
-    OUTSIDE,
-    Look,
-    add_knowledge,
-    read_record,
-    score,
-)
-from regard.lens.finding import Finding, Level, combine, tell
 from regard.record import Recording
 
 LEAK = 1e-6  # mass that is no rounding
@@ -97,9 +89,9 @@ def audit(
         case = read_record(record, sequence)
         if known["expect"] is not None and not case.placed:
             known["expect"] = None
-            what, rows = "queries not placed", case.sees()
+            what, rows = "queries not placed", case.sees
             found += tell(case, what, rows, case.at_q, unit="last", level="note")
-        look = Look(add_knowledge(case, *known.values()))
+        look = summarize_rows(add_knowledge(case, *known.values()))
         found += judge(look)
         traits.append(find_trait(look))
     found += judge_layers(recording.model, traits)
@@ -148,7 +140,7 @@ def judge_coverage(recording: Recording) -> Iterator[Finding]:
             )
 
 
-def judge(look: Look) -> Iterator[Finding]:
+def judge(look: RowSummary) -> Iterator[Finding]:
     """Yield everything that one record shows by itself."""
     yield from judge_numbers(look)
     yield from judge_sums(look)
@@ -160,14 +152,13 @@ def judge(look: Look) -> Iterator[Finding]:
         yield from tell(case, what, look.good, case.at_q, unit="last", level="note")
 
 
-def judge_numbers(look: Look) -> Iterator[Finding]:
+def judge_numbers(look: RowSummary) -> Iterator[Finding]:
     """Look for rows that are no numbers, or see nothing."""
-    case = look.case
-    q = case.q if case.columns is None else case.q.clamp(min=0)  # -inf is a mask there
-    odd = case.lse.isnan() | (case.lse == math.inf) | ~q.isfinite().all(-1)
+    case, record = look.case, look.case.record
+    odd = ~(record.lse < math.inf) | ~record.q.isfinite().all(-1)
     yield from tell(case, "not finite", odd & case.real, case.at_q, unit="last")
-    group = case.q.shape[0] // case.k.shape[0]
-    keys = ~case.k.isfinite().flatten(1).all(1).repeat_interleave(group)  # (H,)
+    group = record.heads // record.k.shape[0]
+    keys = ~record.k.isfinite().flatten(1).all(1).repeat_interleave(group)  # (H,)
     behind = (keys & ~odd.any(1))[:, None] & case.real  # a mask keeps it from harm
     yield from tell(case, "not finite", behind, case.at_q, unit="last", level="warning")
     empty = look.empty & ~odd
@@ -175,16 +166,15 @@ def judge_numbers(look: Look) -> Iterator[Finding]:
     yield from tell(case, "empty rows", empty, case.at_q, unit="last", level=level)
 
 
-def judge_sums(look: Look) -> Iterator[Finding]:
+def judge_sums(look: RowSummary) -> Iterator[Finding]:
     """Rows must hold 1; if not, find out which keys they saw instead."""
     case, record, total = look.case, look.case.record, look.total
     if record.sink is not None:
-        sink = convert(record.sink, HOST).float()[:, None]
-        total = total + (sink - case.lse).exp()
+        total = total + (record.sink[:, None] - record.lse).exp()
     slack = torch.full_like(total, 1e-3)
-    if case.columns is None:  # what float32 rounds off of large logits
-        longest = case.k.norm(dim=-1).max() if case.k.numel() else 0.0
-        slack = slack + 3e-7 * case.q.norm(dim=-1) * longest * abs(record.scale)
+    if not case.from_logits:  # what float32 rounds off of large logits
+        longest = record.k.norm(dim=-1).max() if record.k.numel() else 0.0
+        slack = slack + 3e-7 * record.q.norm(dim=-1) * longest * abs(record.scale)
     lost = 1 - total
     off = look.good & (lost.abs() > slack) & (slack < 0.1)
     rows = off.any(0).nonzero()[:, 0]
@@ -203,15 +193,15 @@ def judge_sums(look: Look) -> Iterator[Finding]:
     yield from tell(case, "weight on padding", off & ~flipped, lost)
 
 
-def is_prefix(look: Look, row: int) -> bool:
+def is_prefix(look: RowSummary, row: int) -> bool:
     """Tell whether a row saw the keys up to another one than its mask says."""
-    case, good = look.case, look.good[:, row]
-    s = score(case, slice(row, row + 1), slice(0, len(case.at_k)))[good, 0]  # (H, Nk)
-    off = s.logcumsumexp(-1) - case.lse[good, row, None]
+    record, good = look.case.record, look.good[:, row]
+    s = replace(record, mask=None).logits(slice(row, row + 1))[good, 0]  # (H, Nk)
+    off = s.logcumsumexp(-1) - record.lse[good, row, None]
     return bool((off.abs().amax(0) < 2e-3).any())
 
 
-def judge_regions(look: Look) -> Iterator[Finding]:
+def judge_regions(look: RowSummary) -> Iterator[Finding]:
     """Report the mass on forbidden cells, under the name of its likely cause."""
     case = look.case
     for name, mass in look.mass.items():
@@ -228,7 +218,7 @@ def judge_regions(look: Look) -> Iterator[Finding]:
             yield from tell(case, name, hit, mass)
 
 
-def judge_outside(look: Look, hit: Tensor) -> Iterator[Finding]:
+def judge_outside(look: RowSummary, hit: Tensor) -> Iterator[Finding]:
     """Tell the future, and a window that is too wide, from other keys."""
     case, mass, ahead = look.case, look.mass[OUTSIDE], look.mass[FUTURE]
     first, last = look.due
@@ -243,7 +233,7 @@ def judge_outside(look: Look, hit: Tensor) -> Iterator[Finding]:
         yield from tell(case, OUTSIDE, hit, mass)
 
 
-def is_window(look: Look, hit: Tensor) -> bool:
+def is_window(look: RowSummary, hit: Tensor) -> bool:
     """Tell whether these rows see runs of keys, and should see equal ones."""
     first, last = look.seen
     run = (last - first + 1 == look.count)[hit].all()
@@ -251,7 +241,7 @@ def is_window(look: Look, hit: Tensor) -> bool:
     return bool(run) and len(reach.unique()) == 1
 
 
-def judge_reach(look: Look) -> Iterator[Finding]:
+def judge_reach(look: RowSummary) -> Iterator[Finding]:
     """Look for keys that rows should see and do not."""
     case, (first, last) = look.case, look.seen
     if case.expected is None:
@@ -274,7 +264,7 @@ def judge_reach(look: Look) -> Iterator[Finding]:
 
 
 def judge_short(
-    look: Look, hit: Tensor, short: Tensor, level: Level
+    look: RowSummary, hit: Tensor, short: Tensor, level: Level
 ) -> Iterator[Finding]:
     """Tell rows that miss only themselves from rows that stand elsewhere."""
     all_rows = look.good & hit.any(1, keepdim=True)
@@ -283,7 +273,7 @@ def judge_short(
     yield from tell(look.case, what, hit, short, unit="keys", level=level)
 
 
-def judge_heads(look: Look) -> Iterator[Finding]:
+def judge_heads(look: RowSummary) -> Iterator[Finding]:
     """Look for heads (H,) that do the same in all rows that have a choice."""
     case = look.case
     rows = look.good & (look.count > 1) & (look.total > 0)
@@ -298,11 +288,11 @@ def judge_heads(look: Look) -> Iterator[Finding]:
     yield from tell(case, "sink", sink, share[:, None], unit="share", level="note")
     sharp = ((top > WHOLE) & rows).sum(1) >= MOST * many
     stuck = sharp[:, None] & rows & ~sink
-    logit = case.lse + look.top.log()
+    logit = case.record.lse + look.top.log()
     yield from tell(case, "saturated head", stuck, logit, unit="logit", level="warning")
 
 
-def find_trait(look: Look) -> Trait:
+def find_trait(look: RowSummary) -> Trait:
     """Return what other layers can be compared with."""
     case, (first, last) = look.case, look.seen
     asked = case.square and case.expected is None

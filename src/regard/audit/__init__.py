@@ -1,0 +1,4 @@
+"""Audit what a model attended to, and compare two runs.
+
+Next: audit.py
+"""
