@@ -36,6 +36,7 @@ from .locate import (
 
 HERE = Path(__file__).parent
 PACKAGE = HERE.parent.parent / "src" / "regard"
+KNOWN = 0.5  # the share of equal names by which code is known again in another file
 
 
 @dataclass(frozen=True)
@@ -118,13 +119,14 @@ def locate(edit: Edit, sources: dict[str, Source]) -> Place:
     language = Path(edit.file).suffix
     fragment = read_fragment(edit.old, language)
     near = edit.file.split("/")[0]
-    for belongs in (
-        lambda path: path == edit.file,
-        lambda path: path.startswith(near) and path.endswith(language),
-        lambda path: path.endswith(language),
+    for belongs, least in (
+        (lambda path: path == edit.file, 0),
+        (lambda path: path.startswith(near) and path.endswith(language), KNOWN),
+        (lambda path: path.endswith(language), KNOWN),
     ):
         where = [source for path, source in sources.items() if belongs(path)]
-        if found := [place for source in where for place in fragment.find(source)]:
+        places = [place for source in where for place in fragment.find(source)]
+        if found := [place for place in places if place.score >= least]:
             return choose(found, str(edit))
     raise NotLocatedError(f"{edit}: nothing in the source has this syntax")
 

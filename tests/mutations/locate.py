@@ -372,7 +372,7 @@ def score(pattern: list[Token], tokens: list[Token]) -> float:
         for a, b in zip(pattern, tokens, strict=True)
         if a.kind != "sign"
     ]
-    return sum(a == b for a, b in pairs) / max(1, len(pairs))
+    return sum(a == b for a, b in pairs) / len(pairs) if pairs else 1.0
 
 
 def choose(places: list[Place], what: str) -> Place:
