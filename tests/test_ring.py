@@ -195,7 +195,7 @@ REFUSED = {
     ),
     "short mask": (
         MaskError,
-        "array(<torch.bool array of shape (1, 1, 3, 3)>) is for 3 keys, and there are "
+        "array(<torch.bool array of shape (1, 1, 3, 3)>) covers 3 keys, but there are "
         "4. Axes are (..., H, Nq, Nk) = (1, 2, 4, 4).",
         {"mask": masks.array(torch.ones(3, 3, dtype=torch.bool))},
     ),
