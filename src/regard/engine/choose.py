@@ -198,7 +198,7 @@ def is_number(scale: Any) -> bool:
 def is_bare(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Return whether the kernel can be called directly, without planning.
 
-    A fast path for generation: planning takes longer, and a token makes dozens of calls.
+    A fast path for generation: planning is slow, and a token makes dozens of calls.
     """
     if torch.is_grad_enabled() or not all(isinstance(x, Tensor) for x in (q, k, v)):
         return False
