@@ -263,7 +263,7 @@ def check_number(name: str, x: Any, above: float, expected: str) -> None:
 
 
 def read_number(x: Any, like: Array) -> Any:
-    """Return a NumPy scalar as float (it would promote dtypes), arrays like `like`."""
+    """Return a NumPy scalar as float, so that it promotes no dtype; convert arrays."""
     if isinstance(x, NUMPY) and x.ndim == 0:
         return float(x)
     return convert(x, like) if is_array(x) else x

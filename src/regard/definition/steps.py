@@ -201,7 +201,7 @@ def label_axes(call: Call, tokens: Any) -> tuple[tuple[str, ...], tuple[str, ...
     if tokens is not None and len(tokens) == 2 and not isinstance(tokens[0], str):
         rows, columns = tokens
     elif tokens is None:
-        rows = [f"+{i}" for i in range(n_q)]  # if the batches start at different ones
+        rows = [f"+{i}" for i in range(n_q)]  # if batches differ in q_start
         rows = rows if start is None else range(start, start + n_q)
         columns = range(n_k)
     elif start is None or start < 0:

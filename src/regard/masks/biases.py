@@ -149,7 +149,7 @@ def added(values: Array, *, q_start: int = 0) -> Bias:
 
 
 def clip_offsets(n: int) -> Buckets:
-    """Return one bucket per offset -R … R, with n = 2R + 1; others are clipped."""
+    """Return buckets for offsets -R … R, with n = 2R + 1; farther ones are clipped."""
     if n % 2 == 0:
         raise MaskError(
             f"{n} buckets, expected an odd number: -R … 0 … R. Pass values of shape "
