@@ -569,7 +569,10 @@ def test_the_command_line_answers_with_its_exit_code(folder):
             'level="all", expected one of basic',
         ),
         (("mine_to_check:good", "--true-means", "no"), "expected one of attend, hide"),
-        (("mine_to_check:good", "--convention", "mine_to_check:np"), "no Convention"),
+        (
+            ("mine_to_check:good", "--convention", "mine_to_check:np"),
+            "not a Convention",
+        ),
     ):
         done = run(*arguments)
         assert done.exit_code == 2, done.output

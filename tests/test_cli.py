@@ -187,7 +187,7 @@ def test_show_says_what_attention_did(smollm, tmp_path):
 def test_show_prints_a_dash_where_a_text_has_no_such_number(smollm):
     done = run("show", "Hello", "--model", smollm, "-n", 9000)
     assert done.exit_code == 1
-    assert "--n-new 9000, but this model takes 8192 tokens in all" in done.stderr
+    assert "--n-new 9000, but the context of this model is 8192 tokens" in done.stderr
     done = run("show", "Hello", "--model", smollm)  # no token before it, none again
     assert done.exit_code == 0, done.output
     assert "nan" not in done.stdout
@@ -207,7 +207,7 @@ def test_show_prints_a_dash_where_a_text_has_no_such_number(smollm):
             "without a temperature",
         ),
         (["train", "text"], "Write: regard train text FILE"),
-        (["train", "copy", "file.txt"], "copy makes its own data"),
+        (["train", "copy", "file.txt"], "copy generates its data"),
         (["train", "text", "nothing.txt"], "cannot read nothing.txt"),
     ],
 )
@@ -221,9 +221,13 @@ def test_what_went_wrong_is_one_sentence(arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ("show hello", 1, "there is no recording hello. To see what a model does"),
-        ("show text.txt", 1, "safetensors file. To see what a model does with a text:"),
-        ("show zeros --model x.gguf", 1, "zeros is no text: it holds bytes of 0."),
+        ("show hello", 1, "there is no recording hello. To run a model on a text:"),
+        ("show text.txt", 1, "safetensors file. To run a model on a text: regard show"),
+        (
+            "show zeros --model x.gguf",
+            1,
+            "zeros is not a text file: it contains null bytes.",
+        ),
         ("show hello --model x --save no/x", 2, "there is no folder no to write no/x"),
         ("show hello --model x --page no/x", 2, "there is no folder no to write no/x"),
         ("check math:sqrt --json no/x", 2, "there is no folder no to write no/x"),
@@ -234,7 +238,7 @@ def test_what_went_wrong_is_one_sentence(arguments, message):
         (
             "train copy --length 9",
             2,
-            "--tokens and --length are not for copy.",
+            "--tokens and --length do not apply to copy.",
         ),
         ("train copy --heads 3", 2, "a width of 64 cannot be split into 3 heads"),
         ("learn --folder text.txt open", 2, "'text.txt' is a file"),
@@ -282,7 +286,7 @@ def test_a_text_may_be_long_or_a_file_or_come_from_stdin(smollm, tmp_path):
 def test_a_name_of_no_file_is_read_as_a_text_and_that_is_said(capsys):
     assert read_text("artikel.txt") == "artikel.txt"
     assert capsys.readouterr().err == (
-        "there is no file artikel.txt: it is read as a text\n"
+        "there is no file artikel.txt: using it as the text\n"
     )
     for text in ("hello", "Hello there.txt", "3.14", "e.g.", "Yes."):
         assert read_text(text) == text
@@ -511,7 +515,7 @@ def test_a_text_is_learned_from_a_file(tmp_path, tokens):
         *("--width", 32, "--folder", tmp_path / "run"),
     )
     assert done.exit_code == 0, done.output
-    assert "loss of the held-out tenth" in done.output
+    assert "loss on the held-out tenth" in done.output
 
 
 def test_a_model_cannot_steer_the_terminal():

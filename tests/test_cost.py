@@ -331,16 +331,16 @@ def test_a_legend_names_every_letter_and_no_other():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: forward_flops(TINY, 0), "n=0, expected a whole number from 1 on"),
+        (lambda: forward_flops(TINY, 0), "n=0, expected an integer of at least 1"),
         (lambda: cache_bytes(TINY, 5, batch=-1), "batch=-1, expected a whole"),
-        (lambda: cache_bytes(TINY, 2.5), "n=2.5, expected a whole number"),
+        (lambda: cache_bytes(TINY, 2.5), "n=2.5, expected an integer"),
         (
             lambda: training_flops(TINY, 5, attention="flash"),
             "attention='flash', expected 'fused' or 'textbook'",
         ),
         (
             lambda: activation_bytes(replace(TINY, dropout=0.1), 5),
-            "dropout=0.1: what dropout keeps is not counted. Write activation_bytes",
+            "dropout=0.1: memory used by dropout is not counted. Write activation_bytes",
         ),
         (lambda: parameters(TINY)["feed"], "no part 'feed', expected one of embedding"),
     ],

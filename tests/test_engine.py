@@ -374,7 +374,7 @@ def test_choices_say_why():
         str(choose(q, k, v, softcap=3.0)): "definition: no fused kernel caps scores",
         str(
             choose(q, k, v, bias=learned)
-        ): "definition: a bias or scale that learns needs its own gradient",
+        ): "definition: a trainable bias or scale needs its own gradient",
         str(choose(q[None], k, v)): "definition: more axes than (B, H, N, D)",
         str(choose(q, k.double(), v)): "definition: q, k and v differ in dtype",
         str(

@@ -110,7 +110,7 @@ def hunt(name, seconds, folder=FUZZ):
 WAS = {
     "recording/was-many-sequences": "sequence is 2147483648, expected 0 … 65535",
     "recording/was-name-that-is-no-text": "an array is missing",
-    "recording/was-number-that-is-none": "it is damaged, or no safetensors file",
+    "recording/was-number-that-is-none": "it is damaged, or not a safetensors file",
     "recording/was-note-of-another-kind": "decoders is int, expected list",
     "folder/was-TypeError-weights": "index.json names .*, which is not there",
     "folder/was-OSError-weights": "index.json names .*, which is not there",

@@ -164,22 +164,22 @@ def test_masks_combine_only_with_masks(other):
 
 def test_data_that_does_not_reach_is_refused():
     for mask, shape, q_start, words in (
-        (masks.same(IDS), (8, 9), 0, "is for 8 keys, and there are 9"),
-        (masks.same(IDS), (2, 8), 7, "query positions 0 to 7, and there are 2 queries"),
+        (masks.same(IDS), (8, 9), 0, "covers 8 keys, but there are 9"),
+        (masks.same(IDS), (2, 8), 7, "query positions 0 to 7, but there are 2 queries"),
         (
             masks.same(IDS),
             (2, 8),
             -1,
-            "query positions 0 to 7, and there are 2 queries",
+            "query positions 0 to 7, but there are 2 queries",
         ),
-        (masks.padding(lengths=[1, 2]), (3, 1, 4, 4), 0, "2 batches, and there are 3"),
-        (masks.padding(lengths=[1, 2]), (4, 4), 0, "2 batches, and there are 1"),
-        (masks.padding(VALID), (2, 1, 4, 9), 0, "is for 8 keys, and there are 9"),
+        (masks.padding(lengths=[1, 2]), (3, 1, 4, 4), 0, "2 batches, but there are 3"),
+        (masks.padding(lengths=[1, 2]), (4, 4), 0, "2 batches, but there are 1"),
+        (masks.padding(VALID), (2, 1, 4, 9), 0, "covers 8 keys, but there are 9"),
         (
             masks.per_head([masks.causal()] * 3),
             (2, 4, 4),
             0,
-            "3 heads, and there are 2",
+            "3 heads, but there are 2",
         ),
         (masks.array(np.ones((3, 4), bool)), (3, 4), 1, "query positions 0 to 2"),
     ):

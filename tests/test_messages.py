@@ -72,8 +72,8 @@ def test_a_mask_for_each_batch_is_refused_without_a_head_axis():
 def test_any_other_shape_is_refused():
     refuse(
         MaskError,
-        "mask has shape (3, 6), expected one that fits (B, H, Nq, Nk) = (2, 4, 3, 5), "
-        "where an axis of size 1 stands for any size.",
+        "mask has shape (3, 6), expected one that fits (B, H, Nq, Nk) = (2, 4, 3, 5); "
+        "axes of size 1 broadcast.",
         *(Q, K, K, np.ones((3, 6), dtype=bool)),
     )
     refuse(
@@ -88,12 +88,12 @@ def test_any_other_shape_is_refused():
 def test_positions_without_a_start_are_refused():
     refuse(
         PositionError,
-        "causal() compares positions, and there are 3 queries for 5 keys: where does "
-        "the first query stand? Write q_start=2 if the queries are the last of the keys "
-        "(a KV cache), q_start=0 if both start together.",
+        "causal() compares positions, but with 3 queries and 5 keys the position of the "
+        "first query is ambiguous. Write q_start=2 if the queries are the last positions "
+        "(a KV cache), or q_start=0 if queries and keys start together.",
         *(Q, K, K, causal() & masks.keys(0, 3)),
     )
-    with pytest.raises(PositionError, match=r"alibi.* compares positions, and there"):
+    with pytest.raises(PositionError, match=r"alibi.* compares positions, but with"):
         regard.attention(Q, K, K, bias=masks.alibi(np.ones(4)))
 
 
@@ -101,8 +101,8 @@ def test_positions_that_are_no_whole_numbers_are_refused():
     for start in (1.5, [0.0, 2.0]):
         refuse(
             PositionError,
-            f"q_start={start}, expected a position: a whole number, or one for each "
-            "batch. Write q_start=0 if queries and keys start together.",
+            f"q_start={start}, expected an integer position, or one per batch. "
+            "Write q_start=0 if queries and keys start together.",
             *(Q, K, K, causal()),
             q_start=start,
         )
@@ -116,8 +116,8 @@ def test_no_heads_and_no_width_are_refused():
     ):
         refuse(
             ShapeError,
-            f"{shapes}: no heads, or heads of width 0, expected at least 1 of both. "
-            "Leave the call out where there are none.",
+            f"{shapes}: no heads, or heads of width 0, expected at least 1 of each. "
+            "Skip the call if there are none.",
             *(q, k, k),
         )
 
@@ -126,7 +126,7 @@ def test_head_counts_that_do_not_divide_are_refused():
     refuse(
         ShapeError,
         "q (2, 4, 3, 8), k (2, 3, 5, 8), v (2, 3, 5, 8): 4 heads of q, 3 of k and 3 of "
-        "v, expected k and v alike and the heads of q a multiple of theirs. Axes are "
+        "v, expected the same number for k and v, and a multiple of it for q. Axes are "
         "(..., H, N, D): write q.swapaxes(-3, -2) if yours are (..., N, H, D).",
         *(Q, K[:, :3], K[:, :3]),
     )
@@ -136,7 +136,7 @@ def test_widths_and_lengths_that_do_not_fit_are_refused():
     refuse(
         ShapeError,
         "q (2, 4, 3, 8), k (2, 4, 5, 7), v (2, 4, 5, 8): q has width 8 and k has width "
-        "7, expected the same, as each score is a dot product of the two.",
+        "7, expected the same: a score is the dot product of the two.",
         *(Q, K[..., :7], K),
     )
     refuse(
@@ -148,7 +148,7 @@ def test_widths_and_lengths_that_do_not_fit_are_refused():
     refuse(
         ShapeError,
         "q (2, 4, 3, 8), k (3, 4, 5, 8), v (2, 4, 5, 8): the axes before the heads do "
-        "not fit, expected the same or 1.",
+        "not broadcast, expected equal sizes or 1.",
         *(Q, np.zeros((3, 4, 5, 8)), K),
     )
     refuse(
@@ -162,8 +162,8 @@ def test_widths_and_lengths_that_do_not_fit_are_refused():
 def test_things_that_are_no_arrays_are_refused():
     refuse(
         ArrayError,
-        "q is a list, expected an array. Write numpy.asarray(q), or the like of your "
-        "library.",
+        "q is a list, expected an array. Write numpy.asarray(q), or the equivalent of "
+        "your library.",
         *([[1.0]], K, K),
     )
     refuse(
@@ -173,7 +173,7 @@ def test_things_that_are_no_arrays_are_refused():
     )
     refuse(
         ArrayError,
-        "arrays of several libraries (q: torch, k: numpy, v: numpy), expected one. "
+        "arrays from several libraries (q: torch, k: numpy, v: numpy), expected one. "
         "Convert them to the library of q.",
         *(torch.zeros(2, 4, 3, 8), K, K),
     )
@@ -182,13 +182,13 @@ def test_things_that_are_no_arrays_are_refused():
 def test_masks_in_the_place_of_biases_are_refused_and_the_reverse():
     refuse(
         MaskError,
-        "bias=causal() is a mask. Write mask=… for who sees whom.",
+        "bias=causal() is a mask. Write mask=… instead.",
         *(Q, K, K),
         bias=causal(),
     )
     refuse(
         MaskError,
-        "mask=alibi([1.0, 1.0]) is a bias. Write bias=… for what is added.",
+        "mask=alibi([1.0, 1.0]) is a bias. Write bias=… instead.",
         *(Q, K, K, masks.alibi(np.ones(2))),
     )
     refuse(
@@ -199,8 +199,8 @@ def test_masks_in_the_place_of_biases_are_refused_and_the_reverse():
     )
     refuse(
         MaskError,
-        "bias is of bool, expected floating point numbers to add to the scores, or a "
-        "bias such as regard.masks.alibi(slopes). Write mask=… for True and False.",
+        "bias is of type bool, expected a floating point array, or a bias such as "
+        "regard.masks.alibi(slopes). Write mask=… for a bool array.",
         *(Q, K, K),
         bias=np.ones((3, 5), dtype=bool),
     )
@@ -221,8 +221,8 @@ def test_options_that_mean_nothing_are_refused():
     )
     refuse(
         OptionError,
-        "block= never holds a whole step, so see= and edit= cannot go with it. Leave "
-        "block= out to see or edit a step.",
+        "block= never holds a whole step, so it cannot be combined with see= or edit=. "
+        "Omit block= to see or edit a step.",
         *(Q, K, K),
         see=("weights",),
         block=2,
@@ -253,13 +253,13 @@ def test_options_that_mean_nothing_are_refused():
     )
     refuse(
         ShapeError,
-        "sink has shape (3,), expected a number, or one for each head: (4,).",
+        "sink has shape (3,), expected a number, or one per head: (4,).",
         *(Q, K, K),
         sink=np.zeros(3),
     )
     refuse(
         ShapeError,
-        "q_start has shape (3,), expected one number or one for each batch, (2,).",
+        "q_start has shape (3,), expected one integer, or one per batch: (2,).",
         *(Q, K, K, causal()),
         q_start=np.zeros(3, dtype=int),
     )
@@ -269,18 +269,18 @@ def test_patterns_say_how_they_are_called():
     for make, words in (
         (
             lambda: masks.window(-1),
-            "window(-1, 0): both count other tokens, so neither is below 0. Write "
-            "window(0) for only itself.",
+            "window(-1, 0): both count other tokens, expected at least 0. Write "
+            "window(0) for the token itself only.",
         ),
         (
             lambda: masks.window(2.5),
-            "window(2.5, 0): both count other tokens, expected whole numbers or None. "
-            "Write window(2) for two others before it.",
+            "window(2.5, 0): both count other tokens, expected integers or None. "
+            "Write window(2) for the two tokens before it.",
         ),
         (
             lambda: masks.keys([0, 1], [1, 2, 3]),
-            "keys() has 2 bounds lo and 3 hi, expected one of each for every batch. "
-            "Write a number for what is the same in all of them.",
+            "keys() got 2 values for lo and 3 for hi, expected one of each per batch. "
+            "Write an integer for a bound that all batches share.",
         ),
         (
             lambda: masks.prefix(0.5),
@@ -288,8 +288,8 @@ def test_patterns_say_how_they_are_called():
         ),
         (
             lambda: masks.same(np.zeros((2, 4), int), np.zeros((3, 4), int)),
-            "same() has ids of 2 batches for queries and of 3 for keys, expected as "
-            "many. Write ids (N,) if they are the same for all.",
+            "same() got ids for 2 batches of queries and 3 of keys, expected equal batch "
+            "sizes. Write ids (N,) if all batches share them.",
         ),
         (
             lambda: masks.padding(lengths=5),
@@ -307,8 +307,8 @@ def test_patterns_say_how_they_are_called():
         ),
         (
             lambda: masks.added(np.ones((3, 3)), q_start=[0, 1]),
-            "added() starts at one position, not at [0, 1]. Write bias=x instead: the "
-            "rows of an array are the queries of the call.",
+            "added(q_start=[0, 1]), expected a single position. To use row i for query i "
+            "in every batch, pass the array itself: bias=x.",
         ),
         (
             lambda: masks.alibi(1),
@@ -316,8 +316,8 @@ def test_patterns_say_how_they_are_called():
         ),
         (
             lambda: masks.table(np.zeros((1, 4))),
-            "4 buckets, expected an odd number: -R … 0 … R. Give values (H, 5), or say "
-            "which offset has which: table(values, bucket).",
+            "4 buckets, expected an odd number: -R … 0 … R. Pass values of shape (H, 5), "
+            "or a function of the offset: table(values, bucket).",
         ),
         (
             lambda: masks.per_head(causal()),
@@ -325,13 +325,13 @@ def test_patterns_say_how_they_are_called():
         ),
         (
             lambda: masks.last(0),
-            "last(0), expected a whole number. A query is among its last tokens: "
-            "write last(1) for itself alone.",
+            "last(0), expected an integer of at least 1: the count includes the query. "
+            "Write last(1) for the token itself only.",
         ),
         (
             lambda: masks.last("a"),
-            "last(a), expected a whole number. A query is among its last tokens: "
-            "write last(1) for itself alone.",
+            "last(a), expected an integer of at least 1: the count includes the query. "
+            "Write last(1) for the token itself only.",
         ),
         (
             masks.padding,
@@ -391,9 +391,7 @@ def test_traced_data_in_a_blocked_call_is_refused():
     def run(lengths):
         return regard.attention(Q, Q, Q, masks.padding(lengths=lengths), block=2).out
 
-    with pytest.raises(
-        ArrayError, match=r"not known while a function is traced. Leave"
-    ):
+    with pytest.raises(ArrayError, match=r"not known while a function is traced. Omit"):
         jax.jit(run)(jax.numpy.asarray([2, 3]))
 
 

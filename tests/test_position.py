@@ -24,7 +24,7 @@ def test_sinusoidal_is_its_formula():
             angle = (p + 3) / 10_000 ** (2 * i / 6)
             assert table[p, 2 * i] == pytest.approx(math.sin(angle), abs=1e-15)
             assert table[p, 2 * i + 1] == pytest.approx(math.cos(angle), abs=1e-15)
-    with pytest.raises(ShapeError, match="a width of 5 has no pairs"):
+    with pytest.raises(ShapeError, match="width 5 is odd, expected an even"):
         sinusoidal(2, 5)
 
 

@@ -265,7 +265,7 @@ def test_a_function_is_written_out_over_the_positions(tmp_path, rng, monkeypatch
 def test_a_function_over_too_many_cells_is_refused(tmp_path, rng, monkeypatch):
     monkeypatch.setattr(recording, "CELLS", 34)
     record = replace(make_record(rng), mask=masks.where(lambda b, h, q, k: k <= q))
-    with pytest.raises(MaskError, match=r"has 35 cells, of which at most 34 are"):
+    with pytest.raises(MaskError, match=r"its 35 cells exceed the limit of 34 for"):
         save_and_open(tmp_path, record)
     save_and_open(tmp_path, replace(record, mask=masks.causal()))
 
@@ -389,7 +389,7 @@ def test_a_flipped_bit_of_a_large_file_is_found_on_demand(tmp_path, monkeypatch,
     raw[-100] ^= 1
     path.write_bytes(raw)
     with pytest.raises(
-        FileError, match=r"a\.regard cannot be opened: it is damaged: the n"
+        FileError, match=r"a\.regard cannot be opened: it is damaged: the d"
     ):
         open_recording(path)
     monkeypatch.setattr(recording, "SMALL", len(raw) - 1)
@@ -429,7 +429,7 @@ def test_what_could_not_be_opened_is_not_written(tmp_path, rng):
     ):
         save_and_open(tmp_path, make_record(rng), model=3)
     for notes in ({"a": math.nan}, {"a": np.float32(1)}, {"a": {1, 2}}):
-        with pytest.raises(OptionError, match="notes are saved as JSON"):
+        with pytest.raises(OptionError, match="notes cannot be saved as JSON"):
             save_and_open(tmp_path, notes=notes)
     with pytest.raises(FileError, match="was not written"):
         save_recording(tmp_path / "no" / "folder", make_recording())
@@ -488,19 +488,19 @@ def test_only_bfloat16_needs_torch(tmp_path, rng, run_apart):
     found, kind, words = run_apart(WITHOUT_TORCH, *map(str, paths))
     assert found == record.q.tolist()
     assert kind == "ImportError"
-    assert words == 'bfloat16 numbers need torch: pip install "regard[torch]"'
+    assert words == 'bfloat16 arrays need torch: pip install "regard[torch]"'
 
 
 # Records
 
 WRONG = {
-    "q": (np.zeros((4, 5)), ShapeError, r"q has the shape \(4, 5\), expected 3 axes"),
+    "q": (np.zeros((4, 5)), ShapeError, r"q has shape \(4, 5\), expected 3 axes"),
     "k": (np.zeros((3, 7, 3)), ShapeError, "with H a multiple of Hk"),
     "lse": (np.zeros((5, 4)), ShapeError, r"\(5, 4\), expected \(4, 5\)"),
     "scale": (math.nan, OptionError, "scale=nan, expected a finite number"),
     "softcap": (0.0, OptionError, "softcap=0.0, expected more than 0"),
     "q_positions": (np.zeros(5), ArrayError, "float64, expected integral numbers"),
-    "k_positions": ([0] * 7, ArrayError, "is of list, expected integral"),
+    "k_positions": ([0] * 7, ArrayError, "is list, expected integral"),
     "v": (np.zeros((2, 6, 3)), ShapeError, r"expected \(2, 7, 3\)"),
     "sink": (np.zeros(2), ShapeError, r"expected \(4,\)"),
     "mask": (np.zeros((4, 5, 7)), ArrayError, "float64, expected bool"),
@@ -536,7 +536,7 @@ def test_a_record_refuses_a_formula_that_does_not_reach(rng):
     late = masks.array(np.ones((9, 7), bool), q_start=3)  # rows from 2 are asked
     nobody = masks.padding(np.ones((0, 7), bool))
     for mask in (*short, *heads, masks.array(np.ones((6, 7), bool)), late, nobody):
-        with pytest.raises(MaskError, match="does not reach all heads and positions"):
+        with pytest.raises(MaskError, match="does not cover all heads and positions"):
             replace(make_record(rng), mask=mask)
     with pytest.raises(OptionError, match="0 sequences for 1 records"):
         make_recording(make_record(rng), sequences=())
@@ -888,7 +888,9 @@ def test_arrays_without_numbers_are_small_too(tmp_path, rng):
         found = try_to_open(tmp_path / "b", pack(table, about, numbers))
         assert (found is not None) == fits
     nobody = Same(np.zeros((0, 7), int), np.zeros((2, 7), int))
-    with pytest.raises(FileError, match="a part of a mask is of another kind or shape"):
+    with pytest.raises(
+        FileError, match="a field of a mask has the wrong type or shape"
+    ):
         save_and_open(tmp_path, replace(none, mask=nobody))
 
 
@@ -917,19 +919,18 @@ def test_a_file_of_another_time_or_kind_says_so(folder, small):
         return str(error.value)
 
     assert refused(lambda a: a.update(version=2)) == (
-        "other cannot be opened: it is of version 2, this library reads version 1. "
-        "Install a newer one: pip install -U regard."
+        "other cannot be opened: it has format version 2, expected version 1. "
+        "Install a newer release: pip install -U regard."
     )
     assert refused(lambda a: a["records"][0].update(formula=["spiral", 3])) == (
-        "other cannot be opened: it has a mask of a kind that is not known here, "
-        "'spiral'. It may be from a newer version: pip install -U regard."
+        "other cannot be opened: it has a mask of unknown type 'spiral'. The file may "
+        "have been written by a newer version: pip install -U regard."
     )
     assert refused(lambda a: a.pop("version")) == (
-        "other cannot be opened: it is no file of this library, expected a saved "
-        "recording."
+        "other cannot be opened: it is not a file of regard, expected a saved recording."
     )
     torch.save({}, path)
-    with pytest.raises(FileError, match="it is cut off, or no safetensors file"):
+    with pytest.raises(FileError, match="it is truncated, or not a safetensors file"):
         open_recording(path)
     for wrong in (folder / "missing", folder):
         with pytest.raises(FileError, match="cannot be opened"):

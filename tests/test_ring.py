@@ -73,8 +73,8 @@ def test_the_others_raise_when_a_rank_falls_silent(how, tmp_path):
     finally:
         stop(ranks)
     said = [(tmp_path / f"error{rank}").read_text() for rank in (0, 2)]
-    assert any("did not hear from rank 1 " in text for text in said)
-    assert all("did not hear from rank " in text for text in said)
+    assert any("got no response from rank 1 " in text for text in said)
+    assert all("got no response from rank " in text for text in said)
     assert all("Did it die, or not make the same call?" in text for text in said)
     assert not (tmp_path / "error1").exists()
     assert how == signal.SIGKILL or any("imed out" in text for text in said), said
@@ -163,69 +163,69 @@ FOUR = ring.zigzag(4, 1)
 REFUSED = {
     "softcap": (
         OptionError,
-        "softcap=30.0: the ring runs on fused kernels, and none of them does that. "
+        "softcap=30.0: the fused kernels of the ring do not support it. "
         "Write regard.engine.attend(...) in one process.",
         {"softcap": 30.0},
     ),
     "scale": (
         OptionError,
-        "scale is an array: the ring runs on fused kernels, and they take one number. "
+        "scale is an array, but the fused kernels of the ring take one number. "
         "Write scale=float(scale), or regard.engine.attend(...).",
         {"scale": torch.tensor(0.5, requires_grad=True)},
     ),
     "learned bias": (
         OptionError,
-        "a bias that learns: the ring runs on fused kernels, and none of them does "
-        "that. Write regard.engine.attend(...) in one process.",
+        "a trainable bias: the fused kernels of the ring do not support it. "
+        "Write regard.engine.attend(...) in one process.",
         {"bias": masks.alibi(torch.ones(2, requires_grad=True))},
     ),
     "mask array": (
         MaskError,
-        "mask is a Tensor, expected a formula, as each rank has other rows and keys. "
-        "Write regard.masks.array(x) for an array over the positions of the whole "
-        "sequence.",
+        "mask is a Tensor, expected a formula, because each rank holds different rows "
+        "and keys. Write regard.masks.array(x) for an array over the positions of the "
+        "whole sequence.",
         {"mask": torch.ones(4, 4, dtype=torch.bool)},
     ),
     "bias array": (
         MaskError,
-        "bias is a Tensor, expected a formula, as each rank has other rows and keys. "
-        "Write regard.masks.added(x) for an array over the positions of the whole "
-        "sequence.",
+        "bias is a Tensor, expected a formula, because each rank holds different rows "
+        "and keys. Write regard.masks.added(x) for an array over the positions of the "
+        "whole sequence.",
         {"bias": torch.ones(4, 4)},
     ),
     "short mask": (
         MaskError,
-        "array(<torch.bool array of shape (1, 1, 3, 3)>) is for 3 keys, and there are "
+        "array(<torch.bool array of shape (1, 1, 3, 3)>) covers 3 keys, but there are "
         "4. Axes are (..., H, Nq, Nk) = (1, 2, 4, 4).",
         {"mask": masks.array(torch.ones(3, 3, dtype=torch.bool))},
     ),
     "world": (
         OptionError,
-        "places for 2 ranks, and the group has 1. Write zigzag(n, 1).",
+        "places for 2 ranks, but the group has 1. Write zigzag(n, 1).",
         {"places": ring.zigzag(4, 2)},
     ),
     "length": (
         ShapeError,
-        "4 queries and 4 keys on rank 0, and places gives it 5 positions. Write "
-        "q[..., mine, :] with mine = list_positions(places[0]), and k and v alike.",
+        "4 queries and 4 keys on rank 0, but places assigns it 5 positions. Write "
+        "q[..., mine, :] with mine = list_positions(places[0]), and likewise for k and v.",
         {"places": ring.zigzag(5, 1)},
     ),
     "twice": (
         OptionError,
         "places=((range(0, 2), range(1, 3)),), expected every position from 0 on "
-        "exactly once, in ranges of step 1, as zigzag(n, world) gives them.",
+        "exactly once, in ranges of step 1, as zigzag(n, world) returns them.",
         {"places": ((range(2), range(1, 3)),)},
     ),
     "step": (
         OptionError,
         "places=((range(0, 8, 2),),), expected every position from 0 on exactly once, "
-        "in ranges of step 1, as zigzag(n, world) gives them.",
+        "in ranges of step 1, as zigzag(n, world) returns them.",
         {"places": ((range(0, 8, 2),),)},
     ),
     "axes": (
         ShapeError,
         "q has shape (1, 1, 2, 4, 8), expected (B, H, n, D) or fewer axes. Write "
-        "q.flatten(0, -4), and k and v alike.",
+        "q.flatten(0, -4), and likewise for k and v.",
         {"q": X[None]},
     ),
     "dtypes": (

@@ -92,7 +92,7 @@ def test_greedy_takes_the_first_of_the_largest(rng):
         ({"temperature": 1, "top_p": 0}, "top_p=0, expected 0 < top_p <= 1"),
         ({"temperature": 1, "min_p": 2}, "min_p=2, expected 0 <= min_p <= 1"),
         ({"repetition": 0}, "repetition=0, expected a positive number"),
-        ({"top_p": 0.9}, "top_p= without a temperature: greedy choice needs no"),
+        ({"top_p": 0.9}, "top_p= has no effect without a temperature: greedy"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, message):

@@ -227,7 +227,7 @@ def test_names_in_a_recording_cannot_steer_the_terminal(tmp_path):
         replace(good, records=(replace(record, name="\x9b2J"),)),
         replace(good, coverage=(replace(covered, reason="\x1b]0;x\x07"),)),
     ):
-        with pytest.raises(FileError, match="which is no name") as refused:
+        with pytest.raises(FileError, match="not a valid name") as refused:
             save_recording(path, bad)
         assert str(refused.value).isprintable()
 

@@ -46,13 +46,13 @@ def test_a_token_on_a_border_belongs_to_the_side_with_more_of_it():
 @pytest.mark.parametrize(
     ("sections", "n", "about"),
     [
-        ({"x": "sea"}, 9, "is not in the text behind character 0"),
-        ({"a": "blue", "b": "sky"}, 9, "sections in its order"),
-        ({"x": (5, 2)}, 9, "one past its last, inside of 0 to 30"),
-        ({"x": 5}, 9, "expected a text"),
-        ({"x": (0, 1)}, 9, "holds no whole token"),
+        ({"x": "sea"}, 9, "does not occur in the text after character 0"),
+        ({"a": "blue", "b": "sky"}, 9, "sections in the same order"),
+        ({"x": (5, 2)}, 9, "one past the last. within 0 to 30"),
+        ({"x": 5}, 9, "expected a string"),
+        ({"x": (0, 1)}, 9, "contains no token"),
         ("sky", 9, "sections is a str"),
-        ({"x": "sky"}, 4, "offsets for 9 tokens, and the sequence has 4"),
+        ({"x": "sky"}, 4, "offsets for 9 tokens, but the sequence has 4"),
         ([{"role": "user", "content": None}], 9, "'0 user' is None"),
     ],
 )

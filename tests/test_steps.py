@@ -186,7 +186,7 @@ def test_one_list_cannot_name_queries_that_start_apart(rng):
     with pytest.raises(ShapeError) as caught:
         regard.explain(one, x, x, causal(), q_start=starts, tokens=words)
     assert str(caught.value) == (
-        "queries start at [0 2], so one list of tokens cannot name them. Write "
+        "queries start at [0 2], so one list of tokens cannot label them. Write "
         "tokens=(tokens_of_queries, tokens_of_keys)."
     )
     with pytest.raises(ShapeError, match="start at -1, so one list of tokens cannot"):

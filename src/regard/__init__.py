@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Load what is not needed at once, or needs torch, when it is first used."""
+        """Import heavy or torch-dependent attributes on first access."""
         if name not in LATER:
             raise AttributeError(f"module 'regard' has no attribute '{name}'")
         module, _, attribute = LATER[name].partition(":")

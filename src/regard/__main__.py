@@ -1,7 +1,7 @@
 """The command line: regard learn, show, generate, train, check, atlas.
 
-A command is a file of commands/; those of learn and atlas are beside their work. What
-a user did wrong is said in one sentence; `regard --debug …` shows where it comes from.
+Each command is a file in commands/; learn and atlas define their own. An error is one
+sentence on stderr; `regard --debug …` shows the traceback.
 
 Next: terminal.py
 """
@@ -21,9 +21,9 @@ from regard.terminal import Commands, guide
 
 @click.group(
     cls=Commands,
-    epilog=guide("regard learn", "regard COMMAND --help says what a command can do."),
+    epilog=guide("regard learn", "regard COMMAND --help describes a command."),
 )
-@click.option("--debug", is_flag=True, help="Show where an error comes from.")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.version_option(package_name="regard")
 def main(*, debug: bool) -> None:
     """Attention you can read, see and scale."""

@@ -1,16 +1,16 @@
-"""Named arrays and some JSON in one safetensors file, which is mapped, not read.
+"""Named arrays and JSON metadata in one memory-mapped safetensors file.
 
     8 bytes   n
     n bytes   {"0.q": {dtype, shape, data_offsets}, …, "__metadata__": {…}} as JSON
-    the rest  the numbers of all arrays, one array after the other
+    the rest  the data of all arrays, one array after the other
 
     __metadata__   regard: {version, crc: {"0.q": …}, …} as JSON
                    checksum: of regard and of the table of arrays
 
-Other programs can read it, as any safetensors file. (The package of that name copies
-what it reads, and wants all bytes at once to write.) A file comes from a stranger: each
-place in it is held against its size before anything is made of it. The errors say "it";
-who opens a file says which.
+Other programs can read it like any safetensors file. (The safetensors package is not
+used here: it copies what it reads, and needs all data at once to write.) Files are not
+trusted: every offset is checked against the file size before use. Error messages say
+"it"; the caller adds the file name.
 
 Next: recording.py
 """
@@ -31,13 +31,13 @@ from regard.arrays import Array, to_numpy
 from regard.errors import ArrayError, FileError, OptionError
 
 VERSION = 1
-HEADER = 2**26  # bytes of a header, at most
-LONGEST = 2**62  # of an axis
-EMPTY = 2**16  # of an axis, if the array has no numbers at all
+HEADER = 2**26  # maximum size of a header, in bytes
+LONGEST = 2**62  # maximum size of an axis
+EMPTY = 2**16  # maximum size of an axis of an empty array
 
 CODES: dict[
     str, tuple[str, np.dtype[Any]]
-] = {  # what safetensors calls a dtype, and how NumPy reads it
+] = {  # dtype: (its name in safetensors, the NumPy dtype to read it with)
     "float64": ("F64", np.dtype("<f8")),
     "float32": ("F32", np.dtype("<f4")),
     "float16": ("F16", np.dtype("<f2")),
@@ -53,7 +53,7 @@ BYTES = dict(CODES.values())
 
 
 class Entry(NamedTuple):
-    """Where the numbers of an array stand after the header, and what they are."""
+    """The dtype, shape and byte range (after the header) of an array."""
 
     code: str
     shape: tuple[int, ...]
@@ -62,29 +62,29 @@ class Entry(NamedTuple):
 
 
 class ArrayFile:
-    """An open file: what it says, and its arrays."""
+    """An open file: its metadata and arrays."""
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
             size, head = os.fstat(file.fileno()).st_size, file.read(8)
             n = int.from_bytes(head, "little")
             if len(head) < 8 or n > min(HEADER, size - 8):
-                raise FileError("it is cut off, or no safetensors file.")
+                raise FileError("it is truncated, or not a safetensors file.")
             self.about, self.entries = read_header(file.read(n), size)
-            # torch knows no read-only arrays: what it writes stays in memory
+            # torch has no read-only tensors, so bfloat16 uses a copy-on-write mapping
             codes = {entry.code for entry in self.entries.values()}
             mapped = np.memmap(file, np.uint8, "c" if "BF16" in codes else "r")
         self.size, self.data = size, mapped.view(np.ndarray)[8 + n :]
         self.made: dict[tuple[str, bool], Array] = {}
 
     def find(self, name: Any) -> Entry:
-        """Return where an array stands."""
+        """Return the entry of an array."""
         if not isinstance(name, str) or name not in self.entries:
             raise FileError("it is damaged: an array is missing.")
         return self.entries[name]
 
     def array(self, name: str, *, in_torch: bool = False) -> Array:
-        """Return an array, the same one each time; its numbers stay in the file."""
+        """Return a memory-mapped array, the same object each time."""
         code, shape, start, stop = self.find(name)  # first: a name may be anything
         if (name, in_torch) not in self.made:
             x = self.data[start:stop].view(BYTES[code]).reshape(shape)
@@ -93,28 +93,28 @@ class ArrayFile:
         return self.made[name, in_torch]
 
     def verify(self) -> None:
-        """Hold every array against its crc; truth values must be 0 or 1."""
+        """Check every array against its CRC; bool arrays must contain only 0 and 1."""
         crc = self.about.get("crc")
         for name, (code, _, start, stop) in self.entries.items():
             raw = self.data[start:stop]
             known = crc.get(name) if isinstance(crc, dict) else None
             odd = code == "BOOL" and raw.max(initial=0) > 1
             if odd or known != f"{zlib.crc32(raw.data):08x}":
-                raise FileError(f"it is damaged: the numbers of {name:.40}.")
+                raise FileError(f"it is damaged: the data of {name:.40} is invalid.")
 
 
 def read_header(raw: bytes, size: int) -> tuple[dict[str, Any], dict[str, Entry]]:
-    """Return what a file of some size says of itself, and where its arrays stand."""
+    """Return the metadata of a file of this size, and the entries of its arrays."""
     header = parse(raw)
     metadata = header.pop("__metadata__", None)
     text = metadata.get("regard") if isinstance(metadata, dict) else None
     if not isinstance(text, str) or "version" not in (about := parse(text)):
-        raise FileError("it is no file of this library, expected a saved recording.")
+        raise FileError("it is not a file of regard, expected a saved recording.")
     version = about["version"] if type(about["version"]) is int else "unknown"
     if version != VERSION:
         raise FileError(
-            f"it is of version {version!s:.20}, this library reads version {VERSION}. "
-            "Install a newer one: pip install -U regard."
+            f"it has format version {version!s:.20}, expected version {VERSION}. "
+            "Install a newer release: pip install -U regard."
         )
     entries = {name: read_entry(x) for name, x in header.items()}
     first, at = 8 + len(raw), 0
@@ -122,36 +122,36 @@ def read_header(raw: bytes, size: int) -> tuple[dict[str, Any], dict[str, Entry]
         width = BYTES[x.code].itemsize
         expected = (at, at + math.prod(x.shape) * width)
         if (x.start, x.stop) != expected or (first + at) % width:
-            raise FileError("it is damaged: its arrays do not follow each other.")
+            raise FileError("it is damaged: its arrays are not contiguous.")
         at = x.stop
     if first + at != size:
-        raise FileError(f"it has {size:,} bytes, its arrays end at {first + at:,}.")
+        raise FileError(f"it has {size:,} bytes, but its arrays end at {first + at:,}.")
     if metadata.get("checksum") != add_up(text, entries):
         raise FileError("it is damaged: its header does not match its checksum.")
     return about, entries
 
 
 def parse(text: str | bytes) -> dict[str, Any]:
-    """Return a JSON object."""
+    """Return a JSON object as a dict."""
     try:
         text = text if isinstance(text, str) else text.decode()
         found = json.loads(text, parse_constant=read_number, parse_float=read_number)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise FileError("it is damaged, or no safetensors file.")
+        raise FileError("it is damaged, or not a safetensors file.")
     return found
 
 
 def read_number(text: str) -> float:
-    """Return a finite number: JSON has no other, and none is written."""
+    """Return a finite number; raise ValueError for NaN and infinity."""
     if not math.isfinite(number := float(text)):
         raise ValueError(text)
     return number
 
 
 def read_entry(x: Any) -> Entry:
-    """Return where an array stands, as far as one entry can say."""
+    """Return the entry of an array; check what can be checked without the others."""
     match x:
         case {"dtype": str(code), "shape": [*shape], "data_offsets": [start, stop]}:
             numbers = (*shape, start, stop)
@@ -159,23 +159,23 @@ def read_entry(x: Any) -> Entry:
             sane = whole and len(shape) <= 4 and (0 not in shape or max(shape) <= EMPTY)
             if sane and code in BYTES and len(x) == 3:
                 return Entry(code, tuple(shape), start, stop)
-    raise FileError("it is damaged: an array without a dtype, a shape or a place.")
+    raise FileError("it is damaged: an array has no valid dtype, shape or offsets.")
 
 
 def to_torch(x: NDArray[Any], code: str) -> Array:
-    """Return an array in torch, without a copy."""
+    """Return an array as a torch tensor, without a copy."""
     try:
-        import torch  # noqa: PLC0415  needed for bfloat16 alone
+        import torch  # noqa: PLC0415  needed for bfloat16 only
     except ModuleNotFoundError:
         raise ImportError(
-            'bfloat16 numbers need torch: pip install "regard[torch]"'
+            'bfloat16 arrays need torch: pip install "regard[torch]"'
         ) from None
     tensor = torch.from_numpy(x)
     return tensor.view(torch.bfloat16) if code == "BF16" else tensor
 
 
 def write_arrays(path: Path, about: dict[str, Any], arrays: dict[str, Array]) -> None:
-    """Write the header, the numbers, and the header again, now with their crc."""
+    """Write the header, the data, and the header again with the CRCs."""
     entries, at = {}, 0
     kinds = {name: CODES[name_dtype(x)] for name, x in arrays.items()}
     for name in sorted(arrays, key=lambda name: -kinds[name][1].itemsize):  # aligned
@@ -191,17 +191,17 @@ def write_arrays(path: Path, about: dict[str, Any], arrays: dict[str, Array]) ->
             crc[name] = f"{zlib.crc32(raw):08x}"
             file.write(raw)
         file.seek(0)
-        file.write(pack_header(about, entries))  # as long as before
+        file.write(pack_header(about, entries))  # has the same length
 
 
 def pack_header(about: dict[str, Any], entries: dict[str, Entry]) -> bytes:
-    """Return the first bytes of a file, a multiple of 64."""
+    """Return the header of a file, padded to a multiple of 64 bytes."""
     try:
         text = json.dumps(about, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise OptionError(
-            f"names, texts and notes are saved as JSON, which does not go: {error}. "
-            "Use texts, finite numbers, True, False, None, lists and dicts of these."
+            f"names, texts and notes cannot be saved as JSON: {error}. "
+            "Use strings, finite numbers, True, False, None, lists and dicts of these."
         ) from None
     table: dict[str, Any] = {
         name: {"dtype": x.code, "shape": x.shape, "data_offsets": (x.start, x.stop)}
@@ -232,12 +232,12 @@ def name_dtype(x: Array) -> str:
 
 
 def to_bytes(x: Array) -> memoryview:
-    """Return the numbers of an array as they stand in the file."""
+    """Return the bytes of an array, as they are stored in the file."""
     name = name_dtype(x)
     if name != "bfloat16":
         raw = np.ascontiguousarray(to_numpy(x), CODES[name][1])
     elif type(x).__module__.startswith("torch"):
-        import torch  # noqa: PLC0415  it made x, so it is there
+        import torch  # noqa: PLC0415  x is a tensor, so torch is installed
 
         raw = x.detach().cpu().contiguous().view(torch.int16).numpy()
     else:

@@ -1,7 +1,7 @@
-"""Which array library is this? The only file that asks.
+"""Detect the array library of an input, and convert between libraries.
 
-Everything written on top of it (masks, the definition) uses the functions that the
-Array API standard gives to NumPy, PyTorch, JAX and others alike: matmul, where, exp.
+The code on top of it (masks, the definition) uses only functions of the Array API
+standard, which NumPy, PyTorch, JAX and others share: matmul, where, exp.
 
 Next: definition/attention.py
 """
@@ -14,37 +14,37 @@ import numpy as np
 
 from regard.errors import ArrayError
 
-Array = Any  # four libraries, no common static type
-LIBRARIES: dict[frozenset[type], Any] = {}  # found once for each kind of array
+Array = Any  # the libraries share no static type
+LIBRARIES: dict[frozenset[type], Any] = {}  # a cache, keyed by array types
 
 
 def is_array(x: object) -> bool:
-    """Tell whether x is an array of any supported library."""
-    if x is None or type(x) in (int, float):  # the usual cases, without asking around
+    """Return whether x is an array of any supported library."""
+    if x is None or type(x) in (int, float):  # a shortcut for the common cases
         return False
     return bool(array_api_compat.is_array_api_obj(x))
 
 
 def as_array(x: Any) -> Any:
-    """Leave arrays and integers as they are, make anything else a NumPy array."""
+    """Return arrays and integers unchanged, anything else as a NumPy array."""
     return x if isinstance(x, int) or is_array(x) else np.asarray(x)
 
 
 def is_floating(x: Array) -> bool:
-    """Tell whether x holds floating point numbers that its library computes with."""
+    """Return whether x has a floating-point dtype that its library supports."""
     return holds(x, "real floating")
 
 
 def holds(x: Array, kind: str) -> bool:
-    """Tell whether x holds numbers of a kind of the Array API, such as "integral"."""
+    """Return whether x has a dtype of an Array API kind, such as "integral"."""
     try:
         return bool(namespace(x=x).isdtype(x.dtype, kind))
-    except TypeError:  # a dtype that NumPy stores for others, such as ml_dtypes
+    except TypeError:  # a custom NumPy dtype, such as those of ml_dtypes
         return False
 
 
 def namespace(**arrays: Array) -> Any:
-    """Return the one array library that all the named arrays belong to."""
+    """Return the array library that all the named arrays belong to."""
     types = frozenset(map(type, arrays.values()))
     if types not in LIBRARIES:
         LIBRARIES[types] = find_library(arrays)
@@ -52,7 +52,7 @@ def namespace(**arrays: Array) -> Any:
 
 
 def find_library(arrays: dict[str, Array]) -> Any:
-    """Ask array-api-compat, and put its answer into words."""
+    """Return the common array library, or raise an ArrayError that names the cause."""
     try:
         return array_api_compat.array_namespace(*arrays.values())
     except TypeError:
@@ -60,11 +60,11 @@ def find_library(arrays: dict[str, Array]) -> Any:
             if not is_array(x):
                 raise ArrayError(
                     f"{name} is a {type(x).__name__}, expected an array. "
-                    f"Write numpy.asarray({name}), or the like of your library."
+                    f"Write numpy.asarray({name}), or the equivalent of your library."
                 ) from None
         kinds = ", ".join(f"{n}: {type(x).__module__}" for n, x in arrays.items())
         raise ArrayError(
-            f"arrays of several libraries ({kinds}), expected one. "
+            f"arrays from several libraries ({kinds}), expected one. "
             "Convert them to the library of q."
         ) from None
 
@@ -74,7 +74,7 @@ def convert(x: Array, like: Array) -> Array:
     xp, device = namespace(like=like), array_api_compat.device(like)
     if namespace(x=x) is xp:
         return array_api_compat.to_device(x, device)
-    # a copy: a gradient needs the numbers of the call, whatever becomes of x later
+    # copy: the backward pass needs these values even if x is modified later
     return xp.asarray(to_numpy(x).copy(), device=device)
 
 
@@ -82,18 +82,18 @@ def to_numpy(x: Array) -> np.ndarray[Any, Any]:
     """Return x as a NumPy array on the host."""
     if array_api_compat.is_torch_array(x):
         x = x.detach().cpu()
-        x = x.float() if str(x.dtype) == "torch.bfloat16" else x  # NumPy has none
+        x = x.float() if str(x.dtype) == "torch.bfloat16" else x  # not in NumPy
     try:
         return np.asarray(x)
-    except TypeError:  # JAX has no numbers yet
+    except TypeError:  # a JAX tracer has no values
         raise ArrayError(
             f"{type(x).__name__}: its values are not known while a function is traced. "
-            "Leave block= out, or call this outside of the function."
+            "Omit block=, or make this call outside of the traced function."
         ) from None
 
 
 def without_autocast(like: Array) -> AbstractContextManager[None]:
-    """Return a context in which torch computes in the dtypes that it is given."""
+    """Return a context manager that disables torch autocast."""
     xp = namespace(x=like)
     autocast = getattr(xp, "autocast", None)  # only torch has it
     if autocast is None or like.device.type == "meta":
@@ -111,18 +111,18 @@ def matmul(x: Array, y: Array) -> Array:
 
 
 def count_from(start: int | Array, n: int, like: Array) -> Array:
-    """Return start, start + 1, …, start + n - 1 beside `like`."""
+    """Return start, start + 1, …, start + n - 1 on the device of `like`."""
     xp = namespace(like=like)
     return start + xp.arange(n, device=array_api_compat.device(like))
 
 
 def constant(value: float, like: Array, shape: tuple[int, ...] = ()) -> Array:
-    """Return an array full of value, of the dtype and on the device of `like`."""
+    """Return an array filled with value, with the dtype and device of `like`."""
     xp, device = namespace(like=like), array_api_compat.device(like)
     return xp.full(shape, value, dtype=like.dtype, device=device)
 
 
 def accumulator(xp: Any, *arrays: Array) -> Any:
-    """Return the dtype to compute in: that of the arrays, at least float32."""
+    """Return the dtype to compute in: the arrays' dtype, but at least float32."""
     dtype = xp.result_type(*arrays)
     return xp.float32 if xp.finfo(dtype).bits < 32 else dtype

@@ -1,36 +1,36 @@
-"""The exceptions: each says what was given, what was expected, what to write instead.
+"""The exceptions. A message states what was given, what was expected, and the fix.
 
 Next: arrays.py
 """
 
 
 class RegardError(Exception):
-    """Everything this library refuses, so that one `except` can catch it all."""
+    """The base class of all exceptions that this library raises."""
 
 
 class ArrayError(RegardError, TypeError):
-    """Not an array, of the wrong kind, or of two libraries at once."""
+    """Not an array, an array of the wrong dtype, or arrays of different libraries."""
 
 
 class ShapeError(RegardError, ValueError):
-    """Axes that do not fit together."""
+    """Array shapes that do not match."""
 
 
 class MaskError(RegardError, ValueError):
-    """A mask or bias that could be read in two ways, or in none."""
+    """A mask or bias that is ambiguous or invalid."""
 
 
 class PositionError(RegardError, ValueError):
-    """Positions are compared, but nobody said where the queries stand."""
+    """Positions are compared, but the position of the queries was not given."""
 
 
 class OptionError(RegardError, ValueError):
-    """An option that does not exist, or does not go with another one."""
+    """An option that does not exist, or cannot be combined with another one."""
 
 
 class GradientError(RegardError, RuntimeError):
-    """A gradient that is not computed, or would be that of another call."""
+    """A gradient that cannot be computed, or would belong to a different call."""
 
 
 class FileError(RegardError, ValueError):
-    """A file that is damaged, cut off, of another kind, or not to be trusted."""
+    """A file that is damaged, truncated, of the wrong type, or untrusted."""

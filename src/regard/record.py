@@ -1,10 +1,10 @@
-"""What was caught of a running model: one Record for each layer and sequence.
+"""The recorded attention of a model: one Record per layer and sequence.
 
     weights[i, j] = exp(capped(scale q_i · k_j) + bias_ij - lse_i)     where allowed
 
-So q, k and lse are enough to give back any row, column or cell of the weights, exactly,
-in memory linear in N. Positions are absolute: row i of q is the token q_positions[i] of
-its sequence, padding is gone, and a generation is one Record, whatever steps it took.
+So q, k and lse suffice to recompute any row, column or cell of the weights exactly, in
+memory linear in N. Positions are absolute: row i of q is token q_positions[i] of its
+sequence. Padding is removed, and a generation is one Record, prefill and decode steps.
 
 Next: stats/rows.py
 """
@@ -42,16 +42,16 @@ FLOATS, WHOLE, BITS = "real floating", "integral", "bool"
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What one attention layer did with one sequence."""
+    """The attention of one layer over one sequence."""
 
     name: str  # of the module: "model.layers.3.self_attn"
     q: Array  # (H, Nq, D)
     k: Array  # (Hk, Nk, D)
-    lse: Array  # (H, Nq), with the sink if there is one
+    lse: Array  # (H, Nq), including the sink if there is one
     scale: float
-    q_positions: Array  # (Nq,), which tokens the rows are
+    q_positions: Array  # (Nq,), the token position of each row
     k_positions: Array  # (Nk,)
-    v: Array | None = None  # (Hk, Nk, Dv), if it was kept
+    v: Array | None = None  # (Hk, Nk, Dv), if recorded
     softcap: float | None = None
     sink: Array | None = None  # (H,)
     mask: Mask | Array | None = None  # a formula of positions, or (H or 1, Nq, Nk)
@@ -62,7 +62,7 @@ class Record:
 
     @property
     def heads(self) -> int:
-        """How many heads the queries have."""
+        """The number of query heads."""
         return int(self.q.shape[0])
 
     def allowed(
@@ -142,24 +142,24 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class Covered:
-    """What became of one attention module."""
+    """The coverage of one attention module: how, or why not, it was recorded."""
 
     name: str
-    door: str  # through which it was seen: "sdpa", "transformers", …; "" if it was not
+    door: str  # how it was intercepted: "sdpa", "transformers", …; "" if it was not
     calls: int = 0
-    error: float = 0.0  # of its output, rebuilt from what was kept
-    reason: str = ""  # why it was not seen, or not kept
+    error: float = 0.0  # of its output, recomputed from the record
+    reason: str = ""  # why it was not intercepted, or not recorded
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """Everything that was caught: what is saved, and opened again."""
+    """All records of a model, with its tokens and coverage; can be saved to a file."""
 
     model: str  # name of the model's class
-    records: tuple[Record, ...] = ()  # by sequence, then by layer as they spoke
-    sequences: tuple[int, ...] = ()  # of each record
-    tokens: tuple[tuple[int, ...], ...] = ()  # of each sequence; () if not known
-    texts: tuple[tuple[str, ...], ...] = ()  # the same as text; () if not known
+    records: tuple[Record, ...] = ()  # by sequence, then by layer in call order
+    sequences: tuple[int, ...] = ()  # the sequence number of each record
+    tokens: tuple[tuple[int, ...], ...] = ()  # of each sequence; () if unknown
+    texts: tuple[tuple[str, ...], ...] = ()  # text of each token; () if unknown
     coverage: tuple[Covered, ...] = ()
     notes: dict[str, Any] = field(default_factory=dict)
 
@@ -167,7 +167,7 @@ class Recording:
         if len(self.sequences) != len(self.records):
             raise OptionError(
                 f"{len(self.sequences)} sequences for {len(self.records)} records, "
-                "expected the number of its sequence for each record."
+                "expected one sequence number per record."
             )
 
     @property
@@ -186,12 +186,12 @@ class Recording:
         last = max(self.sequences, default=-1)
         raise OptionError(
             f"there is no layer {which!r} with sequence {sequence}; there are "
-            f"{len(names)} layers (seen.layers names them) and sequences 0 to {last}."
+            f"{len(names)} layers (see seen.layers) and sequences 0 to {last}."
         )
 
 
 def check_record(record: Record) -> None:
-    """Refuse numbers and arrays that do not fit together."""
+    """Raise an error for numbers and arrays that do not match."""
     scale, cap = record.scale, record.softcap
     if not isinstance(scale, Real) or not math.isfinite(scale):
         raise OptionError(f"{record.name}: scale={scale!r}, expected a finite number.")
@@ -223,17 +223,17 @@ def check_record(record: Record) -> None:
 
 
 def check_reach(record: Record, mask: Mask) -> None:
-    """Refuse a formula whose data does not reach every head and position."""
+    """Raise MaskError if a formula does not cover every head and position."""
     for node in mask.walk():
         if not reaches(node.extent, record):
             raise MaskError(
-                f"{record.name}: {node!r} does not reach all heads and positions of "
+                f"{record.name}: {node!r} does not cover all heads and positions of "
                 f"q {tuple(record.q.shape)} and k {tuple(record.k.shape)}."
             )
 
 
 def reaches(known: Extent, record: Record, sequence: int = 0) -> bool:
-    """Tell whether data reaches every head and position of a record."""
+    """Return whether data covers every head and position of a record."""
     far = None if known.k is None else (0, known.k)
     heads = known.heads in (None, record.heads)
     batch = known.batch is None or sequence < known.batch
@@ -242,7 +242,7 @@ def reaches(known: Extent, record: Record, sequence: int = 0) -> bool:
 
 
 def covers(known: tuple[int, int] | None, positions: Array) -> bool:
-    """Tell whether the first position known, and one past the last, enclose these."""
+    """Return whether the known range (first, one past the last) covers positions."""
     if known is None or positions.shape[0] == 0:
         return True
     at = to_numpy(positions)
@@ -252,12 +252,12 @@ def covers(known: tuple[int, int] | None, positions: Array) -> bool:
 def check(
     layer: str, name: str, x: Any, kind: str, ndim: int, *shapes: tuple[int, ...]
 ) -> None:
-    """Refuse what is no array of a kind, or has none of the shapes."""
+    """Raise an error unless x is an array of this kind, with one of these shapes."""
     if not is_array(x) or not holds(x, kind):
         found = x.dtype if is_array(x) else type(x).__name__
-        raise ArrayError(f"{layer}: {name} is of {found}, expected {kind} numbers.")
+        raise ArrayError(f"{layer}: {name} is {found}, expected {kind} numbers.")
     if x.ndim != ndim or (shapes and tuple(x.shape) not in shapes):
         expected = " or ".join(map(str, dict.fromkeys(shapes))) or f"{ndim} axes"
         raise ShapeError(
-            f"{layer}: {name} has the shape {tuple(x.shape)}, expected {expected}."
+            f"{layer}: {name} has shape {tuple(x.shape)}, expected {expected}."
         )

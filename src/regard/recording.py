@@ -1,20 +1,19 @@
-"""A recording on disk: saved in one move, opened without reading its arrays.
+"""Recordings on disk: saved atomically, opened with memory-mapped arrays.
 
     records   [{name, sequence, scale, softcap, arrays: {"q": "0.q", …}, formula}, …]
     formula   ["all", [["band", 0, null], ["same", "0.mask", null]]]; see NODES
     and       version, model, tokens, texts, coverage, notes, crc
 
-This JSON and the arrays are one safetensors file (array_file.py). An array that several
-records share is stored once, and so are equal positions, masks and biases. A formula
-with a node that is not in NODES (any where(fn)), or deeper than DEPTH, is written out
-over the record's positions: it is a bool array from then on. In the notes, tuples come
-back as lists. A record with bfloat16 opens in torch, as NumPy has no such numbers; any
-other one opens in NumPy, read-only.
+This JSON and the arrays are one safetensors file (array_file.py). Arrays that several
+records share are stored once, as are equal positions, masks and biases. A formula with
+a node that is not in NODES (any where(fn)), or deeper than DEPTH, is stored as a bool
+array over the record's positions. In the notes, tuples become lists. Records with
+bfloat16, which NumPy lacks, open in torch; all others open in NumPy, read-only.
 
-The header has a checksum, which is always checked. Each array has a crc. It is checked
-at opening in files up to SMALL, in larger ones by open_recording(path, verify=True). A
-file may be replaced while it is open, but not cut short: the system ends a program that
-reads what is gone.
+The checksum of the header is always verified. Array checksums (CRC) are verified on
+opening for files up to SMALL, for larger ones with open_recording(path, verify=True). A
+file may be replaced while it is open, but not truncated: reading a truncated mapping
+terminates the process.
 
 Next: seen.py
 """
@@ -38,19 +37,19 @@ from regard.masks.primitives import Band, Given, Keys, Same, Valid
 from regard.record import Covered, Record, Recording
 from regard.whole_file import write_whole
 
-SMALL = 2**24  # bytes of a file that is checked whole at opening
-CELLS, STRIP = 2**28, 2**22  # of a mask that is written out: at most, and at once
-DEPTH = 64  # of a formula
-FAR = 2**62  # bounds of a formula: beyond any position, far from overflow
-SEQUENCES = 2**16  # a map lists them all
-LABEL = 500  # characters of a name
+SMALL = 2**24  # files up to this many bytes are verified on opening
+CELLS, STRIP = 2**28, 2**22  # cells of a dense mask: maximum, and per step
+DEPTH = 64  # maximum depth of a formula
+FAR = 2**62  # maximum bound in a formula: beyond any position, without overflow
+SEQUENCES = 2**16  # maximum number: the map lists all of them
+LABEL = 500  # maximum length of a name
 
 
 class Part(NamedTuple):
-    """What one part of a node may be."""
+    """The allowed types of one field of a node."""
 
-    codes: frozenset[str] = frozenset()  # an array of these dtypes …
-    axes: tuple[int, ...] = ()  # … and as many axes
+    codes: frozenset[str] = frozenset()  # an array with one of these dtypes …
+    axes: tuple[int, ...] = ()  # … and one of these numbers of axes
     number: bool = False
     null: bool = False
     mask: bool = False
@@ -69,7 +68,7 @@ NODES: dict[str, tuple[Callable[..., Mask], tuple[Part, ...]]] = {
     "given": (Given, (Part(BITS, (4,)), Part(number=True))),  # array
     "all": (And, (SEVERAL,)),
     "any": (Or, (SEVERAL,)),
-    "and": (operator.and_, (INNER, INNER)),  # as files had it before "all" and "any"
+    "and": (operator.and_, (INNER, INNER)),  # older files, before "all" and "any"
     "or": (operator.or_, (INNER, INNER)),
     "not": (Not, (INNER,)),
     "per_head": (PerHead, (SEVERAL,)),
@@ -77,25 +76,25 @@ NODES: dict[str, tuple[Callable[..., Mask], tuple[Part, ...]]] = {
 NAMES = {node: name for name, (node, _) in NODES.items()}
 NEEDED = {"q", "k", "lse", "q_positions", "k_positions"}
 ARRAYS = NEEDED | {"v", "sink", "bias", "mask"}
-ALONE = {"q", "k", "lse", "v"}  # large, and never equal to others
+ALONE = {"q", "k", "lse", "v"}  # large, not deduplicated by content
 NOTHING = type(None)
 
 
 def save_recording(path: str | Path, recording: Recording) -> None:
-    """Write a recording into one file, which is whole or as it was before."""
+    """Write a recording to a file, atomically."""
     path = Path(path)
     arrays = Arrays()
     about = describe(recording, arrays)
     try:
         with write_whole(path) as new:
             write_arrays(new, about, arrays.found)
-            open_recording(new)  # what could not be opened is not kept
+            open_recording(new)  # do not replace the old file by an invalid one
     except (OSError, FileError) as error:
         raise FileError(f"{path} was not written: {error}") from error
 
 
 def describe(recording: Recording, arrays: Arrays) -> dict[str, Any]:
-    """Return everything but the numbers as JSON has it, and gather the arrays."""
+    """Return the recording as JSON, without its arrays, which are added to `arrays`."""
     pairs = zip(recording.records, recording.sequences, strict=True)
     return {
         "model": recording.model,
@@ -112,7 +111,7 @@ def describe(recording: Recording, arrays: Arrays) -> dict[str, Any]:
         "tokens": [list(map(operator.index, row)) for row in recording.tokens],
         "texts": list(map(list, recording.texts)),
         "coverage": [
-            # as text, because JSON has no NaN
+            # a string, because JSON has no NaN
             {**vars(x), "calls": operator.index(x.calls), "error": str(float(x.error))}
             for x in recording.coverage
         ],
@@ -121,7 +120,7 @@ def describe(recording: Recording, arrays: Arrays) -> dict[str, Any]:
 
 
 def describe_arrays(record: Record, prefix: str, arrays: Arrays) -> dict[str, Any]:
-    """Return what a record's arrays are called in the file, and its formula."""
+    """Return the names of a record's arrays in the file, and its formula."""
     mask, formula = record.mask, None
     names = {
         field: arrays.put(prefix + field, x, alone=field in ALONE)
@@ -136,20 +135,20 @@ def describe_arrays(record: Record, prefix: str, arrays: Arrays) -> dict[str, An
 
 
 class Arrays:
-    """The arrays of a file by name, each of them once."""
+    """The arrays of a file by name, without duplicates."""
 
     def __init__(self) -> None:
         self.found: dict[str, Array] = {}
         self.names: dict[int | tuple[Any, ...], str] = {}
 
     def put(self, name: str, x: Array, *, alone: bool = False) -> str:
-        """Return the name of an array, which someone else keeps alive."""
+        """Return the name of an array; the caller keeps x alive, because of id(x)."""
         if id(x) not in self.names:
             self.names[id(x)] = self.add(name, x) if alone else self.put_equal(name, x)
         return self.names[id(x)]
 
     def put_equal(self, name: str, x: Array) -> str:
-        """Return the name of an array with the same numbers."""
+        """Return the name of an array with equal contents; add x if there is none."""
         digest = hashlib.sha256(to_bytes(x)).digest()
         key = (name_dtype(x), tuple(x.shape), digest)
         if key not in self.names:
@@ -157,20 +156,20 @@ class Arrays:
         return self.names[key]
 
     def add(self, name: str, x: Array) -> str:
-        """Take an array in, under a name that is free."""
+        """Add an array under a unique name, and return the name."""
         free = name if name not in self.found else f"{name}.{len(self.found)}"
         self.found[free] = x
         return free
 
 
 def is_known(mask: Any, depth: int = 0) -> bool:
-    """Tell whether a formula is made of NODES, and not too deep."""
+    """Return whether a formula consists of NODES, and is not too deep."""
     known = type(mask) in NAMES and depth < DEPTH
     return known and all(is_known(part, depth + 1) for part in mask.parts)
 
 
 def write_formula(mask: Mask, put: Callable[[Array], str]) -> list[Any]:
-    """Return a formula as a tree: the name of a node, then its parts."""
+    """Return a formula as a tree: [name of the node, field, …]."""
 
     def write(x: Any) -> Any:
         if isinstance(x, Mask):
@@ -191,17 +190,17 @@ def write_out(record: Record) -> NDArray[np.bool_]:
         strips.append(to_numpy(record.allowed(slice(first, first + step))))
         if (cells := strips[0].shape[0] * n_q * n_k) > CELLS:
             raise MaskError(
-                f"{record.name}: {record.mask!r} cannot be saved as a formula, and has "
-                f"{cells:,} cells, of which at most {CELLS:,} are written out. Write "
-                "it with causal, window, same, padding and keys, joined by & | ~."
+                f"{record.name}: {record.mask!r} cannot be saved as a formula, and its "
+                f"{cells:,} cells exceed the limit of {CELLS:,} for an array. Use "
+                "causal, window, same, padding and keys, combined with & | ~."
             )
     return np.concatenate(strips, axis=1)
 
 
 def open_recording(path: str | Path, *, verify: bool = False) -> Recording:
-    """Open a recording; its arrays stay in the file until they are used.
+    """Open a recording; its arrays are memory-mapped.
 
-    verify: hold all numbers against their crc, as is always done in small files
+    verify: check all arrays against their CRC, as is always done for small files
     """
     path = Path(path)
     try:
@@ -215,10 +214,10 @@ def open_recording(path: str | Path, *, verify: bool = False) -> Recording:
 
 
 def read_recording(file: ArrayFile) -> Recording:
-    """Return what describe() was given."""
+    """Return the recording of an open file: the inverse of describe()."""
     about = file.about
     rows, notes = take(about, "records", list), take(about, "notes", dict)
-    expect(notes.get("decoders", []), "decoders", list)  # a map looks names up in it
+    expect(notes.get("decoders", []), "decoders", list)  # the map reads names from it
     texts = [expect(x, "a text", list) for x in take(about, "texts", list)]
     tokens = [expect(x, "tokens", list) for x in take(about, "tokens", list)]
     return Recording(
@@ -233,11 +232,11 @@ def read_recording(file: ArrayFile) -> Recording:
 
 
 def read_record(file: ArrayFile, row: Any) -> Record:
-    """Return one record, whose arrays fit together."""
+    """Return one record."""
     names, tree = take(row, "arrays", dict), take(row, "formula", list, NOTHING)
     fields = [*names, "mask"] if tree is not None else [*names]
     if not NEEDED <= set(fields) <= ARRAYS or len(set(fields)) < len(fields):
-        raise FileError("it is damaged: a record lacks arrays, or has too many.")
+        raise FileError("it is damaged: a record has missing or extra arrays.")
     in_torch = any(file.find(name).code == "BF16" for name in names.values())
     arrays = {x: file.array(name, in_torch=in_torch) for x, name in names.items()}
     if tree is not None:
@@ -251,37 +250,37 @@ def read_record(file: ArrayFile, row: Any) -> Record:
 
 
 def read_covered(row: Any) -> Covered:
-    """Return what became of one module."""
+    """Return the coverage of one module."""
     error = take(row, "error", str)
     try:
         size = float(error)
     except ValueError:
-        raise FileError("it is damaged: an error that is no number.") from None
+        raise FileError("it is damaged: an error is not a number.") from None
     name, door, reason = (label(row, key) for key in ("name", "door", "reason"))
     calls = count(row, "calls")
     return Covered(name=name, door=door, calls=calls, error=size, reason=reason)
 
 
 def read_formula(file: ArrayFile, tree: Any, depth: int = 0) -> Mask:
-    """Return the formula of a tree, which is made of NODES and of nothing else."""
+    """Return the formula of a tree, which must consist of NODES only."""
     if depth >= DEPTH:
-        raise FileError(f"it has a mask that is more than {DEPTH} deep.")
+        raise FileError(f"it has a mask nested more than {DEPTH} levels deep.")
     if type(tree) is not list or not tree or type(tree[0]) is not str:
-        raise FileError("it is damaged: a mask that is no formula.")
+        raise FileError("it is damaged: a mask is not a formula.")
     if tree[0] not in NODES:
         raise FileError(
-            f"it has a mask of a kind that is not known here, {tree[0]!r:.40}. It may "
-            "be from a newer version: pip install -U regard."
+            f"it has a mask of unknown type {tree[0]!r:.40}. The file may have been "
+            "written by a newer version: pip install -U regard."
         )
     node, parts = NODES[tree[0]]
     if len(tree) != 1 + len(parts):
-        raise FileError(f"it is damaged: a mask, {tree[0]}, of {len(tree) - 1} parts.")
+        raise FileError(f"it is damaged: mask {tree[0]} has {len(tree) - 1} fields.")
     pairs = zip(tree[1:], parts, strict=True)
     return node(*(read_part(file, x, part, depth + 1) for x, part in pairs))
 
 
 def read_part(file: ArrayFile, x: Any, part: Part, depth: int) -> Any:
-    """Return a part of a node: nothing, a number, an array, a mask or several."""
+    """Return a field of a node: None, a number, an array, a mask or several masks."""
     if x is None and part.null:
         return None
     if type(x) is int and part.number:
@@ -294,11 +293,11 @@ def read_part(file: ArrayFile, x: Any, part: Part, depth: int) -> Any:
         code, shape, *_ = file.find(x)
         if code in part.codes and len(shape) in part.axes and 0 not in shape:
             return file.array(x)
-    raise FileError("it is damaged: a part of a mask is of another kind or shape.")
+    raise FileError("it is damaged: a field of a mask has the wrong type or shape.")
 
 
 def expect(value: Any, what: str, *kinds: type) -> Any:
-    """Return a value, which must be of one of these kinds."""
+    """Return a value, which must have one of these types."""
     if type(value) not in kinds:
         names = " or ".join(kind.__name__ for kind in kinds)
         kind = type(value).__name__
@@ -307,27 +306,27 @@ def expect(value: Any, what: str, *kinds: type) -> Any:
 
 
 def take(table: Any, key: str, *kinds: type) -> Any:
-    """Return table[key], which must be of one of these kinds."""
+    """Return table[key], which must have one of these types."""
     return expect(expect(table, "an entry", dict).get(key), key, *kinds)
 
 
 def label(table: Any, key: str) -> str:
-    """Return table[key], a text that is printed: it must not steer a terminal."""
+    """Return table[key], a printable string: no terminal escape sequences."""
     text: str = take(table, key, str)
     if len(text) > LABEL or not all(c.isprintable() or c in " \t\n" for c in text):
-        raise FileError(f"it is damaged: {key} is {text!r:.40}, which is no name.")
+        raise FileError(f"it is damaged: {key} is {text!r:.40}, not a valid name.")
     return text
 
 
 def number(x: Any) -> int:
-    """Return a whole number of a size that can be computed with."""
+    """Return an integer, which must be in the range -FAR … FAR."""
     if not -FAR <= expect(x, "a number", int) <= FAR:
-        raise FileError("it is damaged: a number beyond all bounds.")
+        raise FileError("it is damaged: a number is out of range.")
     return int(x)
 
 
 def count(table: Any, key: str, end: int = FAR) -> int:
-    """Return table[key], which must count something, up to an end."""
+    """Return table[key], which must be an integer in 0 … end - 1."""
     if not 0 <= (n := number(take(table, key, int))) < end:
         raise FileError(f"it is damaged: {key} is {n}, expected 0 … {end - 1}.")
     return n

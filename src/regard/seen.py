@@ -1,13 +1,13 @@
-"""What was seen of a model, and what one can ask of it.
+"""The main interface to a recording: `regard.watch`, `regard.open` and `Seen`.
 
     with regard.watch(model) as seen:
         model.generate(...)
-    print(seen)                 which layers were seen, through which door
-    seen.layer(3).q             what one layer did with the first sequence
-    seen.audit()                is there weight where none belongs?
-    seen.table()                what every head did, in numbers
+    print(seen)                 coverage: which layers were recorded, and how
+    seen.layer(3).q             the record of one layer, for the first sequence
+    seen.audit()                find attention where there should be none
+    seen.table()                statistics of every head
     seen.show()                 the map of all heads, in a browser
-    seen.widget()               the same in a notebook; seen.page(path) in a file
+    seen.widget()               the map in a notebook; seen.page(path) in a file
 
 Next: lens/watch.py
 """
@@ -34,24 +34,24 @@ if TYPE_CHECKING:
 
 
 class Seen:
-    """A recording, complete once its `with` is left."""
+    """A recording with its analyses; complete after the `with` block."""
 
     def __init__(self, recording: Recording | None = None) -> None:
         self.found = recording
 
     @property
     def recording(self) -> Recording:
-        """Everything that was caught."""
+        """The recording; raises OptionError inside the `with` block."""
         if self.found is None:
             raise OptionError(
-                "the model is still being watched. Ask after the `with`, or after a "
-                "pass through the model if nothing was run in it."
+                "the model is still being watched. Read the results after the `with` "
+                "block; run the model inside of it."
             )
         return self.found
 
     @property
     def records(self) -> tuple[Record, ...]:
-        """What every layer did with every sequence, by sequence, then by layer."""
+        """The records of all layers and sequences, by sequence, then by layer."""
         return self.recording.records
 
     @property
@@ -64,19 +64,19 @@ class Seen:
         return self.recording.layer(which, sequence=sequence)
 
     def coverage(self) -> tuple[Covered, ...]:
-        """Return what became of every attention module."""
+        """Return the coverage of every attention module."""
         return self.recording.coverage
 
     def spans(
         self, sections: Any, *, text: str, offsets: Offsets, sequence: int = 0
     ) -> tuple[Span, ...]:
-        """Return which tokens of a sequence are a part of its text.
+        """Return the tokens of each section of a sequence's text.
 
-        sections: {name: (first character, one past the last)}, or {name: piece of the
-            text}, or a list of pieces (documents), or the messages of a chat
-        text: what was tokenised
-        offsets: the characters of each token of it, without padding; tokenizers give
-            them: tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
+        sections: {name: (first character, one past the last)}, or {name: substring}, or
+            a list of substrings (documents), or the messages of a chat
+        text: the text that was tokenized
+        offsets: the character range of each token, without padding, as returned by
+            tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
         """
         sizes = [
             int(record.k_positions.shape[0])
@@ -99,10 +99,10 @@ class Seen:
         documents: Any = None,
         expect: Any = None,
     ) -> tuple[Finding, ...]:
-        """Return what is wrong with the attention that was seen, errors first.
+        """Return problems found in the recorded attention, errors first.
 
         valid: (B, N), True for tokens, False for padding
-        pad: the id of the padding token instead
+        pad: the id of the padding token, as an alternative to valid
         documents: ids (N,) or (B, N) of packed documents
         expect: a mask, or a mapping from patterns of layer names to masks
         """
@@ -115,20 +115,20 @@ class Seen:
     def table(self, *, progress: Callable[[int, int], object] | None = None) -> Table:
         """Return entropy, sink, distance, … of every head (stats/table.py).
 
-        progress: called with the layers done, and all of them
+        progress: called with the number of layers done and the total
         """
         from regard.stats.table import make_table  # noqa: PLC0415 (it needs torch)
 
         return make_table(self.recording, progress=progress)
 
     def label(self, decode: Callable[[list[int]], str]) -> Seen:
-        """Return the same with the text of every token, as decode([token]) gives it."""
+        """Return a copy with the text of every token, decode([token])."""
         found = self.recording
         texts = tuple(tuple(decode([i]) for i in row) for row in found.tokens)
         return Seen(replace(found, texts=texts))
 
     def show(self, *, browser: bool = True) -> None:
-        """Show the zoomable map of all heads in a browser, until Ctrl-C."""
+        """Serve the zoomable map of all heads in a browser, until Ctrl-C."""
         from regard.show.server import serve  # noqa: PLC0415 (it needs starlette)
 
         serve(self.recording, browser=browser)
@@ -140,10 +140,10 @@ class Seen:
         grid: tuple[int, int] | None = None,
         sequence: int = 0,
     ) -> Seen:
-        """Return the same with the picture of a vision model, for its map.
+        """Return a copy with the input image of a vision model, shown in the map.
 
-        picture: (H, W), (H, W, 3) or (3, H, W), as the model saw it or before
-        grid: rows and columns of patches; unless given, the largest square that fits
+        picture: (H, W), (H, W, 3) or (3, H, W), before or after preprocessing
+        grid: rows and columns of patches; default: the largest square that fits
         """
         from regard.show.picture import name_patches, note_picture  # noqa: PLC0415
 
@@ -156,10 +156,10 @@ class Seen:
         return Seen(replace(found, notes=notes, texts=tuple(texts)))
 
     def widget(self, *, address: str = "", height: int = 640) -> MapWidget:
-        """Return the map for a cell of a notebook.
+        """Return the map as a notebook widget.
 
-        address: what to open, as a link to the map has it after the #: "l=18&h=8"
-        height: of the cell, in pixels
+        address: the view to open, as after the # in a link to the map: "l=18&h=8"
+        height: the height in pixels
         """
         from regard.show.widget import MapWidget  # noqa: PLC0415 (it needs anywidget)
 
@@ -168,11 +168,11 @@ class Seen:
     def page(
         self, path: str | Path, *, heads: Any = None, limit: int | None = None
     ) -> Page:
-        """Write one HTML file that shows the heads without a server or a network.
+        """Write a self-contained HTML file of the map, which needs no server.
 
-        heads: numbers by layer, {18: [7, 8]}; all of all layers unless given
-        limit: bytes of the file, 15 million unless given; what is rounded to keep it,
-            the page says
+        heads: heads by layer, {18: [7, 8]}; default: all heads of all layers
+        limit: maximum bytes of the file, by default 15 million; the page states what
+            was rounded to stay below it
         """
         from regard.show.page import make_page  # noqa: PLC0415 (it needs torch)
 
@@ -181,7 +181,7 @@ class Seen:
         return page
 
     def save(self, path: str | Path) -> None:
-        """Write the recording into one file."""
+        """Save the recording to a file."""
         save_recording(Path(path), self.recording)
 
     def __str__(self) -> str:
@@ -203,10 +203,10 @@ class Seen:
 def watch(
     model: Any, *, layers: Collection[str] | None = None, keep: str = "qk"
 ) -> Iterator[Seen]:
-    """Record the attention of a torch model inside a `with`; read the result after it.
+    """Record the attention of a torch model in a `with` block; read the result after.
 
-    layers: names of the modules to record; all unless given
-    keep: "qk", or "qkv" to keep the values too
+    layers: names of the modules to record; default: all
+    keep: "qk", or "qkv" to record the values too
     """
     from regard.lens.watch import capture  # noqa: PLC0415 (it needs torch)
 
@@ -219,6 +219,6 @@ def watch(
 def open_seen(path: str | Path, *, verify: bool = False) -> Seen:
     """Open a recording that was saved with `seen.save(path)`.
 
-    verify: hold all numbers against their checksums, as is always done in small files
+    verify: check all arrays against their checksums, as always done for small files
     """
     return Seen(open_recording(Path(path), verify=verify))

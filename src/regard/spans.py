@@ -1,11 +1,11 @@
-"""Which tokens are a part of a text: a question, a document, what a user said.
+"""Find the tokens of a section of a text: a question, a document, a chat message.
 
     text        Be brief. Why is the sky blue?       sections  {"question": (10, 30)}
     tokens      Be| brief|.| Why| is| the| sky| blue|?         question 3:9
 
-A section is a range of characters, or a piece of the text itself, or a message of a
-chat, whose content stands somewhere in the text that the template made. A token belongs
-to a section if more than half of its characters do. Tokens behind the text are
+A section is a range of characters, a substring of the text, or a chat message, whose
+content is searched in the text that the chat template produced. A token belongs to a
+section if more than half of its characters do. Tokens after the text form the span
 "generated".
 
 Next: seen.py
@@ -19,12 +19,12 @@ from typing import Any
 
 from regard.errors import OptionError
 
-Offsets = Sequence[tuple[int, int]]  # first character of each token, one past its last
+Offsets = Sequence[tuple[int, int]]  # first character of each token, and one past last
 
 
 @dataclass(frozen=True)
 class Span:
-    """Tokens start … stop - 1 of a sequence, and what they are called."""
+    """A named range of tokens, start … stop - 1."""
 
     name: str
     start: int
@@ -32,11 +32,11 @@ class Span:
 
     @property
     def slice(self) -> slice:
-        """The same for an index: weights[..., span.slice]."""
+        """The span as a slice: weights[..., span.slice]."""
         return slice(self.start, self.stop)
 
     def __iter__(self) -> Iterator[int]:
-        """Give start and stop, as statistics take spans."""
+        """Yield start and stop, the form that statistics take."""
         return iter((self.start, self.stop))
 
     def __len__(self) -> int:
@@ -47,11 +47,11 @@ class Span:
 
 
 def find_spans(sections: Any, text: str, offsets: Offsets, n: int) -> tuple[Span, ...]:
-    """Return the tokens of each section of a text, of n tokens in all."""
+    """Return the span of each section of a text; the sequence has n tokens."""
     if len(offsets) > n:
         raise OptionError(
-            f"there are offsets for {len(offsets)} tokens, and the sequence has {n}. "
-            "Leave out those of padding, and give those of this sequence."
+            f"there are offsets for {len(offsets)} tokens, but the sequence has {n}. "
+            "Pass the offsets of this sequence, without padding."
         )
     found = [
         find_tokens(name, start, stop, offsets)
@@ -63,7 +63,7 @@ def find_spans(sections: Any, text: str, offsets: Offsets, n: int) -> tuple[Span
 
 
 def list_sections(sections: Any, text: str) -> Iterable[tuple[str, tuple[int, int]]]:
-    """Yield the name of each section, and its range of characters."""
+    """Yield the name and the range of characters of each section."""
     if isinstance(sections, Mapping):
         named = list(sections.items())
     elif isinstance(sections, Sequence) and not isinstance(sections, str):
@@ -77,13 +77,13 @@ def list_sections(sections: Any, text: str) -> Iterable[tuple[str, tuple[int, in
     at = 0
     for name, section in named:
         if isinstance(section, str):
-            piece = section.strip()  # as templates do
+            piece = section.strip()  # as chat templates do
             start = text.find(piece, at)
             if start < 0 or not piece:
                 raise OptionError(
-                    f"section {name!r}, {section!r:.60}, is not in the text behind "
-                    f"character {at}. Give the text that was tokenised, and the "
-                    "sections in its order."
+                    f"section {name!r}, {section!r:.60}, does not occur in the text "
+                    f"after character {at}. Pass the text that was tokenized, and the "
+                    "sections in the same order."
                 )
             at = start + len(piece)
             yield str(name), (start, at)
@@ -92,14 +92,14 @@ def list_sections(sections: Any, text: str) -> Iterable[tuple[str, tuple[int, in
 
 
 def name_section(i: int, section: Any) -> tuple[str, Any]:
-    """Return a name for a section of a list: its number, and its role if it has one."""
+    """Return (name, content) of a list item; the name is its index and any role."""
     if isinstance(section, Mapping):
         return f"{i} {section.get('role', '')}".strip(), section.get("content")
     return str(i), section
 
 
 def read_range(name: str, section: Any, n: int) -> tuple[int, int]:
-    """Return a range of characters, or say what it should have been."""
+    """Return a range of characters, or raise OptionError."""
     try:
         start, stop = section
         if 0 <= start < stop <= n:
@@ -107,8 +107,8 @@ def read_range(name: str, section: Any, n: int) -> tuple[int, int]:
     except (TypeError, ValueError):
         pass
     raise OptionError(
-        f"section {name!r} is {section!r:.60}, expected a text, or its first character "
-        f"and one past its last, inside of 0 to {n}."
+        f"section {name!r} is {section!r:.60}, expected a string, or a range of "
+        f"characters (first, one past the last) within 0 to {n}."
     )
 
 
@@ -121,8 +121,8 @@ def find_tokens(name: str, start: int, stop: int, offsets: Offsets) -> Span:
     ]
     if not inside:
         raise OptionError(
-            f"section {name!r} holds no whole token: it is characters {start} to "
-            f"{stop}, and the {len(offsets)} tokens end at "
+            f"section {name!r} contains no token: it is characters {start} to {stop}, "
+            f"and the {len(offsets)} tokens end at character "
             f"{max((b for _, b in offsets), default=0)}."
         )
     return Span(name, inside[0], inside[-1] + 1)

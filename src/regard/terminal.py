@@ -1,13 +1,13 @@
-"""How every command speaks: help, errors, exit codes, progress.
+"""What all commands share: help, error messages, exit codes, progress bars.
 
-    0    done
-    1    it could not be done, or the answer is no; one sentence says why
-    2    the command line is wrong
+    0    success
+    1    failure, or a negative result; one sentence on stderr states why
+    2    invalid command line
     130  Ctrl-C
-    141  nobody reads on: regard … | head -1
+    141  broken pipe: regard … | head -1
 
-A command that writes to stdout ends with 1 if stdout is closed (>&-) or its disk is
-full. Without stderr (2>&-) errors are not printed, and the exit code is the same.
+A command that writes to stdout exits with 1 if stdout is closed (>&-) or its disk is
+full. Without stderr (2>&-) errors are not printed, but the exit code is the same.
 
 Next: commands/show.py
 """
@@ -29,9 +29,9 @@ import click
 
 from regard.errors import FileError, RegardError
 
-STOPPED, UNREAD = 130, 141  # 128 and the number of the signal, as shells count
-FILE_NAME = re.compile(r"\S+\.[a-z]\w{1,4}")  # notes.txt, and no word or number
-PARTS = {  # the modules that an extra brings
+STOPPED, UNREAD = 130, 141  # 128 + signal number, as in shells
+FILE_NAME = re.compile(r"\S+\.[a-z]\w{1,4}")  # matches notes.txt, not words or numbers
+PARTS = {  # the modules that each extra installs
     "torch": ("torch", "safetensors", "gguf", "tokenizers", "jinja2"),
     "hf": ("transformers",),
     "show": ("matplotlib",),
@@ -42,7 +42,7 @@ PARTS = {  # the modules that an extra brings
 
 
 class Commands(click.Group):
-    """Commands in the order they were added, whose errors are sentences."""
+    """A command group that keeps the order of its commands and formats errors."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -58,11 +58,11 @@ class Commands(click.Group):
 
 @contextmanager
 def end_well(ctx: click.Context) -> Iterator[None]:
-    """Turn what ends a command into an exit code and at most one sentence."""
+    """Convert exceptions of a command to an exit code and a short message."""
     prepare_streams()
     try:
         yield
-        sys.stdout.flush()  # an error at interpreter shutdown would be noise
+        sys.stdout.flush()  # at interpreter shutdown, an error would print a traceback
     except KeyboardInterrupt as stopped:
         click.echo(f"\n{str(stopped) or 'stopped.'}", err=True)
         sys.exit(STOPPED)
@@ -74,19 +74,19 @@ def end_well(ctx: click.Context) -> Iterator[None]:
         if is_debugged(ctx):
             raise
         command = ctx.info_name if ctx.parent else ctx.invoked_subcommand
-        reason = write_reason(error, command)  # of a group: atlas, not atlas run
+        reason = write_reason(error, command)  # command: atlas, not atlas run
         raise click.ClickException(reason) from error
 
 
 def is_debugged(ctx: click.Context | None = None) -> bool:
-    """Tell whether a user wrote regard --debug, to see where errors come from."""
+    """Return whether the command was run with regard --debug."""
     ctx = ctx or click.get_current_context()
     return bool(ctx.find_root().params.get("debug"))
 
 
 @contextmanager
 def blame_options() -> Iterator[None]:
-    """Let what is refused inside count as a wrong command line."""
+    """Convert a RegardError to a usage error (exit code 2)."""
     try:
         yield
     except RegardError as error:
@@ -96,7 +96,7 @@ def blame_options() -> Iterator[None]:
 
 
 def can_write() -> bool:
-    """Tell whether stdout accepts what is in its buffer."""
+    """Return whether stdout can be flushed."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -105,7 +105,7 @@ def can_write() -> bool:
 
 
 def stop_writing(error: OSError) -> NoReturn:
-    """End because stdout cannot be written: silently if its reader has left."""
+    """Exit because stdout cannot be written; silently for a broken pipe."""
     unread = isinstance(error, BrokenPipeError)
     if not unread:
         reason = str(error.strerror).lower()
@@ -113,18 +113,18 @@ def stop_writing(error: OSError) -> NoReturn:
             reason = "it is closed. To discard the output, write >/dev/null"
         click.echo(f"Error: stdout cannot be written: {reason}.", err=True)
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())  # the rest of the buffer goes there
+    os.dup2(nowhere, sys.stdout.fileno())  # discards the rest of the buffer
     sys.exit(UNREAD if unread else 1)
 
 
 def write_reason(error: Exception, command: str | None) -> str:
-    """Return what a user reads of an error."""
+    """Return the message that a user sees for an error."""
     if isinstance(error, ModuleNotFoundError):
         module = (error.name or "").partition(".")[0]
         extras = [extra for extra, parts in PARTS.items() if module in parts]
         if not extras:
             return f"there is no module {error.name}."
-        wanted = "atlas" if command == "atlas" else extras[0]  # atlas brings the rest
+        wanted = "atlas" if command == "atlas" else extras[0]  # atlas includes others
         return f'this needs {error.name}: pip install "regard[{wanted}]"'
     if isinstance(error, OSError) and error.strerror:
         place = error.filename or "a file"
@@ -133,7 +133,7 @@ def write_reason(error: Exception, command: str | None) -> str:
 
 
 def need_extras(*extras: str) -> None:
-    """Refuse at once what would end at a missing module after minutes of work."""
+    """Raise an error early if an extra is not installed."""
     missing = {x: PARTS[x][0] for x in extras if find_spec(PARTS[x][0]) is None}
     if missing:
         names, wanted = " and ".join(missing.values()), ",".join(missing)
@@ -143,13 +143,13 @@ def need_extras(*extras: str) -> None:
 
 
 def need_model(path: str) -> None:
-    """Refuse at once a model that is not there; torch takes seconds to come."""
+    """Raise FileError if a model does not exist, before torch is imported."""
     if not Path(path).exists():
         raise FileError(f"there is no file or folder {path}.")
 
 
 def guide(example: str, then: str) -> str:
-    """Return the last lines of a help: what one may type, and what comes after it."""
+    """Return the last lines of a help text: an example, and the next step."""
     return f"\b\nExample:  {example}\nThen:     {then}"
 
 
@@ -168,7 +168,7 @@ class StatisticsCommand(click.Command):
 
 
 class NewFile(click.Path):
-    """A file to be written, in a folder that is there; asked before the work begins."""
+    """The path of a file to write; its folder must exist, which is checked early."""
 
     def __init__(self, *, dash: bool = False) -> None:
         super().__init__(dir_okay=False, writable=True, allow_dash=dash)
@@ -184,35 +184,35 @@ class NewFile(click.Path):
 
 
 def read_text(text: str) -> str:
-    """Return what a file holds; "-" is stdin, and what names no file is the text."""
+    """Return the contents of a file or of stdin ("-"), or else the argument itself."""
     if text == "-":
         if sys.stdin is None:
             raise FileError(
                 'stdin is closed, so "-" cannot be read. Pipe a text to it.'
             )
         return sys.stdin.read()
-    if not os.path.isfile(text):  # noqa: PTH113 (a Path refuses long texts)
+    if not os.path.isfile(text):  # noqa: PTH113 (Path raises on long texts)
         if FILE_NAME.fullmatch(text):
-            click.echo(f"there is no file {text}: it is read as a text", err=True)
+            click.echo(f"there is no file {text}: using it as the text", err=True)
         return text
     found = Path(text).read_text(encoding="utf-8", errors="replace")
     if "\0" in found:
-        raise FileError(f"{text} is no text: it holds bytes of 0.")
+        raise FileError(f"{text} is not a text file: it contains null bytes.")
     return found
 
 
 def clean(text: str) -> str:
-    """Drop control characters: a model must not steer the terminal."""
+    """Remove control characters, so that a model cannot send terminal escapes."""
     return "".join(c for c in text if c.isprintable() or c in "\n\t")
 
 
 @contextmanager
 def draw_progress(name: str, total: int | None) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar while something runs, where there is a terminal to show it.
+    """Show a progress bar on stderr, if it is a terminal.
 
-    Without a total it moves and says nothing of how much is left.
+    total: None for an indeterminate bar
     """
-    from rich.console import Console  # noqa: PLC0415 (help comes at once)
+    from rich.console import Console  # noqa: PLC0415 (keeps --help fast)
     from rich.progress import Progress  # noqa: PLC0415
 
     console = Console(stderr=True)
@@ -223,11 +223,11 @@ def draw_progress(name: str, total: int | None) -> Iterator[Callable[[int, int],
 
 
 def prepare_streams() -> None:
-    """Give a command the standard streams it expects, whatever it was started with."""
+    """Replace closed standard streams, and fix an invalid COLUMNS."""
     sys.stdout = sys.stdout or open_closed(1, os.O_RDONLY)  # so that writing fails
     sys.stderr = sys.stderr or open_closed(2, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # "?" for what a terminal cannot show
+        if isinstance(stream, TextIOWrapper):  # "?" for characters it cannot encode
             stream.reconfigure(errors="replace")
     width = os.environ.get("COLUMNS", "")
     if not width.isdecimal() or not int(width):  # 0 would print nothing
@@ -237,8 +237,8 @@ def prepare_streams() -> None:
 def open_closed(number: int, how: int) -> TextIO:
     """Open a closed standard stream on the null device.
 
-    Otherwise the next file to be opened would get its number, and what libraries
-    print would go into that file.
+    Otherwise the next opened file would get its file descriptor, and the output of
+    libraries would be written to that file.
     """
     found = os.open(os.devnull, how)
     try:

@@ -1,10 +1,10 @@
-"""A file that is whole or as it was before, whatever happens while it is written.
+"""Write a file atomically: after a crash it has either its new or its old contents.
 
     with write_whole(path) as new:
-        …                          write to `new`, which lies beside it
+        …                          write to `new`, a temporary file in the same folder
 
-Only when all of it is on the disk is it moved to its place, and then the move itself.
-What raises meanwhile leaves the old file, and nothing half written.
+The temporary file is flushed to disk and then renamed; the rename is flushed as well.
+If an exception is raised, the old file remains and the temporary file is deleted.
 
 Next: array_file.py
 """
@@ -19,20 +19,20 @@ from pathlib import Path
 
 @contextmanager
 def write_whole(path: Path) -> Iterator[Path]:
-    """Give a place to write to, and move what is there to its own in the end."""
+    """Yield a temporary path, and rename it to `path` when the block succeeds."""
     new = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
         yield new
         flush(new)
         new.replace(path)
-        flush(path.parent)  # the move itself
+        flush(path.parent)  # the rename
     finally:
         with suppress(OSError):
             new.unlink()
 
 
 def flush(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
+    """Wait until a file or folder has been written to disk (fsync)."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,6 +1,6 @@
-"""The commands, a file for each: what they ask, what they print, what they load.
+"""The commands, one file each: their options and their output.
 
-A command loads what it needs when it runs, so that help comes at once.
+A command imports what it needs when it runs, so that --help is fast.
 
 Next: commands/show.py
 """

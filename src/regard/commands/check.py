@@ -1,10 +1,10 @@
-"""regard check: the pitfalls that an attention falls into.
+"""regard check: test an attention implementation for common pitfalls.
 
-    module:function, and what it declares → the cases of a level → a report
-    0 it falls into none, 1 into some, 2 it cannot be judged
+    module:function, and its convention → the test cases of a level → a report
+    exit code 0: all passed, 1: some failed, 2: it could not be tested
 
-What the function prints goes to stderr, also what C code or a child process writes to
-file descriptor 1, so that stdout holds the report and nothing else.
+The output of the function goes to stderr, including what C code or a child process
+writes to file descriptor 1, so that stdout contains only the report.
 
 Next: judge/judgement.py
 """
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 
 class Refused(click.ClickException):
-    """What cannot be judged at all; 1 is for what was judged and failed."""
+    """The function could not be tested (exit code 2; 1 means that tests failed)."""
 
     exit_code = 2
 
 
 @click.command(
-    short_help="Name the pitfalls that an attention falls into.",
+    short_help="Test an attention implementation for pitfalls.",
     epilog=guide(
         "regard check my_code:attend --layout bnhd --level basic",
-        "docs/check.md has every case; in your tests one class does the same.",
+        "docs/check.md lists all cases, also for use in your own tests.",
     ),
 )
 @click.argument("place")
@@ -53,21 +53,21 @@ class Refused(click.ClickException):
 @click.option("--device", help="cpu, cuda, …")
 @click.option("--true-means", help="What True in a mask means: attend, hide or added.")
 @click.option("--mask-axes", help="bhqk, bqk, qk or bk.")
-@click.option("--causal-from", help="Where row 0 stands if Nq < Nk: start or end.")
+@click.option("--causal-from", help="Alignment of row 0 if Nq < Nk: start or end.")
 @click.option("--returns", help="out; out,weights; out,lse; …")
-@click.option("--shared-heads", is_flag=True, default=None, help="It takes Hk < H.")
-@click.option("--convention", help="module:name of a Convention, for all the rest.")
+@click.option("--shared-heads", is_flag=True, default=None, help="It supports Hk < H.")
+@click.option("--convention", help="module:name of a Convention; options override it.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the random arrays.")
-@click.option("--limit", default=30.0, show_default=True, help="Seconds for a call.")
+@click.option("--limit", default=30.0, show_default=True, help="Seconds per call.")
 @click.option(
-    "--markdown", type=NewFile(dash=True), help='Write the report; "-" prints it.'
+    "--markdown", type=NewFile(dash=True), help='Report as Markdown; "-" prints it.'
 )
-@click.option("--json", type=NewFile(dash=True), help="The same for programs.")
-@click.option("--junit", type=NewFile(dash=True), help="The same for CI.")
+@click.option("--json", type=NewFile(dash=True), help="Report as JSON.")
+@click.option("--junit", type=NewFile(dash=True), help="Report as JUnit XML, for CI.")
 def check(*, place: str, level: str, convention: str | None, **options: Any) -> None:
-    """Name the pitfalls that an attention falls into; PLACE is module:function.
+    """Test an attention implementation for pitfalls; PLACE is module:function.
 
-    Exits with 0 if it falls into none, 1 if into some, 2 if it cannot be judged.
+    Exits with 0 if all tests pass, 1 if some fail, 2 if it cannot be tested.
     """
     from regard.judge.convention import Convention, read_convention
     from regard.judge.judgement import check as judge
@@ -84,7 +84,7 @@ def check(*, place: str, level: str, convention: str | None, **options: Any) -> 
             words = load_attention(convention) if convention else read_convention(fn)
             if not isinstance(words, Convention):
                 kind = type(words).__name__
-                raise Refused(f"{convention} is a {kind}, no Convention.")
+                raise Refused(f"{convention} is a {kind}, not a Convention.")
             words = replace(words, **given)
             report = judge(fn, words, level=level, seed=seed, limit=limit)
     except (RegardError, ModuleNotFoundError) as error:
@@ -97,8 +97,8 @@ def check(*, place: str, level: str, convention: str | None, **options: Any) -> 
 
 @contextmanager
 def print_to_stderr() -> Iterator[None]:
-    """Send to stderr what is printed meanwhile, by Python or to file descriptor 1."""
-    there = sys.stderr or io.StringIO()  # either is None if it is closed
+    """Redirect stdout to stderr, both in Python and for file descriptor 1."""
+    there = sys.stderr or io.StringIO()  # sys.stderr is None if it is closed
     if sys.stdout is not None:
         sys.stdout.flush()
     kept = None
@@ -111,7 +111,7 @@ def print_to_stderr() -> Iterator[None]:
             yield
     finally:
         with suppress(OSError, AttributeError, TypeError):  # not on every system
-            ctypes.CDLL(None).fflush(None)  # what C code still holds back
+            ctypes.CDLL(None).fflush(None)  # flush the buffers of C code
         with suppress(OSError):
             os.close(1) if kept is None else os.dup2(kept, 1)
         if kept is not None:
@@ -119,7 +119,7 @@ def print_to_stderr() -> Iterator[None]:
 
 
 def write_report(report: Report, files: dict[str, str | None]) -> None:
-    """Print the report, unless another form of it is printed; write the files."""
+    """Write the report files; print the report unless a file is "-" (stdout)."""
     written = {
         "markdown": report.to_markdown,
         "json": report.to_json,

@@ -1,6 +1,6 @@
-"""regard generate: what a model says, as it says it.
+"""regard generate: stream the output of a model.
 
-    PROMPT → tokens → stream(network, …) → pieces of text, as soon as they are whole
+    PROMPT → tokens → stream(network, …) → pieces of text, as soon as they are complete
 
 Next: nn/generation.py
 """
@@ -27,8 +27,8 @@ EXAMPLE = 'regard generate "Why is the sky blue?" --model MODEL.gguf'
 
 
 @click.command(
-    short_help="Stream what a model says to a prompt.",
-    epilog=guide(EXAMPLE, "regard show says what its attention did."),
+    short_help="Generate text from a prompt.",
+    epilog=guide(EXAMPLE, "regard show displays the attention of the model."),
 )
 @click.argument("prompt")
 @click.option(
@@ -43,21 +43,23 @@ EXAMPLE = 'regard generate "Why is the sky blue?" --model MODEL.gguf'
     type=click.IntRange(min=1),
     default=128,
     show_default=True,
-    help="New tokens at most.",
+    help="Maximum number of new tokens.",
 )
-@click.option("--chat/--raw", default=None, help="Ask, or let it go on with the text.")
+@click.option("--chat/--raw", default=None, help="Use the chat template, or raw text.")
 @click.option("--temperature", default=0.0, help="0, the default, is greedy.")
-@click.option("--top-k", type=int, help="Only the k likeliest tokens.")
-@click.option("--top-p", type=float, help="Only the likeliest that reach p together.")
-@click.option("--min-p", type=float, help="Only those with min-p of the likeliest.")
-@click.option("--repetition", default=1.0, help="Above 1: repeats are less likely.")
-@click.option("--seed", default=0, show_default=True, help="Seed of what is drawn.")
+@click.option("--top-k", type=int, help="Only the k most likely tokens.")
+@click.option("--top-p", type=float, help="Only the most likely tokens, up to mass p.")
+@click.option(
+    "--min-p", type=float, help="Minimum probability, relative to the maximum."
+)
+@click.option("--repetition", default=1.0, help="Repetition penalty; 1 is none.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the sampling.")
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16"]),
     default="float32",
     show_default=True,
-    help="Numbers of the weights.",
+    help="Dtype of the weights.",
 )
 def generate(
     *,
@@ -69,7 +71,7 @@ def generate(
     dtype: str,
     **sampling: Any,
 ) -> None:
-    """Stream what a model says to PROMPT, which may be a file; "-" reads stdin."""
+    """Generate text from PROMPT, a text or a file; "-" reads stdin."""
     need_extras("torch")
     from regard.plain.sample import Sampling
 
@@ -83,7 +85,7 @@ def generate(
     from regard.nn.generation import stream
     from regard.nn.weights import load
 
-    with draw_progress("reading the model", None):
+    with draw_progress("loading the model", None):
         network, tokenizer = load(model, dtype=getattr(torch, dtype))
     text = read_text(prompt)
     if chat or (chat is None and tokenizer.template is not None):
@@ -108,5 +110,5 @@ def generate(
     click.echo()
     speed = count / (time.perf_counter() - began)
     click.echo(
-        f"{len(tokens)} tokens read, {count} new, {speed:.1f} a second", err=True
+        f"{len(tokens)} tokens read, {count} new, {speed:.1f} per second", err=True
     )

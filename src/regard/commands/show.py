@@ -1,8 +1,8 @@
-"""regard show: what the attention of a model did with a text.
+"""regard show: record the attention of a model on a text, and display it.
 
-    TEXT --model M     run it, print the table of its layers      --json: of its heads
-                       --save the recording, --page or --map it
-    FILE               a recording that was saved: its map
+    TEXT --model M     run the model, print a table of its layers (--json: of its heads)
+                       --save writes the recording, --page and --map show the map
+    FILE               show the map of a saved recording
 
 Next: lens/watch.py
 """
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 @click.command(
     cls=StatisticsCommand,
-    short_help="Say what the attention of a model did with a text.",
+    short_help="Show the attention of a model on a text.",
     epilog=guide(
         'regard show "The cat sat on the mat" --model MODEL.gguf',
-        "add --map to look at every head, --save FILE to keep what was seen.",
+        "add --map to see every head, --save FILE to save the recording.",
     ),
 )
 @click.argument("text")
@@ -47,12 +47,12 @@ if TYPE_CHECKING:
     "--n-new",
     type=click.IntRange(min=0),
     default=0,
-    help="Let it go on with so many tokens.",
+    help="Number of tokens to generate.",
 )
-@click.option("--save", type=NewFile(), help="Keep the recording in this file.")
+@click.option("--save", type=NewFile(), help="Save the recording to this file.")
 @click.option("--page", type=NewFile(), help="Write the map as one HTML file.")
 @click.option("--map", "draw", is_flag=True, help="Show the map in a browser.")
-@click.option("--json", is_flag=True, help="Print a row for each head, for programs.")
+@click.option("--json", is_flag=True, help="Print one row per head, as JSON.")
 def show(
     *,
     text: str,
@@ -63,9 +63,9 @@ def show(
     draw: bool,
     json: bool,
 ) -> None:
-    """Run a model on TEXT, or on a file, and say what its attention did.
+    """Run a model on TEXT, or on a file, and summarize its attention.
 
-    Without a model, TEXT is a recording that was saved, and its map is shown.
+    Without --model, TEXT is a saved recording, and its map is shown.
     """
     draw = draw or (model is None and not (page or json))
     need_extras("torch", *(["serve"] if draw else []))
@@ -91,11 +91,11 @@ def show(
 
 
 def open_recording(path: str) -> Seen:
-    """Return a recording, or say how a text is read."""
+    """Open a recording; if there is none, the error message mentions --model."""
     from regard.seen import open_seen
 
-    how = "To see what a model does with a text: regard show TEXT --model FILE"
-    if not os.path.exists(path):  # noqa: PTH110 (a Path refuses long texts)
+    how = "To run a model on a text: regard show TEXT --model FILE"
+    if not os.path.exists(path):  # noqa: PTH110 (Path raises on long texts)
         raise FileError(f"there is no recording {path[:60]}. {how}")
     try:
         return open_seen(path)
@@ -104,8 +104,8 @@ def open_recording(path: str) -> Seen:
 
 
 def run_model(model: str, text: str, n_new: int) -> tuple[Seen, str]:
-    """Return what was seen while a model read a text, and what it went on with."""
-    with draw_progress("reading the model", None):
+    """Return the recording of a model on a text, and the generated text."""
+    with draw_progress("loading the model", None):
         import torch
 
         from regard.nn.generation import generate
@@ -119,13 +119,13 @@ def run_model(model: str, text: str, n_new: int) -> tuple[Seen, str]:
     room = network.config.context - n_new
     if room < 1:
         raise OptionError(
-            f"--n-new {n_new}, but this model takes {network.config.context} tokens in "
-            "all, with those that it reads. Give fewer."
+            f"--n-new {n_new}, but the context of this model is "
+            f"{network.config.context} tokens, including the text. Use a lower number."
         )
     if len(tokens) > room:
-        click.echo(f"read the first {room:,} of {len(tokens):,} tokens", err=True)
+        click.echo(f"using the first {room:,} of {len(tokens):,} tokens", err=True)
         tokens = tokens[:room]
-    wait = draw_progress("running it", None)
+    wait = draw_progress("running the model", None)
     with wait, watch(network) as seen, torch.inference_mode():
         if n_new:
             (more,) = generate(network, [tokens], n_new, stop=tokenizer.stop)
@@ -142,7 +142,7 @@ def measure(seen: Seen) -> Table:
 
 
 def print_table(seen: Seen) -> None:
-    """Print what the layers did, and which heads did it most."""
+    """Print a table of the layers, and the strongest heads."""
     from regard.stats.registry import list_statistics
 
     click.echo(str(seen).splitlines()[0])
@@ -152,16 +152,16 @@ def print_table(seen: Seen) -> None:
         name, which = statistic.name, "least" if statistic.ascending else "most"
         first = table.sort(name).rows[0]
         place = f"layer {first['layer']} head {first['head']}, {first[name]:.3f}"
-        known = first[name] == first[name]  # nan is no number, not even itself
+        known = first[name] == first[name]  # False for NaN
         click.echo(f"{which} {name}: {place if known else '–'}")
 
 
 def write_page(seen: Seen, path: str, *, aside: bool) -> None:
-    """Write the map as a file, after saying how large it is."""
+    """Write the map to a file, and print its size."""
     from regard.show.page import make_page
 
     with draw_progress("page", len(seen.records)) as progress:
         page = make_page(seen.recording, progress=progress)
     click.echo(str(page), err=aside)
     page.write(path)
-    click.echo(f"the map is in {path}, with the text that the model read", err=aside)
+    click.echo(f"the map is in {path}; it includes the input text", err=aside)

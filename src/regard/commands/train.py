@@ -1,6 +1,6 @@
-"""regard train: a small model on a puzzle or a text, in minutes.
+"""regard train: train a small model on a puzzle or a text, in minutes.
 
-    task → batches → nn/train.py → loss curve, how good it is, three answers
+    task → batches → nn/train.py → loss curve, held-out accuracy, three samples
 
 Next: nn/train.py
 """
@@ -28,57 +28,55 @@ TOKENS, LENGTH = "bytes", 128
 @click.command(
     short_help="Train a small model on a puzzle or a text.",
     epilog=guide(
-        "regard train copy", "the same line again goes on where it was stopped."
+        "regard train copy", "run the same command again to resume a stopped run."
     ),
 )
 @click.argument("task", type=click.Choice(TASKS))
 @click.argument("file", required=False, type=click.Path())
 @click.option(
-    "--folder", type=click.Path(), help="Where the run is kept; runs/TASK unless given."
+    "--folder", type=click.Path(), help="Folder of the run; by default runs/TASK."
 )
 @click.option(
     "--tokens",
     default=TOKENS,
     show_default=True,
-    help="What a text is cut into: bytes, characters, or the tokens of a model.",
+    help="Tokens of a text: bytes, characters, or a model, to use its tokenizer.",
 )
 @click.option(
-    "--steps", type=COUNT, help="Training steps; each task has its own default."
+    "--steps", type=COUNT, help="Training steps; the default depends on the task."
 )
 @click.option(
-    "--batch", type=COUNT, default=64, show_default=True, help="Examples in a step."
+    "--batch", type=COUNT, default=64, show_default=True, help="Examples per step."
 )
+@click.option("--rate", default=3e-3, show_default=True, help="Peak learning rate.")
 @click.option(
-    "--rate", default=3e-3, show_default=True, help="Learning rate at its peak."
-)
-@click.option(
-    "--layers", type=COUNT, default=2, show_default=True, help="Layers of the model."
+    "--layers", type=COUNT, default=2, show_default=True, help="Number of layers."
 )
 @click.option(
     "--width", type=COUNT, default=64, show_default=True, help="Width of the model."
 )
 @click.option(
-    "--heads", type=COUNT, default=4, show_default=True, help="Heads of a layer."
+    "--heads", type=COUNT, default=4, show_default=True, help="Heads per layer."
 )
 @click.option(
     "--length",
     type=COUNT,
     default=LENGTH,
     show_default=True,
-    help="Tokens of a piece of text.",
+    help="Sequence length for a text, in tokens.",
 )
 @click.option(
     "--dropout",
     default=0.0,
     show_default=True,
-    help="Share of numbers that are dropped.",
+    help="Dropout rate.",
 )
 @click.option(
     "--precision",
     type=click.Choice(["float32", "bfloat16"]),
     default="float32",
     show_default=True,
-    help="Numbers of the forward pass.",
+    help="Dtype of the forward pass.",
 )
 @click.option(
     "--seed", default=0, show_default=True, help="Seed of weights and batches."
@@ -93,7 +91,7 @@ def train(
     length: int,
     **options: Any,
 ) -> None:
-    """Train a small model on TASK; on text, give FILE. Stopped, it goes on later."""
+    """Train a small model on TASK; text needs a FILE. A stopped run can be resumed."""
     need_extras("torch")
     import torch
 
@@ -116,7 +114,7 @@ def train(
     torch.manual_seed(options["seed"])
     model = CausalTransformer(config)
     losses = run(model, chosen, plan, place)
-    if os.environ.get("RANK", "0") != "0":  # started by torchrun: one speaks
+    if os.environ.get("RANK", "0") != "0":  # under torchrun only rank 0 prints
         return
     click.echo(draw(losses))
     report(model, chosen)
@@ -130,26 +128,26 @@ def read_task(task: str, file: str | None, tokens: str, length: int) -> Task:
 
     if task != "text":
         if file is not None:
-            raise click.UsageError(f"{task} makes its own data, given {file}.")
+            raise click.UsageError(f"{task} generates its data, but got {file}.")
         if (tokens, length) != (TOKENS, LENGTH):
-            raise click.UsageError(f"--tokens and --length are not for {task}.")
+            raise click.UsageError(f"--tokens and --length do not apply to {task}.")
         return PUZZLES[task]()
     if file is None:
-        raise click.UsageError("which text? Write: regard train text FILE")
+        raise click.UsageError("FILE is missing. Write: regard train text FILE")
     if tokens not in ("bytes", "characters"):
         return read_text(file, load(tokens)[1], length=length)
     return read_text(file, cast(Any, tokens), length=length)
 
 
 def report(model: Any, task: Any) -> None:
-    """Print how good the model is on what it has not seen."""
+    """Print the held-out loss or accuracy of the model, and three samples."""
     from regard.nn.generation import generate
     from regard.nn.tasks import Text, measure
     from regard.nn.train import evaluate
 
     shown, _ = task.batch(3, 0, 0, held_out=True)
     if isinstance(task, Text):
-        click.echo(f"loss of the held-out tenth: {evaluate(model, task):.4f} a token")
+        click.echo(f"loss on the held-out tenth: {evaluate(model, task):.4f} per token")
         start = task.length // 2
     else:
         right = measure(model, task)
@@ -161,7 +159,7 @@ def report(model: Any, task: Any) -> None:
 
 
 def save_figure(name: str, losses: list[float], folder: Path) -> None:
-    """Keep the loss curve beside the run, if matplotlib is there."""
+    """Save the loss curve in the run's folder, if matplotlib is installed."""
     from regard.show.curve import plot
 
     try:

@@ -1,16 +1,16 @@
-"""The definition of attention. Everything else in this library is judged by it.
+"""The definition of attention: the reference for everything else in this library.
 
-    scores  = scale * q kᵀ                      how well each key answers each query
+    scores  = scale * q kᵀ                      how well each key matches each query
     capped  = softcap * tanh(scores / softcap)  (if there is a softcap)
-    logits  = capped + bias, and -inf where the mask forbids
+    logits  = capped + bias, and -inf where the mask is False
     total   = sum exp(logits) + exp(sink)       (exp(sink) only if there is a sink)
     weights = exp(logits) / total               sums to 1, less with a sink, 0 if empty
-    out     = weights v                         the average of the values, so weighted
+    out     = weights v                         the weighted average of the values
 
     lse     = log total                         so that weights = exp(logits - lse)
 
-It is written for reading, in functions that NumPy, PyTorch and JAX share. It builds the
-whole square of scores; `block=` gives the same numbers without it.
+It is written to be read, using only functions that NumPy, PyTorch and JAX share. It
+builds the whole score matrix; `block=` computes the same result without it.
 
 Next: steps.py
 """
@@ -38,7 +38,7 @@ NO_EDITS: Edits = {}
 
 @dataclass(frozen=True)
 class Attended:
-    """What attention gives: always out and lse, and the steps that were asked for."""
+    """The result of `attention`: out, lse, and the requested intermediate steps."""
 
     out: Array  # (..., H, Nq, Dv), in the dtype of q
     lse: Array  # (..., H, Nq), at least float32, natural logarithm
@@ -63,7 +63,7 @@ def attention(
     edit: Edits | None = None,
     block: int | tuple[int, int] | None = None,
 ) -> Attended:
-    """Let every query gather from the values whose keys answer it.
+    """Compute attention: for every query, the weighted average of the values.
 
     >>> import numpy as np, regard
     >>> x = np.eye(3)
@@ -72,14 +72,14 @@ def attention(
     [[1.0, 0.0, 0.0], [0.36, 0.64, 0.0], [0.26, 0.26, 0.47]]
 
     mask: a bool array (..., Nq, Nk) or a formula such as `causal() & window(255)`
-    bias: numbers added to the scores, an array or a formula such as `alibi(slopes)`
-    scale: factor of the scores; 1 / sqrt(D) unless given
-    softcap: keeps scores within ± softcap, before bias and mask
-    sink: a logit for each head that takes weight but has no value; +inf gives NaN
+    bias: added to the scores; an array or a formula such as `alibi(slopes)`
+    scale: factor of the scores; default 1 / sqrt(D)
+    softcap: limits the scores to ± softcap, before bias and mask
+    sink: one logit per head that takes weight but has no value; +inf gives NaN
     q_start: position of the first query; needed if Nq != Nk and positions are compared
-    see: the steps to return, of "scores", "capped", "logits", "weights"
-    edit: functions applied to steps as they arise, {"weights": lambda w: ...}
-    block: rows, or (rows, keys), of a tile: the same numbers in memory linear in N
+    see: the steps to return: "scores", "capped", "logits", "weights"
+    edit: functions that replace steps as they are computed, {"weights": lambda w: ...}
+    block: tile size, rows or (rows, keys): the same result in memory linear in N
     """
     check_steps(see, edit or {}, block)
     call = read_call(
@@ -99,7 +99,7 @@ def attention(
 
 
 def define(call: Call, see: Sequence[str] = (), edit: Edits = NO_EDITS) -> Attended:
-    """Compute a whole call at once, and keep the steps that were asked for."""
+    """Compute a whole call at once, and return the requested steps."""
     done = attend(call, edit=edit)
     return Attended(done.out, done.lse, **{step: getattr(done, step) for step in see})
 
@@ -111,19 +111,19 @@ def attend(
     xp = call.xp
     q, k, v = call.q[..., rows, :], call.k[..., keys, :], call.v[..., keys, :]
     allowed, bias = call.allowed(rows, keys), call.added(rows, keys)
-    if allowed is not None:  # what nobody may see must not count, not even as 0 * NaN
+    if allowed is not None:  # fully masked keys must not contribute, even as 0 * NaN
         k, v = hide_unseen(k, allowed), hide_unseen(v, allowed)
     scores, capped, logits = compute_logits(
         q, k, allowed, bias, scale=call.scale, softcap=call.softcap, edit=edit
     )
 
     top = constant(-math.inf, logits, (*logits.shape[:-1], 1))  # (..., H, Nq, 1)
-    if logits.shape[-1]:  # of no keys none is the largest
+    if logits.shape[-1]:  # max() is undefined over zero keys
         top = xp.max(logits, axis=-1, keepdims=True)
     if call.sink is not None:  # one more logit in every row
         top = xp.where(call.sink > top, call.sink, top)
-    top = xp.where(top == -math.inf, constant(0, top), top)  # a row that sees nothing
-    parts = xp.exp(logits - top)  # the largest is 1: no overflow
+    top = xp.where(top == -math.inf, constant(0, top), top)  # a fully masked row
+    parts = xp.exp(logits - top)  # at most 1: no overflow
     total = xp.sum(parts, axis=-1, keepdims=True)
     if call.sink is not None:
         total = total + xp.exp(call.sink - top)
@@ -165,7 +165,7 @@ def keep(values: Array) -> Array:
 
 
 def hide_unseen(x: Array, allowed: Array) -> Array:
-    """Put 0 where no query may look; x is k or v, (..., Hk, Nk, D)."""
+    """Return k or v (..., Hk, Nk, D) with 0 at keys that no query may attend to."""
     xp = namespace(x=x)
     axes = (-3, -2) if allowed.ndim > 2 else (-2,)
     seen = xp.any(allowed, axis=axes, keepdims=True)  # (..., 1, 1, Nk)
@@ -173,7 +173,7 @@ def hide_unseen(x: Array, allowed: Array) -> Array:
 
 
 def check_steps(see: Sequence[str], edit: Edits, block: object) -> None:
-    """Refuse steps that do not exist, or that a blocked call never holds."""
+    """Raise OptionError for unknown steps, or for steps of a blocked call."""
     if isinstance(see, str):
         raise OptionError(f'see="{see}", expected a tuple. Write see=("{see}",).')
     for name in (*see, *edit):
@@ -182,6 +182,6 @@ def check_steps(see: Sequence[str], edit: Edits, block: object) -> None:
             raise OptionError(f'there is no step "{name}"; there are {steps}.')
     if block is not None and (see or edit):
         raise OptionError(
-            "block= never holds a whole step, so see= and edit= cannot go with it. "
-            "Leave block= out to see or edit a step."
+            "block= never holds a whole step, so it cannot be combined with see= or "
+            "edit=. Omit block= to see or edit a step."
         )

@@ -1,14 +1,14 @@
-"""The same numbers in memory linear in N: tile by tile, folded with `merge`.
+"""Blocked attention: the same result in memory linear in N, tile by tile.
 
-Attention over some of the keys is a pair (out, lse). Pairs over disjoint keys make the
-pair over all of them, whatever the order:
+Attention over a subset of the keys is a pair (out, lse). Pairs over disjoint subsets
+merge into the pair over their union, in any order:
 
     lse = log sum_p exp(lse_p)
     out = sum_p exp(lse_p - lse) out_p
 
-So each row of tiles is folded from left to right. Tiles that the mask proves empty are
-skipped, tiles it proves full need no mask. A sink is a part as well: it has a weight,
-exp(sink), and no value.
+Each row of tiles is merged from left to right. Tiles that the mask proves empty are
+skipped; tiles it proves full need no mask. A sink is merged like a tile: it has the
+weight exp(sink) and no value.
 
 Next: engine/choose.py
 """
@@ -43,13 +43,13 @@ def merge(*parts: Part) -> Part:
     True
     """
     if not parts:
-        raise OptionError("merge() takes at least one (out, lse) pair, none was given.")
+        raise OptionError("merge() got no arguments, expected (out, lse) pairs.")
     (out, lse), *others = parts
     xp, dtype = namespace(out=out, lse=lse), out.dtype
     out = xp.astype(out, accumulator(xp, out), copy=False)
     for more_out, more_lse in others:
         top = xp.where(lse > more_lse, lse, more_lse)
-        top = xp.where(top == -math.inf, constant(0, top), top)  # both saw nothing
+        top = xp.where(top == -math.inf, constant(0, top), top)  # both are empty
         share, more_share = xp.exp(lse - top), xp.exp(more_lse - top)
         total = share + more_share
         empty = total == 0
@@ -61,10 +61,10 @@ def merge(*parts: Part) -> Part:
 
 
 def fold(attend: Callable[..., Any], call: Call, block: int | tuple[int, int]) -> Part:
-    """Apply `attend` to each tile that is not proved empty, and merge the parts."""
+    """Apply `attend` to each tile that is not proved empty, and merge the results."""
     formula = call.mask if isinstance(call.mask, Mask) else everything()
     tiles = prove_tiles(formula, call.shape, block=block, q_start=call.q_start)
-    masked = replace(call, sink=None)  # counted once, in `nothing`
+    masked = replace(call, sink=None)  # the sink is added once, by `nothing`
     unmasked = masked if is_array(call.mask) else replace(masked, mask=None)
     done = [nothing(call, 0)]
     for rows, kinds in zip(tiles.rows, tiles.for_all(), strict=True):
@@ -75,20 +75,20 @@ def fold(attend: Callable[..., Any], call: Call, block: int | tuple[int, int]) -
                 part = merge(part, (seen.out, seen.lse))
         done.append(part)
     if not (tiles.for_all() != EMPTY).any():
-        # nothing was seen, yet out must have its gradients, which are 0
+        # no tile was computed, but autograd needs a graph with gradients of 0
         seen = attend(unmasked, slice(0, 0), slice(0, 1))
         done.append((seen.out, seen.lse))
     outs, lses = zip(*done, strict=True)
     out, lse = call.xp.concat(outs, axis=-2), call.xp.concat(lses, axis=-1)
     if call.sink is None:
         return out, lse
-    # a sink of infinity, or of NaN, that met no tile to spoil
+    # rows without any tile: a sink of +inf or NaN must give NaN there as well
     fine, nan = lse < math.inf, constant(math.nan, lse)
     return call.xp.where(fine[..., None], out, nan), call.xp.where(fine, lse, nan)
 
 
 def nothing(call: Call, n_rows: int) -> Part:
-    """Return the part of no keys at all: no value, and the weight of the sinks."""
+    """Return (out, lse) over no keys: zero, and the sink's logit or -inf."""
     lead = (*call.shape[:-2], n_rows)
     out = constant(0, call.q, (*lead, call.v.shape[-1]))
     if call.sink is None:

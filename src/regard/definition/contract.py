@@ -1,10 +1,10 @@
-"""What `attention` accepts, and how everything else is refused.
+"""Check the arguments of `attention`.
 
     q (..., H, Nq, D)    k (..., Hk, Nk, D)    v (..., Hk, Nk, Dv)    H a multiple of Hk
 
-A call is read once, here, into a `Call` that leaves nothing to guess: one library, the
-position of the first query, masks that can only be read in one way. Messages say what
-was given, what was expected, what to write instead.
+The arguments are checked once, here, and stored in an unambiguous `Call`: one array
+library, a known position of the first query, masks with one possible meaning. Error
+messages state what was given, what was expected, and what to write instead.
 
 Next: attention.py
 """
@@ -38,7 +38,7 @@ ALL = slice(None)
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One checked call: the arrays, and what applies to them."""
+    """The checked arguments of one call."""
 
     xp: Any  # the array library
     q: Array  # (..., H, Nq, D)
@@ -53,23 +53,23 @@ class Call:
     shape: tuple[int, ...]  # (..., H, Nq, Nk)
 
     def widen(self) -> Call:
-        """Return the call in the dtype to compute in, at least float32."""
+        """Return the call in the dtype used for computation, at least float32."""
         xp, dtype = self.xp, accumulator(self.xp, self.q, self.k, self.v)
         q, k, v = (xp.astype(x, dtype, copy=False) for x in (self.q, self.k, self.v))
         sink = None if self.sink is None else xp.astype(self.sink, dtype)
         return replace(self, q=q, k=k, v=v, sink=sink)
 
     def allowed(self, rows: slice = ALL, keys: slice = ALL) -> Array | None:
-        """Return which of these cells may be seen; None is all of them."""
+        """Return which of these cells are allowed; None means all of them."""
         return self.lower(self.mask, rows, keys)
 
     def added(self, rows: slice = ALL, keys: slice = ALL) -> Array | None:
-        """Return what is added to the scores of these cells; None is nothing."""
+        """Return the bias of these cells; None means no bias."""
         bias = self.lower(self.bias, rows, keys)
         return None if bias is None else self.xp.astype(bias, self.q.dtype)
 
     def lower(self, x: Any, rows: slice, keys: slice) -> Array | None:
-        """Write a formula out on these cells, or cut them out of an array."""
+        """Evaluate a formula on these cells, or slice them from an array."""
         *lead, n_q, n_k = self.shape
         if isinstance(x, Formula):
             first_q, stop_q, _ = rows.indices(n_q)
@@ -97,7 +97,7 @@ def read_call(
     sink: Array | None,
     q_start: Start | None,
 ) -> Call:
-    """Check the arguments of `attention` and settle everything they leave open."""
+    """Check the arguments of `attention`, and fill in the defaults."""
     q, k, v = qkv
     formulas = [x for x in (mask, bias) if isinstance(x, Formula)]
     others = {"mask": mask, "bias": bias}
@@ -133,7 +133,7 @@ def read_call(
 
 
 def fit(q: Array, k: Array, v: Array) -> tuple[int, ...]:
-    """Return the shape (..., H, Nq, Nk) of the scores, or say what does not fit."""
+    """Return the shape (..., H, Nq, Nk) of the scores, or raise ShapeError."""
     if min(q.ndim, k.ndim, v.ndim) < 2:
         raise ShapeError(
             f"{name_shapes(q, k, v)}: expected at least (N, D) each. "
@@ -142,8 +142,7 @@ def fit(q: Array, k: Array, v: Array) -> tuple[int, ...]:
     if q.shape[-1] != k.shape[-1]:
         raise ShapeError(
             f"{name_shapes(q, k, v)}: q has width {q.shape[-1]} and k has width "
-            f"{k.shape[-1]}, expected the same, as each score is a dot product of the "
-            "two."
+            f"{k.shape[-1]}, expected the same: a score is the dot product of the two."
         )
     if k.shape[-2] != v.shape[-2]:
         raise ShapeError(
@@ -154,33 +153,33 @@ def fit(q: Array, k: Array, v: Array) -> tuple[int, ...]:
     if min(n_heads, n_keys, q.shape[-1]) == 0:
         raise ShapeError(
             f"{name_shapes(q, k, v)}: no heads, or heads of width 0, expected at least "
-            "1 of both. Leave the call out where there are none."
+            "1 of each. Skip the call if there are none."
         )
     if n_keys != n_values or n_heads % n_keys:
         raise ShapeError(
             f"{name_shapes(q, k, v)}: {n_heads} heads of q, {n_keys} of k and "
-            f"{n_values} of v, expected k and v alike and the heads of q a multiple of "
-            "theirs. Axes are (..., H, N, D): write q.swapaxes(-3, -2) if yours are "
+            f"{n_values} of v, expected the same number for k and v, and a multiple of "
+            "it for q. Axes are (..., H, N, D): write q.swapaxes(-3, -2) if yours are "
             "(..., N, H, D)."
         )
     try:
         lead = broadcast(q.shape[:-3], k.shape[:-3], v.shape[:-3])
     except ValueError:
         raise ShapeError(
-            f"{name_shapes(q, k, v)}: the axes before the heads do not fit, expected "
-            "the same or 1."
+            f"{name_shapes(q, k, v)}: the axes before the heads do not broadcast, "
+            "expected equal sizes or 1."
         ) from None
     heads = (n_heads,) if max(q.ndim, k.ndim, v.ndim) > 2 else ()
     return (*lead, *heads, q.shape[-2], k.shape[-2])
 
 
 def name_shapes(q: Array, k: Array, v: Array) -> str:
-    """Return the shapes for a message."""
+    """Format the shapes for an error message."""
     return f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
 
 
 def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the common shape; axes of size 1 stretch."""
+    """Return the shape that these shapes broadcast to."""
     if all(shape == shapes[0] for shape in shapes[1:]):
         return tuple(shapes[0])
     width = max(map(len, shapes))
@@ -192,11 +191,11 @@ def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def check_mask(xp: Any, mask: Any, shape: tuple[int, ...]) -> None:
-    """Refuse masks that could mean two things."""
+    """Raise MaskError for masks that are invalid or ambiguous."""
     if mask is None or isinstance(mask, Mask):
         return
     if isinstance(mask, Bias):
-        raise MaskError(f"mask={mask!r} is a bias. Write bias=… for what is added.")
+        raise MaskError(f"mask={mask!r} is a bias. Write bias=… instead.")
     if not is_array(mask):
         raise MaskError(
             f"mask is a {type(mask).__name__}, expected a bool array or a mask such as "
@@ -212,23 +211,22 @@ def check_mask(xp: Any, mask: Any, shape: tuple[int, ...]) -> None:
 
 
 def check_bias(bias: Any, shape: tuple[int, ...]) -> None:
-    """Refuse biases that are no numbers, or that could be laid out in two ways."""
+    """Raise MaskError for biases that are not numbers, or ambiguous in shape."""
     if bias is None or isinstance(bias, Bias):
         return
     if isinstance(bias, Mask):
-        raise MaskError(f"bias={bias!r} is a mask. Write mask=… for who sees whom.")
+        raise MaskError(f"bias={bias!r} is a mask. Write mask=… instead.")
     if not is_array(bias) or not is_floating(bias):
         kind = bias.dtype if is_array(bias) else type(bias).__name__
         raise MaskError(
-            f"bias is of {kind}, expected floating point numbers to add to the scores, "
-            "or a bias such as regard.masks.alibi(slopes). Write mask=… for True and "
-            "False."
+            f"bias is of type {kind}, expected a floating point array, or a bias such "
+            "as regard.masks.alibi(slopes). Write mask=… for a bool array."
         )
     check_axes("bias", bias, shape)
 
 
 def check_axes(name: str, x: Array, shape: tuple[int, ...]) -> None:
-    """Refuse an array that does not fit the scores, or fits them in two ways."""
+    """Raise MaskError if an array does not fit the scores, or fits ambiguously."""
     axes = ("B", "H", "Nq", "Nk")[-min(len(shape), 4) :]
     expected = f"({', '.join(axes)}) = {tuple(shape)}"
     try:
@@ -241,7 +239,7 @@ def check_axes(name: str, x: Array, shape: tuple[int, ...]) -> None:
         return
     known = f"{name} has shape {tuple(x.shape)}, expected one that fits {expected}"
     if not by_batch:
-        raise MaskError(f"{known}, where an axis of size 1 stands for any size.")
+        raise MaskError(f"{known}; axes of size 1 broadcast.")
     if x.ndim == 2:
         rows = "padding(mask)" if name == "mask" else "bias[:, None, None, :]"
         hint = f"{rows} if it has a row of keys for each batch"
@@ -252,12 +250,12 @@ def check_axes(name: str, x: Array, shape: tuple[int, ...]) -> None:
 
 
 def check_number(name: str, x: Any, above: float, expected: str) -> None:
-    """Refuse what is no finite number above a limit, as far as its value is known."""
+    """Raise OptionError unless x is finite and above a limit, if its value is known."""
     if x is None:
         return
     try:
         values = to_numpy(x) if is_array(x) else x
-    except ArrayError:  # JAX has no numbers yet
+    except ArrayError:  # a JAX tracer has no values
         return
     known = is_array(x) or isinstance(x, Real)
     if not known or not np.all((values > above) & (values < math.inf)):
@@ -265,20 +263,20 @@ def check_number(name: str, x: Any, above: float, expected: str) -> None:
 
 
 def read_number(x: Any, like: Array) -> Any:
-    """Return a number of NumPy as float, which widens no dtype, an array by `like`."""
+    """Return a NumPy scalar as float, so that it promotes no dtype; convert arrays."""
     if isinstance(x, NUMPY) and x.ndim == 0:
         return float(x)
     return convert(x, like) if is_array(x) else x
 
 
 def read_sink(sink: Any, like: Array, shape: tuple[int, ...]) -> Array:
-    """Return the extra logit of each head beside the rows: () or (H, 1, 1)."""
+    """Return the sink logits with shape () or (H, 1, 1), which broadcasts."""
     xp = namespace(q=like)
     sink = convert(sink if is_array(sink) else np.asarray(sink), like)
     n_heads = shape[-3] if len(shape) > 2 else 1
     if sink.ndim > 1 or (sink.ndim == 1 and sink.shape[0] != n_heads):
         raise ShapeError(
-            f"sink has shape {tuple(sink.shape)}, expected a number, or one for each "
-            f"head: ({n_heads},)."
+            f"sink has shape {tuple(sink.shape)}, expected a number, or one per head: "
+            f"({n_heads},)."
         )
     return xp.reshape(sink, (-1, 1, 1)) if sink.ndim else sink

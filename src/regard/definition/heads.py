@@ -1,11 +1,10 @@
-"""Several heads, and several query heads that share one head of keys.
+"""Multi-head and grouped-query layouts: split, join and multiply heads.
 
     split   (..., N, H*D)  ->  (..., H, N, D), and `join` back
     pair    (..., H, N, A) times (..., Hk, A, M)  ->  (..., H, N, M)
 
-Where heads are shared, head h of the H meets head h // (H / Hk) of the Hk. That needs
-no copies of K: the query rows of a group are stacked under each other and multiplied
-with their one K in a single product.
+With grouped queries, query head h uses key head h // (H / Hk). K is not copied: the
+query rows of a group are concatenated and multiplied by their K in a single product.
 
 Next: position.py
 """
@@ -17,7 +16,7 @@ from regard.errors import ShapeError
 
 
 def split(x: Array, n_heads: int) -> Array:
-    """Cut the last axis (..., N, H*D) into heads: (..., H, N, D)."""
+    """Split the last axis (..., N, H*D) into heads: (..., H, N, D)."""
     xp = namespace(x=x)
     *lead, n, width = x.shape
     if width % n_heads:
@@ -29,20 +28,20 @@ def split(x: Array, n_heads: int) -> Array:
 
 
 def join(x: Array) -> Array:
-    """Put heads (..., H, N, D) side by side again: (..., N, H*D)."""
+    """Concatenate heads (..., H, N, D) into (..., N, H*D)."""
     xp = namespace(x=x)
     *lead, n_heads, n, width = x.shape
     return xp.reshape(swap(x), (*lead, n, n_heads * width))
 
 
 def swap(x: Array) -> Array:
-    """Exchange the token axis and the head axis."""
+    """Swap the token axis and the head axis."""
     *lead, a, b, last = range(x.ndim)
     return namespace(x=x).permute_dims(x, (*lead, b, a, last))
 
 
 def pair(x: Array, y: Array) -> Array:
-    """Multiply x (..., H, N, A) with y (..., Hk, A, M), group by group."""
+    """Multiply x (..., H, N, A) by y (..., Hk, A, M), where heads share y in groups."""
     xp = namespace(x=x, y=y)
     n_heads, n_shared = (z.shape[-3] if z.ndim > 2 else 1 for z in (x, y))
     if n_heads == n_shared:

@@ -1,12 +1,12 @@
-"""Where a token stands, written into its vector or into its scores.
+"""Position encodings, for token vectors or for scores.
 
-    sinusoidal   angle[p, i] = p / base^(2i/D);  sin in the even places, cos in the odd
-    rotary       each pair of numbers of q and k is turned by its angle, so that the dot
-                 product of two tokens depends on their distance only
-    alibi        slope[h] = 2^(-8 (h+1) / H), a penalty for each step of distance
+    sinusoidal   angle[p, i] = p / base^(2i/D);  sin at even indices, cos at odd ones
+    rotary       each pair of components of q and k is rotated by its angle, so that the
+                 dot product of two tokens depends only on their distance
+    alibi        slope[h] = 2^(-8 (h+1) / H), a penalty proportional to distance
 
-Rotary exists in two layouts that give different numbers for the same weights, so a call
-names its pairing: HALVES joins i with i + D/2, NEIGHBOURS joins 2i with 2i + 1.
+Rotary embeddings exist in two layouts that give different results for the same weights,
+so a call names its pairing: HALVES pairs i with i + D/2, NEIGHBOURS 2i with 2i + 1.
 
 Next: steps.py
 """
@@ -24,19 +24,19 @@ from regard.errors import OptionError, ShapeError
 
 @dataclass(frozen=True)
 class Pairing:
-    """Which two numbers of a vector are turned together."""
+    """Which two components of a vector are rotated together."""
 
     name: Literal["halves", "neighbours"]
 
     def split(self, x: Array) -> tuple[Array, Array]:
-        """Return the first and the second number of every pair."""
+        """Return the first and the second component of every pair."""
         half = x.shape[-1] // 2
         if self.name == "halves":
             return x[..., :half], x[..., half:]
         return x[..., ::2], x[..., 1::2]
 
     def join(self, first: Array, second: Array) -> Array:
-        """Put the pairs back in their places."""
+        """Return the vector with these pairs: the inverse of `split`."""
         xp = namespace(first=first, second=second)
         if self.name == "halves":
             return xp.concat([first, second], axis=-1)
@@ -49,7 +49,7 @@ NEIGHBOURS = Pairing("neighbours")  # GPT-J, the original paper, Meta's Llama fi
 
 
 def sinusoidal(n: int, d: int, *, base: float = 10_000.0, start: int = 0) -> Array:
-    """Return the positions start, …, start + n - 1 as a NumPy array (n, d)."""
+    """Return a NumPy array (n, d) of encodings of positions start … start + n - 1."""
     at = angles(np.arange(start, start + n), d, base=base)
     return NEIGHBOURS.join(np.sin(at), np.cos(at))
 
@@ -57,7 +57,7 @@ def sinusoidal(n: int, d: int, *, base: float = 10_000.0, start: int = 0) -> Arr
 def angles(positions: Array, d: int, *, base: float = 10_000.0) -> Array:
     """Return positions / base^(2i/d) as (..., N, d/2), in float64."""
     if d % 2:
-        raise ShapeError(f"a width of {d} has no pairs, expected an even number.")
+        raise ShapeError(f"width {d} is odd, expected an even number to form pairs.")
     return np.asarray(positions)[..., None] / base ** (np.arange(0, d, 2) / d)
 
 
@@ -68,13 +68,13 @@ def rotary(
     pairing: Pairing,
     base: float = 10_000.0,
 ) -> Array:
-    """Turn every pair of numbers of x by the angle of its position."""
+    """Rotate every pair of components of x by the angle of its position."""
     at = angles(positions, x.shape[-1], base=base)
     return rotate(x, convert(np.cos(at), x), convert(np.sin(at), x), pairing=pairing)
 
 
 def rotate(x: Array, cos: Array, sin: Array, *, pairing: Pairing) -> Array:
-    """Turn every pair of numbers of x, given the cosines and sines (..., N, D/2)."""
+    """Rotate every pair of components of x, given cosines and sines (..., N, D/2)."""
     if not isinstance(pairing, Pairing):
         raise OptionError(
             f"pairing={pairing!r}, expected HALVES or NEIGHBOURS. "
@@ -87,10 +87,10 @@ def rotate(x: Array, cos: Array, sin: Array, *, pairing: Pairing) -> Array:
 
 
 def alibi_slopes(n_heads: int) -> Array:
-    """Return ALiBi's slope for each head, as its authors made them.
+    """Return ALiBi's slope for each head, as defined by its authors.
 
     For a power of two the slopes are 2^(-8/H), 2^(-16/H), …; otherwise those of the
-    power of two below, followed by every other one of the power of two above.
+    next lower power of two, followed by every other slope of the next higher one.
     """
     whole = 2 ** (n_heads.bit_length() - 1)
     slopes = 2.0 ** (-8 / whole * np.arange(1, whole + 1))

@@ -1,9 +1,9 @@
-"""Every step of attention with its name, formula, shape and values.
+"""`explain`: every step of attention with its name, formula, shape and values.
 
     print(regard.explain(q, k, v, regard.causal(), tokens=["the", "cat", "sat"]))
 
-A few tokens are printed as numbers; many as their corners, with the weights as a small
-map in which every character tells the largest weight of the cells it stands for.
+Small matrices are printed in full, large ones abbreviated; large weights are also drawn
+as a map in which each character shows the largest weight of its cells.
 
 Next: masks/algebra.py
 """
@@ -27,9 +27,9 @@ from regard.masks.biases import Bias
 from regard.masks.formula import Start
 
 FEW = 8  # rows or columns that are printed in full
-CORNER = 3  # rows or columns at either end of a longer axis
+CORNER = 3  # rows or columns shown at each end of a longer axis
 LABEL = 8  # terminal columns for a token
-MAP = (16, 64)  # characters of the small map
+MAP = (16, 64)  # size of the map, in characters
 SHADES = "·░▒▓█"
 
 
@@ -41,7 +41,7 @@ class Step:
     formula: str
     values: Array  # (..., H, rows, columns), or (..., H, rows)
     rows: tuple[str, ...]  # a label for each row
-    columns: tuple[str, ...]  # and for each column; none if columns are features
+    columns: tuple[str, ...]  # a label for each column; empty if columns are features
     lead: tuple[int, ...]  # the axes before rows and columns
 
     @property
@@ -53,7 +53,7 @@ class Step:
         return self.text()
 
     def text(self, at: tuple[int, ...] | None = None) -> str:
-        """Print the step for the batch and head `at` = (b, h), or the first."""
+        """Format the step for batch and head `at` = (b, h), by default the first."""
         at = (0,) * len(self.lead) if at is None else at
         inside = all(-n <= i < n for i, n in zip(at, self.lead, strict=False))
         if len(at) != len(self.lead) or not inside:
@@ -61,7 +61,7 @@ class Step:
                 f"at={at}, expected an index for each of {self.lead}, counted from 0."
             )
         sizes = zip(at, self.shape, self.lead, strict=False)
-        at = tuple(i * size // full for i, size, full in sizes)  # the head it shares
+        at = tuple(i * size // full for i, size, full in sizes)  # shared k and v heads
         values = to_numpy(self.values[(*at, ...)])
         matrix = values[:, None] if values.ndim == 1 else values
         table = write_table(matrix, self.rows, self.columns)
@@ -94,7 +94,7 @@ class Steps:
         return self.text()
 
     def text(self, at: tuple[int, ...] | None = None) -> str:
-        """Print all steps for the batch and head `at` = (b, h), or the first."""
+        """Format all steps for batch and head `at` = (b, h), by default the first."""
         lead = self.steps[0].lead
         shown = (0,) * len(lead) if at is None else at
         axes = ", ".join(f"{i} of {n}" for i, n in zip(shown, lead, strict=False))
@@ -115,7 +115,7 @@ def explain(
     sink: Array | None = None,
     q_start: Start | None = None,
 ) -> Steps:
-    """Compute attention and keep every step.
+    """Compute attention and return every step.
 
     >>> import numpy as np, regard
     >>> steps = regard.explain(np.eye(2), np.eye(2), np.eye(2), tokens=["a", "b"])
@@ -125,7 +125,7 @@ def explain(
              a  0.67  0.33
              b  0.33  0.67
 
-    tokens: one for each position, or (tokens of the queries, tokens of the keys)
+    tokens: one per position, or (tokens of the queries, tokens of the keys)
     The other arguments are those of `attention`.
     """
     call = read_call(
@@ -165,7 +165,7 @@ def explain(
 
 
 def write_formulas(call: Call, *, given_scale: float | None) -> dict[str, str]:
-    """Return a formula for each step that does something."""
+    """Return a formula for each step that this call performs."""
     formulas = dict.fromkeys(("q", "k", "v"), "given")
     root = "" if given_scale is not None else f", 1 / √{call.q.shape[-1]}"
     formulas["dots"] = "q kᵀ"
@@ -186,7 +186,7 @@ def write_formulas(call: Call, *, given_scale: float | None) -> dict[str, str]:
 
 
 def name_formula(x: Any) -> str:
-    """Return the expression of a formula, the kind and shape of an array."""
+    """Return the expression of a formula, or the dtype and shape of an array."""
     if is_array(x):
         return f"<{x.dtype} array of shape {tuple(x.shape)}>"
     return repr(x)
@@ -201,13 +201,13 @@ def label_axes(call: Call, tokens: Any) -> tuple[tuple[str, ...], tuple[str, ...
     if tokens is not None and len(tokens) == 2 and not isinstance(tokens[0], str):
         rows, columns = tokens
     elif tokens is None:
-        rows = [f"+{i}" for i in range(n_q)]  # no position is that of all batches
+        rows = [f"+{i}" for i in range(n_q)]  # if batches differ in q_start
         rows = rows if start is None else range(start, start + n_q)
         columns = range(n_k)
     elif start is None or start < 0:
         raise ShapeError(
-            f"queries start at {call.q_start}, so one list of tokens cannot name them. "
-            "Write tokens=(tokens_of_queries, tokens_of_keys)."
+            f"queries start at {call.q_start}, so one list of tokens cannot label "
+            "them. Write tokens=(tokens_of_queries, tokens_of_keys)."
         )
     else:
         rows, columns = tokens[start : start + n_q], tokens[:n_k]
@@ -220,7 +220,7 @@ def label_axes(call: Call, tokens: Any) -> tuple[tuple[str, ...], tuple[str, ...
 
 
 def shorten(token: object) -> str:
-    """Return a token that is safe in a terminal and at most LABEL columns wide."""
+    """Escape control characters of a token, and truncate it to LABEL columns."""
     safe = "".join(
         f"\\u{ord(c):04x}" if unicodedata.category(c)[0] == "C" else c
         for c in str(token)
@@ -235,13 +235,13 @@ def shorten(token: object) -> str:
 
 
 def measure(text: str) -> int:
-    """Return how many columns of a terminal the text takes."""
+    """Return the width of a text in terminal columns."""
     wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
     return len(text) + wide - sum(unicodedata.combining(c) > 0 for c in text)
 
 
 def write_table(values: Any, rows: Sequence[str], columns: Sequence[str]) -> list[str]:
-    """Print a matrix with its labels, only the corners of a large one."""
+    """Format a matrix with its labels; abbreviate a large one."""
     down, across = pick_ends(values.shape[0]), pick_ends(values.shape[1])
     cells = [[write_cell(values, i, j) for j in across] for i in down]
     head = ["…" if j is None else columns[j] for j in across] if columns else []
@@ -259,26 +259,26 @@ def write_table(values: Any, rows: Sequence[str], columns: Sequence[str]) -> lis
 
 
 def flush(text: str, width: int) -> str:
-    """Fill up with spaces on the left."""
+    """Pad a text with spaces on the left."""
     return " " * (width - measure(text)) + text
 
 
 def pick_ends(n: int) -> list[int | None]:
-    """Return 0 … n-1, or both ends with None for what lies between."""
+    """Return 0 … n-1, or both ends with None in place of the middle."""
     if n <= FEW:
         return list(range(n))
     return [*range(CORNER), None, *range(n - CORNER, n)]
 
 
 def write_cell(values: Any, i: int | None, j: int | None) -> str:
-    """Print one cell, or what stands for the cells left out."""
+    """Format one cell, or an ellipsis for omitted cells."""
     if i is None or j is None:
         return "⋮" if i is None else "…"
     return write_number(values[i, j])
 
 
 def write_number(x: float) -> str:
-    """Print a number in few columns."""
+    """Format a number in few columns."""
     if np.isneginf(x):
         return "−∞"
     if x == 0:
@@ -289,7 +289,7 @@ def write_number(x: float) -> str:
 
 
 def write_map(weights: Any) -> list[str]:
-    """Draw a matrix in a few characters, each the largest weight of its cells."""
+    """Draw a matrix as a map; each character shows the largest weight of its cells."""
     rows, columns = (min(n, most) for n, most in zip(weights.shape, MAP, strict=True))
     cut_rows = np.linspace(0, weights.shape[0], rows, endpoint=False).astype(int)
     cut_columns = np.linspace(0, weights.shape[1], columns, endpoint=False).astype(int)

@@ -1,4 +1,4 @@
-"""The same numbers, fast: attention and its masks on PyTorch's fused kernels.
+"""Fast attention: the same results on PyTorch's fused kernels, with any mask.
 
 Next: engine/choose.py
 """

@@ -1,8 +1,8 @@
-"""The definition on torch, tile by tile, for what no fused kernel can do.
+"""The definition on torch, tile by tile, for calls that no fused kernel supports.
 
-    run_definition          out and lse in memory linear in N; tiles are computed again
-                            for the gradients
-    differentiate_again     gradients that can be differentiated once more
+    run_definition          out and lse in memory linear in N; tiles are recomputed in
+                            the backward pass
+    differentiate_again     gradients that can be differentiated again
 
 Next: ring.py
 """
@@ -29,7 +29,7 @@ READ_AGAIN = ("q", "k", "v", "mask", "bias", "scale", "softcap")
 def run_definition(
     call: Call, block: int | tuple[int, int] = BLOCK
 ) -> tuple[Tensor, Tensor]:
-    """Return out and lse of the definition."""
+    """Return out and lse, computed by the definition."""
     wide = call.widen()
     if torch.is_grad_enabled():
         out, lse = fold(make_tile(wide), guard_functions(wide), block)
@@ -39,7 +39,7 @@ def run_definition(
 
 
 def make_tile(call: Call) -> Any:
-    """Return a function that computes a tile now, and again for the gradients."""
+    """Return a function that computes a tile with gradient checkpointing."""
     before = note_versions(call, *READ_AGAIN)
 
     def compute(call: Call, rows: slice, keys: slice) -> Attended:
@@ -53,7 +53,7 @@ def differentiate_again(
     call: Call, grad_out: Tensor | None, grad_lse: Tensor | None
 ) -> tuple[Tensor, ...]:
     """Return the gradients of q, k and v as functions of q, k, v and both gradients."""
-    # views, as q, k and v may be one tensor, which has one gradient
+    # views: if q, k and v are the same tensor, each needs its own gradient
     q, k, v = inputs = [x.view_as(x) for x in (call.q, call.k, call.v)]
     results = run_definition(replace(call, q=q, k=k, v=v, sink=None))
     given = zip(results, (grad_out, grad_lse), strict=True)

@@ -1,11 +1,11 @@
-"""Which kernel runs a call, and why; and `attend`, which runs it.
+"""Choose the kernel of a call (`choose`), and run it (`attend`).
 
-`attend` has the signature of `regard.attention` and gives the same numbers, at the
-kernel's speed, with lse and gradients in every case:
+`attend` has the signature of `regard.attention` and computes the same result at the
+speed of the kernel, always with lse and gradients:
 
-    flash        one or two calls of the fused kernel, no mask written down
-    tiles        the fused kernel strip by strip, under a formula, an array or a bias
-    definition   the definition itself, tile by tile: for what no kernel can do
+    flash        one or two calls of the fused kernel, without a dense mask
+    tiles        the fused kernel strip by strip, with a formula, an array or a bias
+    definition   the definition itself, tile by tile: if no kernel supports the call
 
     print(regard.engine.choose(q, k, v, causal() & window(1023)))
 
@@ -35,7 +35,7 @@ from regard.masks.biases import Bias
 from regard.masks.formula import Start
 from regard.masks.tiles import FULL, prove_tiles
 
-namespace(q=torch.empty(0))  # asked once here, where no compiler traces the answer
+namespace(q=torch.empty(0))  # fill the cache here, where torch.compile does not trace
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Choice:
 
 Rule = tuple[Callable[[Call], bool], Choice]
 
-RULES: tuple[Rule, ...] = (  # the first that applies decides
+RULES: tuple[Rule, ...] = (  # the first rule that applies decides
     (
         lambda call: call.q.device.type != "cpu",
         Choice(
@@ -72,7 +72,7 @@ RULES: tuple[Rule, ...] = (  # the first that applies decides
     ),
     (
         lambda call: learns(call.bias) or is_array(call.scale),
-        Choice("definition", "a bias or scale that learns needs its own gradient"),
+        Choice("definition", "a trainable bias or scale needs its own gradient"),
     ),
     (
         lambda call: call.mask is None and call.bias is None,
@@ -105,7 +105,7 @@ def choose(
     sink: Tensor | None = None,
     q_start: Start | None = None,
 ) -> Choice:
-    """Say which kernel `attend` would run, and why."""
+    """Return the kernel that `attend` would run, and why."""
     call = read_call(
         (q, k, v),
         mask,
@@ -133,7 +133,7 @@ def simplify(call: Call) -> Call:
 
 
 def learns(bias: Any) -> bool:
-    """Tell whether a bias, or anything that its formula holds, wants a gradient."""
+    """Return whether a bias, or any tensor in its formula, requires a gradient."""
     return torch.is_grad_enabled() and any(x.requires_grad for x in list_tensors(bias))
 
 
@@ -161,8 +161,8 @@ def attend(
     >>> slow = regard.attention(q, k, v, regard.causal())
     >>> torch.testing.assert_close(fast.out, slow.out)
 
-    The arguments are those of `regard.attention`. `see` writes the steps down beside
-    the kernel and changes no bit of `out`; `edit` and `block` ask for the definition.
+    The arguments are those of `regard.attention`. `see` computes the steps separately
+    and does not change `out`; `edit` and `block` use the definition instead.
     """
     special = (mask, bias, softcap, sink, edit, block)
     bare = all(x is None for x in special) and not see and is_number(scale)
@@ -191,14 +191,14 @@ def attend(
 
 
 def is_number(scale: Any) -> bool:
-    """Tell whether a scale is a plain number, or left to the width of q."""
+    """Return whether a scale is a Python number or None."""
     return scale is None or type(scale) in (int, float)
 
 
 def is_bare(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Tell whether the kernel can be asked at once; what is odd goes the careful way.
+    """Return whether the kernel can be called directly, without planning.
 
-    One new token of a generation meets this thirty times, and plans take longer.
+    A fast path for generation: planning is slow, and a token makes dozens of calls.
     """
     if torch.is_grad_enabled() or not all(isinstance(x, Tensor) for x in (q, k, v)):
         return False
@@ -211,7 +211,7 @@ def is_bare(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def is_traceable(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> bool:
-    """Tell whether a compiler can trace the call; others are planned from numbers."""
+    """Return whether torch.compile can trace the call: its plan needs no values."""
     same = q.dtype == k.dtype == v.dtype and max(q.ndim, k.ndim, v.ndim) <= 4
     return bool(same and q.device.type == "cpu" and (mask is None or mask == CAUSAL))
 
@@ -222,7 +222,7 @@ attend_eagerly = torch.compiler.disable(
 
 
 def run(call: Call, block: int | tuple[int, int] | None) -> tuple[Tensor, Tensor]:
-    """Run the kernel that is chosen; the definition where numbers leave its range."""
+    """Run the chosen kernel; fall back to the definition if it raises RangeError."""
     if block is None and choose_kernel(call).kernel != "definition":
         with suppress(RangeError), without_autocast(call.q):
             return run_fused(call)
@@ -230,7 +230,7 @@ def run(call: Call, block: int | tuple[int, int] | None) -> tuple[Tensor, Tensor
 
 
 def run_fused(call: Call) -> tuple[Tensor, Tensor]:
-    """Run the fused kernel on (B, H, N, D), and let the sinks take their share."""
+    """Run the fused kernel on (B, H, N, D), and apply the sinks."""
     lead, four = call.shape[:-2], call
     batch, heads = (1, 1, *lead)[-2:]
     if any(x.ndim != 4 or x.shape[0] != batch for x in (call.q, call.k, call.v)):
@@ -250,13 +250,13 @@ def run_fused(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def take_share(out: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
-    """Let the sinks, () or (H, 1, 1), take their share of every row."""
+    """Apply sinks of shape () or (H, 1, 1) to out and lse."""
     beside = sink[..., 0].to(lse.dtype) if sink.ndim else sink.to(lse.dtype)
     beside = beside.masked_fill(beside == math.inf, math.nan)  # as in the definition
     seen = lse != -math.inf
-    lse = lse.masked_fill(~seen, 0)  # -inf less -inf is NaN, in the gradients too
+    lse = lse.masked_fill(~seen, 0)  # -inf - (-inf) is NaN, also in the gradients
     out = (out * torch.sigmoid(lse - beside)[..., None]).to(out.dtype)
-    # logaddexp(lse, beside), which has no second derivative where one of them is small
+    # logaddexp(lse, beside), which lacks a second derivative if one of them is small
     total = lse - torch.nn.functional.logsigmoid(lse - beside)
     return out, torch.where(seen, total, beside)
 

@@ -1,21 +1,21 @@
-"""One call of torch's fused CPU kernel, with lse, made safe.
+"""A safe wrapper around torch's fused CPU attention kernel, with lse.
 
     out, lse       = attend_part(q, k, v, bias)
-    dq, dk, dv     = differentiate_part(...)        from the lse of the whole row
+    dq, dk, dv     = differentiate_part(...)        given the lse of the whole row
 
-The kernel is the one behind scaled_dot_product_attention on a CPU. It never holds more
-than a few rows of scores, returns lse, and shares heads of K without copying. Asked
-directly it has traps; each is guarded in this file, the bias in tiles.py:
+This is the kernel behind scaled_dot_product_attention on a CPU. It holds only a few
+rows of scores at a time, returns lse, and shares heads of K without copies. Called
+directly it has pitfalls, which this file (for the bias dtype, tiles.py) works around:
 
-    no keys at all           kills the process          -> 0 and -inf, without a call
-    a row that sees nothing  lse is 0                   -> -inf
-    a bias of another dtype  wrong numbers              -> written as wide as lse
-    NaN behind the mask      NaN + -inf is NaN          -> blind rows, unseen keys are 0
-    Dv other than D          refused                    -> padded with zeros
-    a last axis with gaps    wrong numbers              -> copied
-    causal, scale <= 0       -inf times scale           -> the sign goes into q
-    scores beyond its dtype  NaN, or a row of nothing   -> RangeError; see choose.py
-    NaN in a key             reaches rows without it    -> RangeError
+    zero keys                crashes the process        -> 0 and -inf, without a call
+    a fully masked row       lse is 0                   -> -inf
+    a bias of another dtype  wrong results              -> converted to the dtype of lse
+    NaN in masked positions  NaN + -inf is NaN          -> masked rows and keys set to 0
+    Dv different from D      raises an error            -> padded with zeros
+    last axis not contiguous wrong results              -> copied
+    causal, scale <= 0       -inf times scale           -> the sign is moved into q
+    scores overflow          NaN, or an empty row       -> RangeError; see choose.py
+    NaN in a key             affects masked rows        -> RangeError
 
 Next: sdpa.py
 """
@@ -35,7 +35,7 @@ backward = kernels._scaled_dot_product_flash_attention_for_cpu_backward.default 
 
 
 class RangeError(ArithmeticError):
-    """The kernel met numbers that it cannot handle; the definition can."""
+    """The values are outside of the kernel's range; the definition can handle them."""
 
 
 def attend_part(
@@ -44,7 +44,7 @@ def attend_part(
     v: Tensor,  # (B, Hk, Nk, Dv)
     bias: Tensor | None = None,  # (B or 1, H or 1, Nq, Nk), -inf where masked
     *,
-    causal: bool = False,  # query i sees the keys 0 … i
+    causal: bool = False,  # query i attends to keys 0 … i
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     """Return out (B, H, Nq, Dv) and lse (B, H, Nq) over these keys."""
@@ -88,11 +88,11 @@ def differentiate_part(
     causal: bool = False,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what this part of the keys adds to the gradients of q, k and v.
+    """Return the contribution of these keys to the gradients of q, k and v.
 
     With P = exp(logits - lse) the kernel computes dlogits = P (grad_out vᵀ - D), where
-    D = grad_out · out. A gradient of lse adds P grad_lse, that is, D - grad_lse in the
-    place of D: one more column, 1 in grad_out, -grad_lse in out and 0 in v, does it.
+    D = grad_out · out. The gradient of lse adds P grad_lse, so D becomes D - grad_lse.
+    An extra column achieves this: 1 in grad_out, -grad_lse in out, 0 in v.
     """
     (q, k, v), (out, lse) = arrays, whole
     if k.shape[-2] == 0 or q.shape[-2] == 0:
@@ -106,7 +106,7 @@ def differentiate_part(
         column = grad_lse[..., None].to(out.dtype)
         out = torch.cat([out, -column], -1)
         grad_out = torch.cat([grad_out, torch.ones_like(column)], -1)
-    lse = lse.masked_fill(lse == -math.inf, 0)  # exp(-inf - 0) is 0, as it should
+    lse = lse.masked_fill(lse == -math.inf, 0)  # exp(-inf - 0) is 0, as required
     wide = [pad(x, width) for x in (grad_out, q, k, v, out)]
     dq, dk, dv = backward(*wide, lse, 0.0, causal, attn_mask=bias, scale=scale)
     d = q.shape[-1]
@@ -115,9 +115,9 @@ def differentiate_part(
 
 
 def move_sign(q: Tensor, scale: float, *, causal: bool) -> tuple[Tensor, float, int]:
-    """Return q times -1, 0 or 1, a scale above 0, and that factor.
+    """Return q times the sign of the scale, a positive scale, and the sign.
 
-    The kernel multiplies by the scale after it has written -inf ahead of the diagonal.
+    The causal kernel multiplies by the scale after masking with -inf.
     """
     if scale > 0 or not causal:
         return q, scale, 1
@@ -130,13 +130,13 @@ def check_range(
 ) -> None:
     """Raise RangeError if scores or sums overflowed, or NaN spread from a masked key.
 
-    If all scores of a row overflow to -inf, the kernel gives it an lse of 0. Compilers
-    and vmap have no numbers to look at: there such rows stay as the kernel left them.
+    If all scores of a row overflow to -inf, the kernel returns an lse of 0. Under
+    torch.compile and vmap no values are available, so nothing is checked.
     """
     if torch.compiler.is_compiling():
         return
     known = lse if empty is None else lse.masked_fill(empty, 1)
-    try:  # one sum is quick to look at, and finite if all is well and no lse is 0
+    try:  # a cheap test: this sum is finite if all values are and no lse is 0
         if math.isfinite((known + known.reciprocal()).sum() + out.sum(dtype=lse.dtype)):
             return
     except RuntimeError:
@@ -148,27 +148,27 @@ def check_range(
 
 
 def hide_blind(q: Tensor, empty: Tensor) -> Tensor:
-    """Put 0 where a query is blind, that is, sees nothing."""
+    """Return q with 0 in fully masked rows."""
     return torch.where(empty[..., None], 0, q)
 
 
 def find_empty(bias: Tensor) -> Tensor:
-    """Tell which rows (B or 1, H or 1, Nq) see nothing."""
+    """Return which rows (B or 1, H or 1, Nq) are fully masked."""
     return (bias == -math.inf).all(-1)
 
 
 def hide_unseen(x: Tensor, bias: Tensor) -> Tensor:
-    """Put 0 where no query may look; x is k or v."""
+    """Return k or v with 0 at keys that no query may attend to."""
     seen = (bias != -math.inf).any(-2).any(-2)  # (B or 1, Nk)
     return torch.where(seen[:, None, :, None], x, 0)
 
 
 def pad(x: Tensor, width: int) -> Tensor:
-    """Fill the last axis up with zeros; scores and sums do not notice."""
+    """Pad the last axis with zeros, which do not change scores and sums."""
     missing = width - x.shape[-1]
     return torch.nn.functional.pad(x, (0, missing)) if missing else close(x)
 
 
 def close(x: Tensor) -> Tensor:
-    """Return x with the numbers of its last axis side by side."""
+    """Return x with a contiguous last axis."""
     return x if x.stride(-1) == 1 else x.contiguous()

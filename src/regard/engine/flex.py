@@ -1,8 +1,8 @@
-"""A mask formula as FlexAttention's BlockMask, without the square of cells.
+"""Convert a mask formula to FlexAttention's BlockMask, without a dense mask.
 
-FlexAttention wants, for every row of tiles, those to visit under the mask and those to
-visit without it. torch's own create_block_mask finds out by writing down all Nq x Nk
-cells; here tiles are proved empty or full, and only those in doubt are looked into.
+FlexAttention needs, for every row of tiles, the partial tiles and the full tiles.
+torch's create_block_mask evaluates all Nq x Nk cells; here tiles are proved empty or
+full, and the mask is evaluated only in undecided tiles.
 
 Next: ring.py
 """
@@ -38,7 +38,7 @@ def block_mask(
     kinds = mask.tiles(shape, block=block, q_start=start).settle().kinds
     rows, keys = block if isinstance(block, tuple | list) else (block, block)
     n_q, n_k = shape[-2:]
-    if n_q % rows:  # a tile beyond the edge needs the mask, as in torch
+    if n_q % rows:  # a tile that crosses the edge needs the mask, as in torch
         kinds[:, :, -1][kinds[:, :, -1] == FULL] = UNDECIDED
     if n_k % keys:
         kinds[..., -1][kinds[..., -1] == FULL] = UNDECIDED
@@ -53,14 +53,14 @@ def block_mask(
 
 
 def list_tiles(chosen: Array, device: torch.device | str) -> tuple[Tensor, Tensor]:
-    """Return how many tiles of each row are chosen, and all tiles, those first."""
+    """Return the number of chosen tiles per row, and all tiles, chosen ones first."""
     order = np.argsort(~chosen, axis=-1, kind="stable").astype(np.int32)
     counts = chosen.sum(-1, dtype=np.int32)
     return torch.from_numpy(counts).to(device), torch.from_numpy(order).to(device)
 
 
 def shift(mask: Mask, q_start: Start, device: torch.device | str) -> Array:
-    """Return the mask as a mask_mod, whose queries are counted from 0."""
+    """Return the mask as a mask_mod, in which query indices start at 0."""
     if is_array(q_start):
         starts = torch.atleast_1d(torch.as_tensor(q_start, device=device))
         return lambda b, h, q, k: mask(b, h, q + starts[b % len(starts)], k)

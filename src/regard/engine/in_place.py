@@ -1,13 +1,13 @@
 """Detect in-place changes between the forward and the backward pass.
 
-The backward pass reads masks and biases again, and so does the definition with q, k and
-v. If one of them changed after the forward pass, the gradient would belong to another
-call. So the forward pass notes what it read, and the backward pass compares:
+The backward pass reads masks and biases again; in the definition also q, k and v. If
+one of them has changed since the forward pass, the gradient would be wrong. So the
+forward pass records their state, and the backward pass compares it:
 
-    a tensor           its version counter, which torch increases at every in-place
+    a tensor           its version counter, which torch increments at every in-place
                        change, also through a view
-    where(fn)          a checksum of the cells that fn returned, as functions have no
-                       counter and may read anything, a random generator too
+    where(fn)          a checksum of the cells that fn returned, because functions have
+                       no version and may read anything, such as a random generator
 
 Next: by_definition.py
 """
@@ -33,29 +33,29 @@ from regard.masks.tiles import Edges, Proof
 
 @dataclass(frozen=True)
 class Versions:
-    """Tensors, and the state in which the forward pass read them."""
+    """Tensors, and their state in the forward pass."""
 
     noted: tuple[tuple[str, Tensor, int | Tensor], ...]
 
     def check(self) -> None:
-        """Raise if a tensor was changed in place."""
+        """Raise GradientError if a tensor was changed in place."""
         for name, x, before in self.noted:
             if not is_same(before, note_version(x)):
                 raise GradientError(
-                    f"{name} was changed in place between the call of attend and its "
-                    "backward pass, so the gradient would be that of another call. "
+                    f"{name} was changed in place between the forward and the backward "
+                    "pass of attend, so the gradient would be wrong. "
                     "Write x = x * 2 instead of x.mul_(2), or pass x.clone()."
                 )
 
 
 def note_versions(call: Call, *names: str) -> Versions:
-    """Note the state of the tensors in these fields of a call."""
+    """Record the state of the tensors in these fields of a call."""
     found = ((name, x) for name in names for x in list_tensors(getattr(call, name)))
     return Versions(tuple((name, x, note_version(x)) for name, x in found))
 
 
 def list_tensors(x: Any) -> Iterator[Tensor]:
-    """Yield a tensor, or those that a formula holds, at any depth."""
+    """Yield x if it is a tensor, or all tensors in a formula, recursively."""
     if isinstance(x, Tensor):
         yield x
     elif isinstance(x, Formula | tuple):
@@ -64,19 +64,19 @@ def list_tensors(x: Any) -> Iterator[Tensor]:
 
 
 def note_version(x: Tensor) -> int | Tensor:
-    """Return the version counter; inference tensors have none, so return a copy."""
+    """Return the version counter, or a copy of an inference tensor, which has none."""
     return x.clone() if x.is_inference() else int(x._version)  # noqa: SLF001
 
 
 def is_same(before: int | Tensor, now: int | Tensor) -> bool:
-    """Tell whether two notes of one tensor agree."""
+    """Return whether two recorded states of a tensor are equal."""
     if isinstance(before, Tensor) and isinstance(now, Tensor):
         return bool(before.equal(now))
     return before is now or before == now
 
 
 def guard_functions(call: Call) -> Call:
-    """Return the call with a mask that checks what its functions return."""
+    """Return the call with a mask that checks the results of its functions."""
     mask = call.mask
     if not isinstance(mask, Mask) or not any(type(x) is Where for x in mask.walk()):
         return call
@@ -85,14 +85,14 @@ def guard_functions(call: Call) -> Call:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Repeatable(Mask):
-    """A mask that must return the same cells whenever it is asked for them."""
+    """A wrapper that raises if the mask returns different cells on re-evaluation."""
 
     mask: Mask
     known: dict[tuple[int, ...], int] = field(default_factory=dict)  # checksums
 
     @property
     def parts(self) -> tuple[Mask, ...]:
-        """The mask itself."""
+        """The wrapped mask."""
         return (self.mask,)
 
     def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
@@ -101,15 +101,14 @@ class Repeatable(Mask):
         found = zlib.crc32(np.ascontiguousarray(to_numpy(cells)).data)
         if self.known.setdefault((*ends, *cells.shape), found) != found:
             raise GradientError(
-                f"{self.mask!r} allowed other cells in the backward pass than in the "
-                "forward pass, so the gradient would be that of another call. Write a "
-                "function of positions alone: without random numbers, and without data "
-                "that changes."
+                f"{self.mask!r} returned different cells in the backward pass than in "
+                "the forward pass, so the gradient would be wrong. Write a function of "
+                "positions only, without random numbers or data that changes."
             )
         return cells
 
     def prove(self, edges: Edges) -> Proof:
-        """Ask the mask itself."""
+        """Return the proofs of the wrapped mask."""
         return self.mask.prove(edges)
 
     def __repr__(self) -> str:

@@ -1,21 +1,21 @@
-"""The same attention when the sequence is spread over a group of processes.
+"""Ring attention: the sequence is sharded over a group of processes.
 
-Each rank holds some positions: its rows of q, and the keys and values that stand there.
-Keys and values travel in a ring, each rank attends to those that come by, and
+Each rank holds a shard: the rows of q, k and v at its positions. Keys and values are
+sent around the ring, and each rank attends to every shard of them:
 
     (out, lse)  =  merge over ranks r of  attention(my q, k of r, v of r)
 
-is exact. The next keys are on their way while a rank works on the last ones. Backward,
-the keys go round once more, followed by the sums of their gradients, which end at home.
+This is exact. Communication overlaps with computation. In the backward pass the keys go
+round again, followed by the sums of their gradients, which return to their owner.
 
-Under a causal mask late rows cost more, so a rank takes an early and a late run:
+Under a causal mask late rows cost more, so each rank takes an early and a late run:
 
-    contiguous(16, 4)    0 0 0 0 1 1 1 1 2 2 2 2 3 3 3 3    rank 3 works 5.8 x rank 0
-    zigzag(16, 4)        0 0 1 1 2 2 3 3 3 3 2 2 1 1 0 0    all work the same
+    contiguous(16, 4)    0 0 0 0 1 1 1 1 2 2 2 2 3 3 3 3    rank 3: 5.8 x work of rank 0
+    zigzag(16, 4)        0 0 1 1 2 2 3 3 3 3 2 2 1 1 0 0    equal work
 
 Masks are formulas over absolute positions. Each pair of runs is a small call of
-tiles.py: skipped where proved empty, without a mask where proved full. Nothing here is
-tied to a device or a transport; the kernel in flash.py is one for CPUs.
+tiles.py: skipped if proved empty, without a mask if proved full. Nothing here depends
+on a device or a transport; the kernel in flash.py is for CPUs.
 
 Next: record.py
 """
@@ -62,12 +62,12 @@ Wait = Callable[[], list[Tensor]]
 
 
 def contiguous(n: int, world: int) -> Places:
-    """Give each rank one run of the positions 0 … n-1."""
+    """Assign each rank one run of the positions 0 … n-1."""
     return tuple((chunk,) for chunk in split(n, world))
 
 
 def zigzag(n: int, world: int) -> Places:
-    """Give rank r the r-th chunk and the r-th from the end: the same causal work.
+    """Assign rank r the r-th chunk and the r-th from the end: balanced causal work.
 
     >>> zigzag(16, 4)[0]
     (range(0, 2), range(14, 16))
@@ -77,7 +77,7 @@ def zigzag(n: int, world: int) -> Places:
 
 
 def split(n: int, parts: int) -> list[range]:
-    """Cut 0 … n-1 into runs whose lengths differ by at most 1."""
+    """Split 0 … n-1 into runs whose lengths differ by at most 1."""
     ends = [n * i // parts for i in range(parts + 1)]
     return [range(i, j) for i, j in pairwise(ends)]
 
@@ -88,7 +88,7 @@ def list_positions(runs: Runs) -> Tensor:
 
 
 def attend(
-    q: Tensor,  # (..., H, n, D)      n positions of this rank, of N in all
+    q: Tensor,  # (..., H, n, D)      this rank's n positions, of N in total
     k: Tensor,  # (..., Hk, n, D)
     v: Tensor,  # (..., Hk, n, Dv)
     mask: Mask | None = None,
@@ -107,14 +107,14 @@ def attend(
         q, k, v = (x[..., mine, :] for x in (q, k, v))
         done = attend(q, k, v, causal(), places=places)
 
-    Every rank makes the same call, and the same call of backward(). A rank that dies or
-    stays away makes the others raise, within the timeout of the process group.
+    Every rank must make the same call, and the same call of backward(). If a rank dies
+    or does not call, the others raise within the timeout of the process group.
 
-    places: the positions of each rank, from `zigzag`, `contiguous` or your own
-    group: a process group of torch.distributed; all processes unless given
+    places: the positions of each rank, from `zigzag`, `contiguous` or custom
+    group: a process group of torch.distributed; default: all processes
 
-    The other arguments are those of `regard.attention`; masks and biases are formulas,
-    and the gradient of a sink is this rank's share of it.
+    The other arguments are those of `regard.attention`. Masks and biases are formulas;
+    the gradient of a sink is this rank's contribution only.
     """
     ring = Ring(places, group, dist.get_rank(group))
     refuse(mask, bias, softcap)
@@ -124,8 +124,8 @@ def attend(
     check_shard(ring, call)
     if is_array(call.scale):
         raise OptionError(
-            "scale is an array: the ring runs on fused kernels, and they take one "
-            "number. Write scale=float(scale), or regard.engine.attend(...)."
+            "scale is an array, but the fused kernels of the ring take one number. "
+            "Write scale=float(scale), or regard.engine.attend(...)."
         )
     lead, n, total = call.shape[:-2], q.shape[-2], sum(map(count, places))
     batch, heads = (1, 1, *lead)[-2:]
@@ -141,36 +141,37 @@ def attend(
         shape=(batch, heads, n, n),
     )
     out, lse = Ringed.apply(q, k, v, guard_functions(call), ring)
-    if call.sink is not None:  # it belongs to a row, not to a rank's keys: once, here
+    if call.sink is not None:  # applied once per row, not once per rank
         out, lse = take_share(out, lse, call.sink)
     return Attended(out.reshape(*lead, n, v.shape[-1]), lse.reshape(*lead, n))
 
 
 def refuse(mask: Any, bias: Any, softcap: float | None) -> None:
-    """Refuse what cannot be cut by position, and what no fused kernel does."""
+    """Raise for masks that are not formulas, and for options without a fused kernel."""
     for name, x, kind, write in (
         ("mask", mask, Mask, "array"),
         ("bias", bias, Bias, "added"),
     ):
         if x is not None and not isinstance(x, kind):
             raise MaskError(
-                f"{name} is a {type(x).__name__}, expected a formula, as each rank has "
-                f"other rows and keys. Write regard.masks.{write}(x) for an array over "
-                "the positions of the whole sequence."
+                f"{name} is a {type(x).__name__}, expected a formula, because each "
+                "rank holds different rows and keys. Write "
+                f"regard.masks.{write}(x) for an array over the positions of the whole "
+                "sequence."
             )
     if softcap is not None or learns(bias):
-        given = f"softcap={softcap}" if softcap is not None else "a bias that learns"
+        given = f"softcap={softcap}" if softcap is not None else "a trainable bias"
         raise OptionError(
-            f"{given}: the ring runs on fused kernels, and none of them does that. "
+            f"{given}: the fused kernels of the ring do not support it. "
             "Write regard.engine.attend(...) in one process."
         )
 
 
 def check_shard(ring: Ring, call: Call) -> None:
-    """Refuse shards that are not what `places` says."""
+    """Raise an error if the shards do not match `places`."""
     if len(ring.places) != ring.world:
         raise OptionError(
-            f"places for {len(ring.places)} ranks, and the group has {ring.world}. "
+            f"places for {len(ring.places)} ranks, but the group has {ring.world}. "
             f"Write zigzag(n, {ring.world})."
         )
     runs = sorted((r for runs in ring.places for r in runs if r), key=lambda r: r.start)
@@ -178,18 +179,18 @@ def check_shard(ring: Ring, call: Call) -> None:
     if any(r.start != end or r.step != 1 for r, end in zip(runs, ends, strict=False)):
         raise OptionError(
             f"places={ring.places}, expected every position from 0 on exactly once, "
-            "in ranges of step 1, as zigzag(n, world) gives them."
+            "in ranges of step 1, as zigzag(n, world) returns them."
         )
     if call.shape[-2:] != (n := count(ring.places[ring.rank]), n):
         raise ShapeError(
             f"{call.shape[-2]} queries and {call.shape[-1]} keys on rank {ring.rank}, "
-            f"and places gives it {n} positions. Write q[..., mine, :] with "
-            f"mine = list_positions(places[{ring.rank}]), and k and v alike."
+            f"but places assigns it {n} positions. Write q[..., mine, :] with "
+            f"mine = list_positions(places[{ring.rank}]), and likewise for k and v."
         )
     if len(call.shape) > 4:
         raise ShapeError(
             f"q has shape {tuple(call.q.shape)}, expected (B, H, n, D) or fewer axes. "
-            "Write q.flatten(0, -4), and k and v alike."
+            "Write q.flatten(0, -4), and likewise for k and v."
         )
     dtypes = [x.dtype for x in (call.q, call.k, call.v)]
     if len(set(dtypes)) > 1:
@@ -198,7 +199,7 @@ def check_shard(ring: Ring, call: Call) -> None:
 
 @dataclass(frozen=True)
 class Ring:
-    """Who holds what, and how it is passed on."""
+    """The positions of each rank, and the communication between them."""
 
     places: Places
     group: Any
@@ -210,7 +211,7 @@ class Ring:
         return int(dist.get_world_size(self.group))
 
     def travel(self, held: list[Tensor]) -> Iterator[tuple[int, list[Tensor]]]:
-        """Yield each rank and its tensors, mine first; the next are on their way."""
+        """Yield each rank and its tensors, own first, while receiving the next."""
         for step in range(self.world):
             owner = (self.rank - step) % self.world
             last = step == self.world - 1
@@ -219,9 +220,9 @@ class Ring:
             held = held if wait is None else wait()
 
     def pass_on(self, sent: list[Tensor], owner: int) -> Wait:
-        """Start to send an owner's tensors (B, H, n, D) to the next rank.
+        """Start sending an owner's tensors (B, H, n, D) to the next rank.
 
-        Return a function that waits for those that the previous rank sends.
+        Return a function that waits for the tensors of the previous rank.
         """
         if self.world == 1:
             return lambda: sent
@@ -235,16 +236,16 @@ class Ring:
                 (dist.isend, sent, after),
             )
             for x in tensors
-            if x.numel()  # both sides know if nothing comes
+            if x.numel()  # both sides skip empty tensors
         ]
         with blame(messages):
             works = dist.batch_isend_irecv(messages) if messages else []
 
         def wait() -> list[Tensor]:
-            # NCCL makes one work of all messages, so lengths may differ
+            # NCCL returns one work object for all messages, so lengths may differ
             for work, message in zip(works, messages, strict=False):
                 with blame([message]):
-                    work.wait()  # gloo gives up after the timeout of the group
+                    work.wait()  # gloo raises after the timeout of the group
             return received
 
         return wait
@@ -252,32 +253,32 @@ class Ring:
 
 @contextmanager
 def blame(messages: list[Any]) -> Iterator[None]:
-    """Say which rank did not answer."""
+    """Re-raise communication errors with the rank that did not answer."""
     began = time.monotonic()
     try:
         yield
     except RuntimeError as error:
         peers = " or ".join(sorted({str(message.peer) for message in messages}))
         raise RuntimeError(
-            f"rank {dist.get_rank()} did not hear from rank {peers} within "
+            f"rank {dist.get_rank()} got no response from rank {peers} within "
             f"{time.monotonic() - began:.1f} s. Did it die, or not make the same call? "
-            f"The timeout of the process group bounds the wait. The group said: {error}"
+            f"The wait is limited by the timeout of the process group. Cause: {error}"
         ) from error
 
 
 class Ringed(torch.autograd.Function):  # type: ignore[misc]
-    """Attention around the ring, with the gradients of out and of lse."""
+    """Ring attention as an autograd function, with gradients of out and lse."""
 
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, *how: Any
     ) -> tuple[Tensor, Tensor]:
-        """Merge what each rank's keys give to the rows of this one."""
+        """Merge the results over the keys of each rank."""
         call, ring = how
-        k, v = k.contiguous(), v.contiguous()  # as they are sent
+        k, v = k.contiguous(), v.contiguous()  # required for sending
         out = q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=accumulator(call.xp, q))
         lse = out.new_full(q.shape[:-1], -math.inf)
-        begun: set[int] = set()  # the runs of rows that have seen keys
+        begun: set[int] = set()  # runs of rows with results so far
         for owner, held in ring.travel([k, v]):
             visit = replace(call, q=q, k=held[0], v=held[1])
             for rows, _, pair in pair_runs(visit, ring, owner):
@@ -295,17 +296,17 @@ class Ringed(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> Any:
-        """Send the sums of dk and dv after their keys, one step behind."""
+        """Send the sums of dk and dv around the ring, one step behind their keys."""
         if torch.is_grad_enabled():
             raise GradientError(
                 "create_graph=True: the ring has no second derivatives. Write "
-                "regard.engine.attend(...) in one process, or leave create_graph out."
+                "regard.engine.attend(...) in one process, or omit create_graph."
             )
         ctx.versions.check()
         (q, k, v, out, lse), ring = ctx.saved_tensors, ctx.ring
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
         dq = torch.zeros_like(q, dtype=lse.dtype)
-        wait: Wait = list  # at home nobody has found anything yet
+        wait: Wait = list  # in the first step there are no gradients to receive
         for owner, held in ring.travel([k, v]):
             visit = replace(ctx.call, q=q, k=held[0], v=held[1])
             dk, dv = sums = [torch.zeros_like(x, dtype=lse.dtype) for x in held]
@@ -330,7 +331,7 @@ def run_pair(call: Call) -> tuple[Tensor, Tensor]:
 def pair_runs(
     call: Call, ring: Ring, owner: int
 ) -> Iterator[tuple[slice, slice, Call]]:
-    """Yield my runs of rows with an owner's runs of keys, each pair as a small call."""
+    """Yield each pair of own rows and an owner's keys as a small call."""
     formula: Any = call.mask
     for rows, at_q in locate(ring.places[ring.rank]):
         for keys, at_k in locate(ring.places[owner]):
@@ -351,13 +352,13 @@ def pair_runs(
             if kind == FULL:
                 pair = replace(pair, mask=None)
             elif at_q == at_k and formula == causal() and call.bias is None:
-                pair = replace(pair, mask=causal(), q_start=0)  # the kernel knows it
+                pair = replace(pair, mask=causal(), q_start=0)  # use the causal kernel
             if kind != EMPTY:
                 yield rows, keys, pair
 
 
 def locate(runs: Runs) -> Iterator[tuple[slice, range]]:
-    """Yield where each run lies among a rank's rows, and its positions."""
+    """Yield the row indices of each run within the shard, and its positions."""
     start = 0
     for run in runs:
         if run:
@@ -372,7 +373,7 @@ def count(runs: Runs) -> int:
 
 @dataclass(frozen=True)
 class LateMask(Mask):
-    """A mask whose key 0 stands at position `first`."""
+    """A mask whose key 0 is at position `first`."""
 
     mask: Mask
     first: int
@@ -381,14 +382,14 @@ class LateMask(Mask):
         return self.mask(b, h, q, k + self.first)
 
     def prove(self, edges: Edges) -> Proof:
-        """Ask about the positions of the keys."""
+        """Return the proofs for the shifted key positions."""
         first, last = edges.k_first + self.first, edges.k_last + self.first
         return self.mask.prove(edges._replace(k_first=first, k_last=last))
 
 
 @dataclass(frozen=True)
 class LateBias(Bias):
-    """A bias whose key 0 stands at position `first`."""
+    """A bias whose key 0 is at position `first`."""
 
     bias: Bias
     first: int

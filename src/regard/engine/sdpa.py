@@ -1,10 +1,10 @@
-"""A mask formula as the arguments of torch's scaled_dot_product_attention.
+"""Convert a mask formula to arguments of torch's scaled_dot_product_attention.
 
-    proved full                     nothing: the kernel runs unmasked
-    causal() from position 0        is_causal=True, torch aligns it top-left as well
+    proved full                     no mask
+    causal() from position 0        is_causal=True, which torch also aligns top-left
     anything else                   attn_mask, True = may attend
 
-The two arguments are never given together: some kernels refuse it, others combine them.
+The two arguments are never set together: some kernels raise, others combine them.
 
 Next: flex.py
 """
@@ -23,7 +23,7 @@ from regard.masks.tiles import FULL, prove_tiles
 
 
 class Arguments(TypedDict):
-    """What to pass on to scaled_dot_product_attention."""
+    """Keyword arguments of scaled_dot_product_attention."""
 
     attn_mask: torch.Tensor | None
     is_causal: bool
@@ -36,7 +36,7 @@ def sdpa_arguments(
     q_start: Start | None = None,
     device: torch.device | str = "cpu",
 ) -> Arguments:
-    """Return the cheapest arguments that mean the same as the mask.
+    """Return the cheapest arguments that are equivalent to the mask.
 
     >>> from regard import causal
     >>> sdpa_arguments(causal(), (4, 4))

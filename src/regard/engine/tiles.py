@@ -1,11 +1,11 @@
-"""A mask formula on the fused kernel: no square, no compiler, exact gradients.
+"""Mask formulas on the fused kernel: no dense mask, no compiler, exact gradients.
 
-Rows are taken a few hundred at a time. The tiles of such a strip are proved empty, full
-or undecided, and the strip becomes at most two calls of the kernel,
+Rows are processed in strips of a few hundred. The tiles of a strip are proved empty,
+full or undecided, and the strip becomes at most two calls of the kernel:
 
-    the full tiles, without a mask    +    the undecided tiles, under a small mask
+    the full tiles, without a mask    +    the undecided tiles, with a small mask
 
-whose (out, lse) pairs merge exactly. The backward pass visits the same parts: given the
+Their (out, lse) pairs merge exactly. The backward pass visits the same parts: given the
 lse of the whole row, each part's gradient is independent of the others.
 
 Next: flash.py
@@ -35,28 +35,28 @@ from regard.masks.tiles import FULL, UNDECIDED, prove_tiles
 
 ROWS, KEYS = 256, 128  # of a tile
 CAUSAL = causal()
-CELLS = 2**24  # of a mask written out at once: 64 MB in float32
+CELLS = 2**24  # maximum size of a dense mask: 64 MB in float32
 
 
 @dataclass(frozen=True)
 class Part:
-    """Some keys for a strip of rows: one run of the kernel."""
+    """Some keys for a strip of rows: one call of the kernel."""
 
-    keys: slice | Tensor  # a run of keys, or their positions
+    keys: slice | Tensor  # a contiguous run of keys, or their positions
     masked: bool = False
-    diagonal: bool = False  # row i of the strip sees the keys 0 … i of the part
+    diagonal: bool = False  # row i of the strip attends to keys 0 … i of the part
 
 
 @dataclass(frozen=True)
 class Strip:
-    """Some rows, and the parts of the keys that they may see."""
+    """Some rows, and the parts of the keys that they attend to."""
 
     rows: slice
     parts: tuple[Part, ...]
 
 
 def plan(call: Call) -> tuple[Strip, ...]:
-    """Return the strips of a call; most calls are a single one."""
+    """Return the strips of a call; most calls have only one."""
     n_q, n_k = call.shape[-2:]
     rows = slice(0, n_q)
     if n_q == 0 or (call.mask is None and call.bias is None):
@@ -67,28 +67,28 @@ def plan(call: Call) -> tuple[Strip, ...]:
 
 
 def is_causal(call: Call) -> bool:
-    """Tell whether the kernel's own causal mask will do, shifted by whole keys."""
+    """Return whether the kernel's causal mask applies, shifted by q_start >= 0."""
     plain = call.bias is None and call.mask == CAUSAL
     return plain and not is_array(call.q_start) and call.q_start >= 0
 
 
 def plan_causal(start: int, n_q: int, n_k: int) -> tuple[Part, ...]:
-    """Return the keys before all queries, and the square on the diagonal."""
+    """Return the keys before all queries, and the block on the diagonal."""
     before, after = min(start, n_k), min(start + n_q, n_k)
-    if n_q == 1:  # it may see itself too, so nothing is left to mask
+    if n_q == 1:  # a single query attends to all keys up to itself: no mask
         before = after
     parts = Part(slice(0, before)), Part(slice(before, after), diagonal=True)
     return tuple(part for part in parts if count(part.keys))
 
 
 def plan_strips(call: Call) -> Iterator[Strip]:
-    """Sort the tiles of each strip into full ones and undecided ones."""
+    """Yield strips, with their tiles grouped into full and undecided ones."""
     n_k = call.shape[-1]
     formula = call.mask if isinstance(call.mask, Mask) else everything()
     block = max(1, min(ROWS, CELLS // max(n_k, 1))), KEYS
     tiles = prove_tiles(formula, call.shape, block=block, q_start=call.q_start)
     for rows, kinds in zip(tiles.rows, tiles.for_all(), strict=True):
-        if call.bias is not None or is_array(call.mask):  # nothing goes unmasked
+        if call.bias is not None or is_array(call.mask):  # every tile needs it
             kinds[kinds == FULL] = UNDECIDED
         parts = [
             Part(join(chosen, call.q.device), masked=kind == UNDECIDED)
@@ -99,7 +99,7 @@ def plan_strips(call: Call) -> Iterator[Strip]:
 
 
 def join(runs: list[slice], device: torch.device) -> slice | Tensor:
-    """Return one slice if the runs are neighbours, else all their positions."""
+    """Return one slice if the runs are adjacent, else all their positions."""
     if sum(map(count, runs)) == runs[-1].stop - runs[0].start:
         return slice(runs[0].start, runs[-1].stop)
     return torch.cat([torch.arange(r.start, r.stop, device=device) for r in runs])
@@ -111,7 +111,7 @@ def count(keys: slice | Tensor) -> int:
 
 
 def pick(x: Tensor, keys: slice | Tensor) -> Tensor:
-    """Return these rows of x (B, H, N, D): a view of a run, a copy of others."""
+    """Return these rows of x (B, H, N, D): a view for a slice, otherwise a copy."""
     if not isinstance(keys, slice):
         return x.index_select(2, keys)
     return x if count(keys) == x.shape[2] else x[:, :, keys]
@@ -123,11 +123,11 @@ def pick_rows(arrays: tuple[Any, ...], rows: slice) -> tuple[Any, ...]:
 
 
 def write_bias(call: Call, rows: slice, part: Part) -> Tensor | None:
-    """Return what is added to the scores of a part, -inf where the mask forbids."""
+    """Return the bias of a part, with -inf where the mask is False."""
     if not part.masked:
         return None
     allowed, bias = (write_cells(x, call, rows, part) for x in (call.mask, call.bias))
-    wide = accumulator(call.xp, call.q)  # as the kernel takes it, also for halves
+    wide = accumulator(call.xp, call.q)  # the kernel's bias dtype, also for float16
     bias = call.q.new_zeros((), dtype=wide) if bias is None else bias.to(wide)
     if allowed is not None:
         bias = torch.where(allowed, bias, -math.inf)
@@ -136,7 +136,7 @@ def write_bias(call: Call, rows: slice, part: Part) -> Tensor | None:
 
 
 def write_cells(x: Any, call: Call, rows: slice, part: Part) -> Tensor | None:
-    """Write a formula out on the cells of a part, or cut them out of an array."""
+    """Evaluate a formula on the cells of a part, or slice them from an array."""
     if x is None:
         return None
     if not isinstance(x, Formula):
@@ -175,7 +175,7 @@ def run_strips(call: Call, strips: tuple[Strip, ...]) -> tuple[Tensor, Tensor]:
 
 
 class Fused(torch.autograd.Function):  # type: ignore[misc]
-    """Attention by strips, with the gradients of out and of lse."""
+    """Attention by strips as an autograd function, with gradients of out and lse."""
 
     @staticmethod
     def forward(
@@ -192,17 +192,17 @@ class Fused(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> Any:
-        """Add up the gradients of all parts."""
+        """Sum the gradients of all parts."""
         ctx.versions.check()
         q, k, v, out, lse = ctx.saved_tensors
         call, strips = replace(ctx.call, q=q, k=k, v=v), ctx.strips
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            # create_graph=True: the kernel's gradients have no gradients of their own
+            # create_graph=True: the kernel's backward pass is not differentiable
             return *differentiate_again(call, grad_out, grad_lse), None, None
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
         known = out, lse, grad_out, grad_lse
         with without_autocast(q):
-            if is_one_part(call, strips):  # nothing to add up
+            if is_one_part(call, strips):  # no sum needed
                 ((_, found),) = differentiate_parts(call, strips, known)
                 return *found, None, None
             sums = [torch.zeros_like(x, dtype=lse.dtype) for x in (q, k, v)]
@@ -211,7 +211,7 @@ class Fused(torch.autograd.Function):  # type: ignore[misc]
 
 
 def is_one_part(call: Call, strips: tuple[Strip, ...]) -> bool:
-    """Tell whether one run of the kernel meets all rows and keys."""
+    """Return whether one call of the kernel covers all rows and keys."""
     if len(strips) != 1 or len(strips[0].parts) != 1:
         return False
     keys = strips[0].parts[0].keys
@@ -222,9 +222,9 @@ def differentiate_strips(
     call: Call,
     strips: tuple[Strip, ...],
     known: tuple[Any, ...],  # out and lse over all keys, their gradients
-    sums: Sequence[Tensor],  # the gradients of q, k and v, to be added to
+    sums: Sequence[Tensor],  # the gradients of q, k and v, updated in place
 ) -> None:
-    """Add what each part gives to the gradients."""
+    """Add the contribution of each part to the gradients."""
     for places, found in differentiate_parts(call, strips, known):
         for total, more, at in zip(sums, found, places, strict=True):
             add(total, more, at)
@@ -233,7 +233,7 @@ def differentiate_strips(
 def differentiate_parts(
     call: Call, strips: tuple[Strip, ...], known: tuple[Any, ...]
 ) -> Iterator[tuple[tuple[Any, ...], tuple[Tensor, ...]]]:
-    """Yield the rows and keys of each part, and what it gives to the gradients."""
+    """Yield the rows and keys of each part, and its contribution to the gradients."""
     for rows, part in ((strip.rows, part) for strip in strips for part in strip.parts):
         out, lse, grad_out, grad_lse = pick_rows(known, rows)
         found = differentiate_part(
@@ -249,7 +249,7 @@ def differentiate_parts(
 
 
 def add(total: Tensor, more: Tensor, at: slice | Tensor) -> None:
-    """Add what was found for some rows or keys, in place."""
+    """Add a contribution to some rows or keys, in place."""
     if isinstance(at, slice):
         total[:, :, at] += more
     else:

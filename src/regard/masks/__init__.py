@@ -1,4 +1,4 @@
-"""Who may see whom: masks and biases as formulas. `python -m regard.masks` draws them.
+"""Masks and biases as formulas of position. `python -m regard.masks` draws them.
 
 Next: masks/algebra.py
 """

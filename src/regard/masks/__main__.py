@@ -1,6 +1,6 @@
 """Draw every mask and bias in the terminal: `python -m regard.masks`.
 
-    ■ may see    · may not        ░ ▒ ▓ █ a bias, from its lowest to its highest
+    ■ allowed    · masked         ░ ▒ ▓ █ a bias, from its lowest to its highest value
 
 Rows are queries, columns are keys.
 
@@ -36,7 +36,7 @@ GAP = 4  # columns between two drawings
 
 
 def list_patterns(n: int) -> list[tuple[str, str, Formula]]:
-    """Return the call, a sentence and the formula of each pattern, for n tokens."""
+    """Return (call, description, formula) of each pattern, for n tokens."""
     short, ids = n - 3, np.arange(n) // (n // 3)
     valid = np.arange(n)[None] >= 3
     checks = (np.arange(n)[:, None] + np.arange(n)) % 2 == 0
@@ -45,13 +45,13 @@ def list_patterns(n: int) -> list[tuple[str, str, Formula]]:
     own = per_head([causal(), window(1, 1)])
     return [
         ("everything()", "Every query sees every key: an encoder.", everything()),
-        ("causal()", "Itself and what came before: a language model.", causal()),
-        ("window(2)", "Itself and two others before it.", window(2)),
-        ("window(2, 1)", "Two others before it, one after it.", window(2, 1)),
-        ("last(3)", "The last three, itself among them: Mistral's count.", last(3)),
-        ("keys(2, 5)", "The keys 2, 3 and 4, seen by all.", keys(2, 5)),
-        ("prefix(4)", "Causal, after a prompt seen by all.", prefix(4)),
-        ("window(2) | keys(0, 1)", "And the first, as a sink.", window(2) | keys(0, 1)),
+        ("causal()", "Itself and all earlier tokens: a language model.", causal()),
+        ("window(2)", "Itself and the two tokens before it.", window(2)),
+        ("window(2, 1)", "Two tokens before it, one after it.", window(2, 1)),
+        ("last(3)", "The last three tokens, with itself, as in Mistral.", last(3)),
+        ("keys(2, 5)", "Keys 2, 3 and 4, for every query.", keys(2, 5)),
+        ("prefix(4)", "Causal, after a prefix visible to all.", prefix(4)),
+        ("window(2) | keys(0, 1)", "Plus a sink token.", window(2) | keys(0, 1)),
         (
             f"padding(lengths=[{short}])",
             "The end is padding.",
@@ -59,24 +59,24 @@ def list_patterns(n: int) -> list[tuple[str, str, Formula]]:
         ),
         ("padding(valid)", "The start is padding.", padding(valid)),
         ("causal() & padding(valid)", "Left-padded text.", causal() & padding(valid)),
-        ("same(ids)", "Only within one's own document.", same(ids)),
+        ("same(ids)", "Only within the same document.", same(ids)),
         ("causal() & same(ids)", "Packed documents.", causal() & same(ids)),
         ("~same(ids)", "Only other documents.", ~same(ids)),
         ("where(fn)", "Any function: (q - k) % 3 == 0.", every_third),
         ("array(x)", "Any array.", array(checks)),
-        ("per_head([causal(), window(1, 1)])", "Each its own; this is head 1.", own),
-        ("alibi([0.5])", "A penalty for each step of distance.", alibi([0.5])),
-        ("table(values)", "A number for each offset, clipped far away.", table(sides)),
+        ("per_head([causal(), window(1, 1)])", "One per head; head 1 is shown.", own),
+        ("alibi([0.5])", "A penalty proportional to distance.", alibi([0.5])),
+        ("table(values)", "A value per offset; far offsets are clipped.", table(sides)),
         (
             "table(values, log_offsets(8, far=16))",
-            "T5: far offsets share a number.",
+            "T5: far offsets share a bucket.",
             table(eight, log_offsets(8, far=16)),
         ),
     ]
 
 
 def draw(formula: Formula, n: int) -> str:
-    """Draw the last head of a formula over n tokens, two characters a cell."""
+    """Draw the last head of a formula over n tokens, two characters per cell."""
     heads = max((node.extent.heads or 1) for node in formula.walk())
     cells = formula.dense((1, heads, n, n))[0, -1]
     if cells.dtype == bool:
@@ -89,7 +89,7 @@ def draw(formula: Formula, n: int) -> str:
 
 
 def lay_out(n: int, width: int) -> Table:
-    """Lay the drawings out side by side: titles, sentences, pictures."""
+    """Arrange the drawings in columns, each with a title and a description."""
     across = max(1, (width + GAP) // (2 * n - 1 + GAP))
     table = Table.grid(padding=(0, GAP, 0, 0))
     for _ in range(across):
@@ -105,7 +105,7 @@ def lay_out(n: int, width: int) -> Table:
 
 @click.command()
 @click.option(
-    "--tokens", default=12, show_default=True, help="How many tokens to draw."
+    "--tokens", default=12, show_default=True, help="Number of tokens to draw."
 )
 def main(tokens: int) -> None:
     """Draw every mask and bias: rows are queries, columns are keys."""

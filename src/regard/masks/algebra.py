@@ -1,22 +1,22 @@
-"""Who may see whom, as a formula instead of a matrix.
+"""Masks as formulas instead of matrices.
 
-A mask is a predicate over absolute positions,
+A mask is a predicate over absolute positions:
 
-    mask(b, h, q, k) = may query q of head h in batch b see key k?
+    mask(b, h, q, k) = may query q of head h in batch b attend to key k?
 
-and masks combine: (a & b), (a | b), ~a. What lets them scale is a second question,
-asked of whole tiles of cells at once and answered in three-valued logic:
+Masks combine: (a & b), (a | b), ~a. They scale because a mask can also be asked about
+whole tiles of cells at once. The answer is three-valued:
 
     prove(tile) = proved empty, or proved full, or unknown
 
     a & b   empty if either is, full if both are
     a | b   full if either is, empty if both are
-    ~a      empty and full change places
+    ~a      empty and full are swapped
 
-An unknown costs time, a wrong proof would give a wrong answer; so in doubt, unknown.
-Over 131,072 tokens a formula is a few numbers; its 17 billion cells are never written.
+"Unknown" only costs time, a wrong proof gives wrong results: if in doubt, unknown.
+A formula over 131,072 tokens is a few numbers; its 17 billion cells are never stored.
 
-Next: definition/blocked.py (what formulas are made of: masks/primitives.py)
+Next: definition/blocked.py (the basic masks: masks/primitives.py)
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from regard.masks.tiles import UNKNOWN, Edges, Numbers, Proof, Tiles, prove_tile
 class Mask(Formula):
     """A predicate with proofs. Combine masks with `&`, `|` and `~`."""
 
-    __array_ufunc__ = None  # so that `numpy_array & mask` asks us
+    __array_ufunc__ = None  # makes `numpy_array & mask` call Mask.__rand__
 
     def prove(self, edges: Edges) -> Proof:
-        """Say which tiles are surely empty and which surely full."""
+        """Return which tiles are proved empty and which are proved full."""
         del edges
         return UNKNOWN
 
@@ -51,7 +51,7 @@ class Mask(Formula):
         block: int | tuple[int, int] = 128,
         q_start: Start | None = None,
     ) -> Tiles:
-        """Cut (..., H, Nq, Nk) into tiles, each empty, full or undecided."""
+        """Split (..., H, Nq, Nk) into tiles, each empty, full or undecided."""
         start = resolve_start(q_start, shape, self)
         return prove_tiles(self, shape, block=block, q_start=start)
 
@@ -64,7 +64,7 @@ class Mask(Formula):
     def __invert__(self) -> Mask:
         return Not(self)
 
-    __rand__, __ror__ = __and__, __or__  # reached only by what is no mask
+    __rand__, __ror__ = __and__, __or__  # called only if the left side is not a mask
 
     def __bool__(self) -> NoReturn:
         raise MaskError(
@@ -73,7 +73,7 @@ class Mask(Formula):
 
 
 def expect_mask(operator: str, other: object) -> Mask:
-    """Refuse to combine a mask with anything but a mask."""
+    """Return `other` if it is a mask, otherwise raise MaskError."""
     if isinstance(other, Mask):
         return other
     raise MaskError(
@@ -83,26 +83,26 @@ def expect_mask(operator: str, other: object) -> Mask:
 
 
 def flatten(kind: type[Formula], formula: Any) -> tuple[Any, ...]:
-    """Return the parts of a formula of this kind, any other formula by itself."""
+    """Return the operands of a formula of type `kind`, else the formula itself."""
     return formula.parts if type(formula) is kind else (formula,)
 
 
 @dataclass(frozen=True, repr=False)
 class And(Mask):
-    """All of them allow it."""
+    """Allowed if all masks allow it."""
 
-    masks: tuple[Mask, ...]  # in one tuple, so that a long chain is not a deep tree
+    masks: tuple[Mask, ...]  # one flat tuple, so a long chain is not a deep tree
 
     @property
     def parts(self) -> tuple[Mask, ...]:
-        """The masks that must all allow it."""
+        """The operands."""
         return self.masks
 
     def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
         return reduce(operator.and_, (mask(b, h, q, k) for mask in self.masks))
 
     def prove(self, edges: Edges) -> Proof:
-        """Empty if any is, full if all are."""
+        """Return empty where any mask is empty, full where all are full."""
         empty, full = zip(*(mask.prove(edges) for mask in self.masks), strict=True)
         return Proof(reduce(operator.or_, empty), reduce(operator.and_, full))
 
@@ -113,20 +113,20 @@ class And(Mask):
 
 @dataclass(frozen=True, repr=False)
 class Or(Mask):
-    """At least one of them allows it."""
+    """Allowed if at least one mask allows it."""
 
     masks: tuple[Mask, ...]
 
     @property
     def parts(self) -> tuple[Mask, ...]:
-        """The masks of which one must allow it."""
+        """The operands."""
         return self.masks
 
     def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
         return reduce(operator.or_, (mask(b, h, q, k) for mask in self.masks))
 
     def prove(self, edges: Edges) -> Proof:
-        """Full if any is, empty if all are."""
+        """Return full where any mask is full, empty where all are empty."""
         empty, full = zip(*(mask.prove(edges) for mask in self.masks), strict=True)
         return Proof(reduce(operator.and_, empty), reduce(operator.or_, full))
 
@@ -136,20 +136,20 @@ class Or(Mask):
 
 @dataclass(frozen=True, repr=False)
 class Not(Mask):
-    """It does not allow it."""
+    """Allowed if the mask does not allow it."""
 
     mask: Mask
 
     @property
     def parts(self) -> tuple[Mask, ...]:
-        """What is denied."""
+        """The negated mask."""
         return (self.mask,)
 
     def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
         return ~self.mask(b, h, q, k)
 
     def prove(self, edges: Edges) -> Proof:
-        """Empty and full change places."""
+        """Return the proofs with empty and full swapped."""
         proof = self.mask.prove(edges)
         return Proof(empty=proof.full, full=proof.empty)
 
@@ -163,7 +163,7 @@ class Not(Mask):
 
 @dataclass(frozen=True, repr=False)
 class PerHead(Mask):
-    """Head h follows masks[h]."""
+    """Head h uses masks[h]."""
 
     masks: tuple[Mask, ...]
 
@@ -174,7 +174,7 @@ class PerHead(Mask):
 
     @property
     def extent(self) -> Extent:
-        """As many heads as masks."""
+        """One head per mask."""
         return Extent(heads=len(self.masks))
 
     def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
@@ -184,7 +184,7 @@ class PerHead(Mask):
         return allowed
 
     def prove(self, edges: Edges) -> Proof:
-        """Head i of what masks[i] proves, side by side."""
+        """Return the proofs of masks[i] for each head i, stacked."""
         proofs = [mask.prove(edges) for mask in self.masks]
 
         def stack(answers: list[Numbers]) -> Numbers:

@@ -1,13 +1,13 @@
-"""What is added to a score, as a formula of position.
+"""Biases: values added to the scores, as formulas of position.
 
     alibi(slopes)     - slope[h] * |q - k|          nearer is better
-    table(values)     values[h, bucket(k - q)]      a learned number for each offset
-    added(array)      array[b, h, q, k]             any numbers
+    table(values)     values[h, bucket(k - q)]      a learned value for each offset
+    added(array)      array[b, h, q, k]             any array
 
     score  ->  score + bias(b, h, q, k);     biases add up: alibi(s) + table(t)
 
-Softcap and sink are no biases: they do not commute with adding, so they are arguments
-of `attention` with a fixed place in the order.
+Softcap and sink are not biases: they do not commute with addition. They are arguments
+of `attention`, applied at a fixed point in the computation.
 
 Next: algebra.py
 """
@@ -31,9 +31,9 @@ Buckets = Callable[[Array], Array]
 
 
 class Bias(Formula):
-    """A number for every (batch, head, query, key). Combine biases with `+`."""
+    """A value for every (batch, head, query, key). Combine biases with `+`."""
 
-    __array_ufunc__ = None  # so that `numpy_array + bias` asks us
+    __array_ufunc__ = None  # makes `numpy_array + bias` call Bias.__radd__
 
     def __add__(self, other: object) -> Bias:
         if not isinstance(other, Bias):
@@ -48,7 +48,7 @@ class Bias(Formula):
 
 @dataclass(frozen=True, repr=False)
 class Sum(Bias):
-    """All of them are added."""
+    """The sum of several biases."""
 
     terms: tuple[Bias, ...]
 
@@ -66,18 +66,18 @@ class Sum(Bias):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Alibi(Bias):
-    """A penalty that grows with distance, by a slope for each head."""
+    """A penalty proportional to distance, with one slope per head."""
 
     slopes: Array  # (H,)
 
     @property
     def positional(self) -> bool:
-        """It measures distance."""
+        """True: it depends on the distance |q - k|."""
         return True
 
     @property
     def extent(self) -> Extent:
-        """One slope for each head."""
+        """One slope per head."""
         return Extent(heads=self.slopes.shape[0])
 
     def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
@@ -90,19 +90,19 @@ class Alibi(Bias):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Table(Bias):
-    """A number looked up by the offset from query to key."""
+    """A value looked up by the offset from query to key."""
 
     values: Array  # (H, buckets)
     bucket: Buckets
 
     @property
     def positional(self) -> bool:
-        """It looks at the offset."""
+        """True: it depends on the offset k - q."""
         return True
 
     @property
     def extent(self) -> Extent:
-        """One row of numbers for each head."""
+        """One row of values per head."""
         return Extent(heads=self.values.shape[0])
 
     def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
@@ -114,14 +114,14 @@ class Table(Bias):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Added(Bias):
-    """An array, whose first row belongs to query position q_start."""
+    """An array whose first row is query position q_start."""
 
     values: Array  # (B or 1, H or 1, Nq or 1, Nk or 1)
     q_start: int
 
     @property
     def extent(self) -> Extent:
-        """As far as the array goes; axes of size 1 stand for any size."""
+        """The extent of the array; axes of size 1 broadcast."""
         return reach(self.values, self.q_start)
 
     def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
@@ -132,28 +132,28 @@ class Added(Bias):
 
 
 def alibi(slopes: Array) -> Bias:
-    """Subtract slopes[h] * |q - k|; see `regard.definition.position.alibi_slopes`."""
+    """Return -slopes[h] * |q - k|; see `regard.definition.position.alibi_slopes`."""
     return Alibi(expect(slopes, "slopes", (("H",),), "numeric"))
 
 
 def table(values: Array, bucket: Buckets | None = None) -> Bias:
-    """Add values[h, bucket(k - q)]; without a bucket, offsets -R … R, then clipped."""
+    """Return values[h, bucket(k - q)]; by default offsets are clipped to -R … R."""
     values = expect(values, "values", (("H", "buckets"),), "numeric")
     return Table(values, clip_offsets(values.shape[1]) if bucket is None else bucket)
 
 
 def added(values: Array, *, q_start: int = 0) -> Bias:
-    """Add an array (..., Nq, Nk); row 0 is query q_start."""
+    """Return an array (..., Nq, Nk) as a bias; row 0 is query position q_start."""
     values = expect(values, "values", ARRAYS, "numeric")
     return Added(widen(values), read_row(q_start, "added", "bias"))
 
 
 def clip_offsets(n: int) -> Buckets:
-    """One bucket for each offset -R … R with n = 2R + 1; farther counts as R."""
+    """Return buckets for offsets -R … R, with n = 2R + 1; farther ones are clipped."""
     if n % 2 == 0:
         raise MaskError(
-            f"{n} buckets, expected an odd number: -R … 0 … R. Give values "
-            f"(H, {n + 1}), or say which offset has which: table(values, bucket)."
+            f"{n} buckets, expected an odd number: -R … 0 … R. Pass values of shape "
+            f"(H, {n + 1}), or a function of the offset: table(values, bucket)."
         )
 
     def bucket(offset: Array) -> Array:
@@ -165,10 +165,10 @@ def clip_offsets(n: int) -> Buckets:
 
 
 def log_offsets(n: int = 32, *, far: int = 128, causal: bool = False) -> Buckets:
-    """T5's buckets: near offsets one by one, farther ones by logarithm, up to `far`.
+    """Return T5's buckets: exact for near offsets, logarithmic up to `far`.
 
-    For an encoder half of the n buckets are for keys after the query; with causal=True
-    all of them are for keys before it.
+    By default half of the n buckets are for keys after the query (an encoder); with
+    causal=True all of them are for keys before it.
     """
     side = n if causal else n // 2
     exact = side // 2

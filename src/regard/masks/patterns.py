@@ -1,10 +1,10 @@
-"""The masks people use, each one line on top of the primitives.
+"""The common masks, each a thin wrapper around the primitives.
 
     causal()             k <= q                     language models
     window(4095)         q - 4095 <= k <= q         local attention
-    padding(lengths=n)   k < n[b]                   batches of unequal texts
+    padding(lengths=n)   k < n[b]                   batches of unequal lengths
     same(ids)            ids[q] == ids[k]           packed documents
-    causal() & window(4095) & same(ids)             all of it
+    causal() & window(4095) & same(ids)             a combination
 
 Next: biases.py
 """
@@ -30,65 +30,65 @@ KINDS = {"bool": "True and False", "integral": "integers", "numeric": "numbers"}
 
 
 def everything() -> Mask:
-    """Every query sees every key."""
+    """Return a mask that allows everything."""
     return Band(None, None)
 
 
 def causal() -> Mask:
-    """A query sees itself and what came before it."""
+    """Return the causal mask: a query attends to itself and to all earlier keys."""
     return Band(0, None)
 
 
 def window(left: int | None, right: int | None = 0) -> Mask:
-    """A query sees itself, `left` others before it and `right` others after it.
+    """Return a sliding window: itself, `left` keys before it and `right` after it.
 
-    None is: all of them, so window(None) is causal().
+    None means unlimited, so window(None) is causal().
     """
     try:
         left, right = (None if n is None else index(n) for n in (left, right))
     except TypeError:
         raise MaskError(
-            f"window({left}, {right}): both count other tokens, expected whole numbers "
-            "or None. Write window(2) for two others before it."
+            f"window({left}, {right}): both count other tokens, expected integers or "
+            "None. Write window(2) for the two tokens before it."
         ) from None
     if min(left or 0, right or 0) < 0:
         raise MaskError(
-            f"window({left}, {right}): both count other tokens, so neither is below 0. "
-            "Write window(0) for only itself."
+            f"window({left}, {right}): both count other tokens, expected at least 0. "
+            "Write window(0) for the token itself only."
         )
     return Band(None if right is None else -right, left)
 
 
 def last(n: int) -> Mask:
-    """A query sees the last n tokens, itself among them: window(n - 1)."""
+    """Return a window over the last n tokens, including itself: window(n - 1)."""
     if not isinstance(n, Integral) or n < 1:
         raise MaskError(
-            f"last({n}), expected a whole number. A query is among its last tokens: "
-            "write last(1) for itself alone."
+            f"last({n}), expected an integer of at least 1: the count includes the "
+            "query. Write last(1) for the token itself only."
         )
     return window(n - 1)
 
 
 def keys(lo: int | Array, hi: int | Array) -> Mask:
-    """Every query sees the keys lo, …, hi - 1; bounds may differ by batch."""
+    """Return a mask of the keys lo, …, hi - 1; bounds may differ by batch."""
     bounds = [read_bound(lo, "lo"), read_bound(hi, "hi")]
     sizes = {x.shape[0] for x in bounds if is_array(x)}
     if len(sizes) > 1:
         raise MaskError(
-            f"keys() has {bounds[0].shape[0]} bounds lo and {bounds[1].shape[0]} hi, "
-            "expected one of each for every batch. Write a number for what is the same "
-            "in all of them."
+            f"keys() got {bounds[0].shape[0]} values for lo and {bounds[1].shape[0]} "
+            "for hi, expected one of each per batch. Write an integer for a bound that "
+            "all batches share."
         )
     return Keys(*bounds)
 
 
 def prefix(n: int | Array) -> Mask:
-    """Causal, but the first n tokens are seen by all; n may differ by batch."""
+    """Return a causal mask in which every query also attends to the first n keys."""
     return causal() | keys(0, n)
 
 
 def padding(valid: Array | None = None, *, lengths: Array | None = None) -> Mask:
-    """Keys are tokens where valid (B, Nk) is True, or where k < lengths (B,)."""
+    """Return a padding mask: valid (B, Nk) is True for tokens, or k < lengths (B,)."""
     if (valid is None) == (lengths is None):
         raise MaskError("padding() takes either valid (B, Nk) or lengths=(B,).")
     if valid is None:
@@ -97,10 +97,10 @@ def padding(valid: Array | None = None, *, lengths: Array | None = None) -> Mask
 
 
 def same(ids_q: Array, ids_k: Array | None = None) -> Mask:
-    """A query sees the keys that carry its id; ids are (N,) or (B, N).
+    """Return a mask of the keys with the same id as the query; ids (N,) or (B, N).
 
     With one array, ids[p] is the id of position p, for queries and keys alike. With
-    two, queries and keys are counted apart, as in cross-attention.
+    two, queries and keys are indexed separately, as in cross-attention.
     """
     given = (x for x in (ids_q, ids_k) if x is not None)
     both = [expect(x, "ids", (("N",), ("B", "N")), "integral") for x in given]
@@ -108,14 +108,14 @@ def same(ids_q: Array, ids_k: Array | None = None) -> Mask:
     sizes = [x.shape[0] for x in rows if x.ndim == 2]
     if len(set(sizes)) > 1:
         raise MaskError(
-            f"same() has ids of {sizes[0]} batches for queries and of {sizes[1]} for "
-            "keys, expected as many. Write ids (N,) if they are the same for all."
+            f"same() got ids for {sizes[0]} batches of queries and {sizes[1]} of keys, "
+            "expected equal batch sizes. Write ids (N,) if all batches share them."
         )
     return Same(rows[0], rows[1] if len(rows) == 2 else None)
 
 
 def where(fn: Callable[[Array, Array, Array, Array], Array]) -> Mask:
-    """A query sees what fn(b, h, q, k) allows; FlexAttention's mask_mod fits."""
+    """Return a mask from fn(b, h, q, k), the signature of FlexAttention's mask_mod."""
     if not callable(fn):
         raise MaskError(
             f"where() takes a function fn(b, h, q, k), not {type(fn).__name__}. "
@@ -125,13 +125,13 @@ def where(fn: Callable[[Array, Array, Array, Array], Array]) -> Mask:
 
 
 def array(allowed: Array, *, q_start: int = 0) -> Mask:
-    """Use an array (..., Nq, Nk), True = may attend; row 0 is query q_start."""
+    """Return an array (..., Nq, Nk), True = may attend, as a mask; row 0 is q_start."""
     x = expect(allowed, "array", ARRAYS, "bool")
     return Given(widen(x), read_row(q_start, "array", "mask"))
 
 
 def per_head(masks: Sequence[Mask]) -> Mask:
-    """Head h follows masks[h]."""
+    """Return a mask that uses masks[h] for head h."""
     masks = () if isinstance(masks, Mask) else tuple(masks)
     if not masks or not all(isinstance(mask, Mask) for mask in masks):
         raise MaskError("per_head() takes a list of masks, one for each head.")
@@ -139,7 +139,7 @@ def per_head(masks: Sequence[Mask]) -> Mask:
 
 
 def expect(x: Any, name: str, axes: tuple[tuple[str, ...], ...], kind: str) -> Array:
-    """Return x as an array, or say which axes and which kind of number it must have."""
+    """Return x as an array; raise MaskError if its axes or its dtype are wrong."""
     x = x if is_array(x) else np.asarray(x)
     if x.ndim not in map(len, axes) or not holds(x, kind):
         shapes = " or ".join(str(names).replace("'", "") for names in axes)
@@ -159,12 +159,12 @@ def read_bound(x: Any, name: str) -> Any:
 
 
 def read_row(q_start: Any, name: str, argument: str) -> int:
-    """Return the position of the first row of an array, which is one number."""
+    """Return the position of the first row of an array as an int."""
     start = read_start(q_start)
     if is_array(start) and start.ndim:
         raise MaskError(
-            f"{name}() starts at one position, not at {q_start}. Write {argument}=x "
-            "instead: the rows of an array are the queries of the call."
+            f"{name}(q_start={q_start}), expected a single position. To use row i for "
+            f"query i in every batch, pass the array itself: {argument}=x."
         )
     return int(start)
 

@@ -1,4 +1,4 @@
-"""The six formulas that every mask is made of.
+"""The six basic masks that all others combine.
 
     Band    lo <= q - k <= hi                    causal, window
     Keys    lo <= k < hi                         prefix, lengths
@@ -7,7 +7,7 @@
     Where   fn(b, h, q, k)                       anything else
     Given   array[b, h, q, k]                    an array
 
-The first four can prove a tile empty or full from its corners and from a little data.
+The first four can prove a tile empty or full from its first and last positions.
 
 Next: patterns.py
 """
@@ -29,18 +29,18 @@ from regard.masks.tiles import Edges, Numbers, Proof
 
 @dataclass(frozen=True, repr=False)
 class Band(Mask):
-    """The distance from key to query lies between lo and hi; None is no bound."""
+    """The distance q - k lies between lo and hi; None means no bound."""
 
     lo: int | None
     hi: int | None
 
     @property
     def positional(self) -> bool:
-        """Only a band without bounds is the same for every offset."""
+        """True unless both bounds are None."""
         return (self.lo, self.hi) != (None, None)
 
     def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
-        # k against q - lo, because q - k would be a square of integers
+        # compare k with q - lo: q - k would allocate an Nq × Nk array of integers
         lo, hi = (None if is_beyond(x, q) else x for x in (self.lo, self.hi))
         if lo is None and hi is None:
             return (k <= q) | (k > q)
@@ -50,7 +50,7 @@ class Band(Mask):
         return near if hi is None else near & (k >= q - hi)
 
     def prove(self, edges: Edges) -> Proof:
-        """The corners have the smallest and the largest distance."""
+        """Compare the smallest and largest distance, found at the tile's corners."""
         nearest, farthest = edges.q_first - edges.k_last, edges.q_last - edges.k_first
         lo = nearest.min(initial=0) if self.lo is None else self.lo
         hi = farthest.max(initial=0) if self.hi is None else self.hi
@@ -68,14 +68,14 @@ class Band(Mask):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Keys(Mask):
-    """Keys from lo up to, not including, hi; each a number or one for each batch."""
+    """The keys lo <= k < hi; each bound is an int, or an array with one per batch."""
 
     lo: Array  # or int
     hi: Array
 
     @property
     def extent(self) -> Extent:
-        """As many batches as there are bounds."""
+        """One batch per bound."""
         sizes = [x.shape[0] for x in (self.lo, self.hi) if is_array(x)]
         return Extent(batch=max(sizes, default=None))
 
@@ -84,7 +84,7 @@ class Keys(Mask):
         return (k >= lo) & (k < hi)
 
     def prove(self, edges: Edges) -> Proof:
-        """The first and last key decide."""
+        """Compare the first and last key of the tile with the bounds."""
         lo, hi = (np.reshape(x, (-1, 1, 1, 1)) for x in (self.lo, self.hi))
         empty = (edges.k_last < lo) | (edges.k_first >= hi)
         return Proof(empty, (edges.k_first >= lo) & (edges.k_last < hi))
@@ -97,14 +97,14 @@ class Keys(Mask):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Same(Mask):
-    """Query and key carry the same id. One array for both compares positions."""
+    """Query and key have the same id. One array serves both if ids_k is None."""
 
     ids_q: Array  # (N,) or (B, N)
-    ids_k: Array | None  # None: the queries' ids
+    ids_k: Array | None  # None: use ids_q
 
     @property
     def positional(self) -> bool:
-        """With one array for both, the query's place in it matters."""
+        """True if one array serves both: it is then indexed by the query position."""
         return self.ids_k is None
 
     @property
@@ -114,7 +114,7 @@ class Same(Mask):
 
     @property
     def extent(self) -> Extent:
-        """As far as the ids go."""
+        """The positions that the ids cover."""
         sizes = [x.shape[0] for x in (self.ids_q, self.keys) if x.ndim == 2]
         n_q, n_k = self.ids_q.shape[-1], self.keys.shape[-1]
         return Extent(batch=max(sizes, default=None), q=(0, n_q), k=n_k)
@@ -126,7 +126,7 @@ class Same(Mask):
         return pick(self.ids_q, q) == pick(self.keys, k)
 
     def prove(self, edges: Edges) -> Proof:
-        """Ranges of ids that do not meet are empty; one id on both sides is full."""
+        """Return empty for disjoint ranges of ids, full for one id on both sides."""
         q_min, q_max = find_range(self.ids_q, edges.q_first, edges.q_last)
         k_min, k_max = find_range(self.keys, edges.k_first, edges.k_last)
         one = (q_min == q_max) & (k_min == k_max) & (q_min == k_min)
@@ -139,20 +139,20 @@ class Same(Mask):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Valid(Mask):
-    """Key k holds a token, not padding."""
+    """Key k is a token, not padding."""
 
     valid: Array  # bool, (B, Nk)
 
     @property
     def extent(self) -> Extent:
-        """One row of keys for each batch."""
+        """One row of keys per batch."""
         return Extent(batch=self.valid.shape[0], k=self.valid.shape[1])
 
     def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
         return self.valid[b, k]
 
     def prove(self, edges: Edges) -> Proof:
-        """Count the valid keys of a tile by a difference of running counts."""
+        """Count the valid keys of each tile as a difference of cumulative sums."""
         before = np.pad(np.cumsum(self.valid, axis=1), ((0, 0), (1, 0)))
         b = np.arange(before.shape[0])[:, None, None, None]
         count = before[b, edges.k_last + 1] - before[b, edges.k_first]
@@ -164,13 +164,13 @@ class Valid(Mask):
 
 @dataclass(frozen=True, repr=False)
 class Where(Mask):
-    """Whatever fn(b, h, q, k) says: FlexAttention's and transformers' signature."""
+    """A function fn(b, h, q, k), the signature of FlexAttention and transformers."""
 
     fn: Callable[[Array, Array, Array, Array], Array]
 
     @property
     def positional(self) -> bool:
-        """Who knows: it may compare positions."""
+        """True, because the function may compare positions."""
         return True
 
     def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
@@ -189,14 +189,14 @@ class Where(Mask):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Given(Mask):
-    """An array, whose first row belongs to query position q_start."""
+    """An array whose first row is query position q_start."""
 
     values: Array  # bool, (B or 1, H or 1, Nq or 1, Nk or 1)
     q_start: int
 
     @property
     def extent(self) -> Extent:
-        """As far as the array goes; axes of size 1 stand for any size."""
+        """The extent of the array; axes of size 1 broadcast."""
         return reach(self.values, self.q_start)
 
     def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
@@ -208,16 +208,17 @@ class Given(Mask):
 
 
 def is_beyond(distance: int | None, positions: Array) -> bool:
-    """Tell whether no two positions are this far apart, so that q - lo may overflow.
+    """Return whether a distance is so large that q - distance may overflow.
 
-    JAX counts in 32 bits: q - 2**31 raises there, and q + 2**31 - 1 wraps around.
+    No two positions are that far apart, so the bound can be dropped. JAX uses 32-bit
+    integers: q - 2**31 raises an error, and q + 2**31 - 1 wraps around.
     """
     return distance is not None and clip(2 * distance, positions) != 2 * distance
 
 
 def clip(bound: int, positions: Array) -> int:
-    """Return a bound that the dtype of the positions can hold."""
-    if -(2**31) <= bound < 2**31:  # every dtype of positions can
+    """Return the bound, clipped to the range of the positions' dtype."""
+    if -(2**31) <= bound < 2**31:  # fits every dtype used for positions
         return bound
     known = namespace(x=positions).iinfo(positions.dtype)
     return int(min(max(bound, known.min), known.max))
@@ -225,7 +226,7 @@ def clip(bound: int, positions: Array) -> int:
 
 def find_range(ids: Numbers, first: Numbers, last: Numbers) -> tuple[Numbers, Numbers]:
     """Return the smallest and the largest of ids[..., first : last + 1]."""
-    rows = np.pad(np.atleast_2d(ids), ((0, 0), (0, 1)))  # reduceat needs an end
+    rows = np.pad(np.atleast_2d(ids), ((0, 0), (0, 1)))  # makes last + 1 a valid index
     batch = max(rows.shape[0], first.shape[0])
     ends = np.stack([first, last + 1], axis=-1).reshape(first.shape[0], -1)
     pairs = list(zip(spread(rows, batch), spread(ends, batch), strict=True))
@@ -253,7 +254,7 @@ def look_up(values: Array, *at: Array) -> Array:
 
 
 def show(x: Any) -> str:
-    """Print small data as it is, large data as its shape."""
+    """Format small arrays by their values, large ones by dtype and shape."""
     if not is_array(x):
         return repr(x)
     if np.prod(x.shape) <= 8:

@@ -1,10 +1,10 @@
-"""The square of cells cut into tiles, each proved empty, proved full, or undecided.
+"""The score matrix split into tiles, each proved empty, proved full, or undecided.
 
-    ■ full: attend without a mask    ▒ undecided: look at the cells    · empty: skip
+    ■ full: attend without a mask    ▒ undecided: evaluate the mask    · empty: skip
 
-The proofs of all tiles are made at once, from the first and last position of each: a
-million tiles (131,072 tokens in blocks of 128) take about a second. `settle` then looks
-into the undecided ones, a few at a time, and leaves nothing in doubt.
+All tiles are proved in one vectorized step, from the first and last position of each: a
+million tiles (131,072 tokens in blocks of 128) take about a second. `settle` evaluates
+the mask in the undecided tiles, in batches, so that all that remain are truly mixed.
 
 Next: patterns.py
 """
@@ -24,11 +24,11 @@ from regard.masks.formula import Start
 Numbers = np.ndarray[Any, Any]
 
 EMPTY, UNDECIDED, FULL = 0, 1, 2
-CELLS_AT_ONCE = 2**22  # 4 MB of cells while settling
+CELLS_AT_ONCE = 2**22  # per batch of `settle`: 4 MB
 
 
 class Edges(NamedTuple):
-    """Every tile of a grid at once: first and last positions, both included."""
+    """The first and last positions (inclusive) of every tile of a grid."""
 
     q_first: Numbers  # (B or 1, 1, query tiles, 1)
     q_last: Numbers
@@ -37,7 +37,7 @@ class Edges(NamedTuple):
 
 
 class Proof(NamedTuple):
-    """What is known of each tile; both False is: unknown."""
+    """Which tiles are proved empty or full; both False means unknown."""
 
     empty: Numbers  # (B or 1, H or 1, query tiles or 1, key tiles or 1)
     full: Numbers
@@ -47,13 +47,13 @@ UNKNOWN = Proof(np.zeros((1, 1, 1, 1), dtype=bool), np.zeros((1, 1, 1, 1), dtype
 
 
 class Provable(Protocol):
-    """What tiles need from a mask (masks are defined in algebra.py)."""
+    """The interface that tiles need from a mask (masks are defined in algebra.py)."""
 
     def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
         """Return which cells are allowed."""
 
     def place(self, like: Array) -> Self:
-        """Return the mask with its data in the library and device of `like`."""
+        """Return the mask with its data converted to the library of `like`."""
 
     def prove(self, edges: Edges) -> Proof:
         """Return which tiles are proved empty and which are proved full."""
@@ -61,21 +61,21 @@ class Provable(Protocol):
 
 @dataclass(frozen=True)
 class Tiles:
-    """What is known of each tile of a mask over (..., H, Nq, Nk)."""
+    """The kind of each tile of a mask over (..., H, Nq, Nk)."""
 
     mask: Provable
     edges: Edges
     kinds: Numbers  # int8 (B or 1, H or 1, query tiles, key tiles)
-    rows: tuple[slice, ...]  # of the call, one for each row of tiles
+    rows: tuple[slice, ...]  # query indices of each row of tiles
     keys: tuple[slice, ...]
 
     def for_all(self) -> Numbers:
-        """Return (query tiles, key tiles): what holds for every batch and head."""
+        """Return kinds (query tiles, key tiles) that hold for all batches and heads."""
         empty, full = ((self.kinds == kind).all((0, 1)) for kind in (EMPTY, FULL))
         return np.where(empty, EMPTY, np.where(full, FULL, UNDECIDED))
 
     def settle(self) -> Tiles:
-        """Look into every undecided tile; those left undecided are truly mixed."""
+        """Evaluate the mask in every undecided tile; those that remain are mixed."""
         kinds = self.kinds.copy()
         where = np.argwhere(kinds == UNDECIDED)
         q_first, q_last, k_first, k_last = self.edges
@@ -87,7 +87,7 @@ class Tiles:
             start = np.minimum(b, q_first.shape[0] - 1)
             q = q_first[start, 0, i, 0] + np.arange(n_rows)[:, None]
             k = k_first[0, 0, 0, j] + np.arange(n_keys)
-            q = np.minimum(q, q_last[start, 0, i, 0])  # past the edge: repeat the last
+            q = np.minimum(q, q_last[start, 0, i, 0])  # repeat the last past the edge
             k = np.minimum(k, k_last[0, 0, 0, j])
             cells = np.broadcast_to(self.mask(b, h, q, k), (len(at), n_rows, n_keys))
             some, every = cells.any((1, 2)), cells.all((1, 2))
@@ -95,7 +95,7 @@ class Tiles:
         return replace(self, kinds=kinds)
 
     def __str__(self) -> str:
-        """Draw the first head of the first batch, one character a tile."""
+        """Draw the first head of the first batch, one character per tile."""
         rows = self.kinds[0, 0]
         return "\n".join("".join("·▒■"[kind] for kind in row) for row in rows)
 
@@ -107,7 +107,7 @@ def prove_tiles(
     block: int | tuple[int, int],
     q_start: Start,
 ) -> Tiles:
-    """Ask the mask for its proofs about every tile of (..., H, Nq, Nk)."""
+    """Split (..., H, Nq, Nk) into tiles and prove each from the mask's formula."""
     mask = mask.place(np.empty(0))
     sides = block if isinstance(block, tuple | list) else (block, block)
     if len(sides) != 2 or not all(isinstance(n, Integral) and n > 0 for n in sides):

@@ -1,4 +1,4 @@
-"""A transformer in plain arrays: NumPy, PyTorch and JAX alike, and the judge of nn.
+"""A transformer in plain NumPy, PyTorch or JAX arrays: the reference for regard.nn.
 
 Next: config.py
 """

@@ -1,11 +1,10 @@
-"""One description that covers GPT-2, Llama, and everything between them.
+"""The configuration of a model, for GPT-2, Llama and similar architectures.
 
     tokens ─▶ embedding (+ positions) ─▶ layers × block ─▶ norm ─▶ logits
 
-A Config says what a causal transformer is made of, and nothing about how it runs: the
-plain decoder, the torch modules, the cost formulas and the loader of weights all read
-this one object. Its weights have these names and shapes, here and in every file we
-write; a matrix is stored (out, in), as PyTorch does:
+A Config describes the architecture of a causal transformer, not how it runs; the plain
+decoder, the torch modules, the cost formulas and the weight loader all read it. Weights
+have these names and shapes, here and in files; matrices are (out, in), as in PyTorch:
 
     embed.weight                        (vocabulary, width), also the head if tied
     positions.weight                    (context, width), if learned
@@ -14,12 +13,12 @@ write; a matrix is stored (out, in), as PyTorch does:
     blocks.0.attention.q_norm.weight    (d,), and k_norm, if qk_norm
     blocks.0.attention.out.weight       (width, H d)
     blocks.0.feed_norm.weight           (width,)
-    blocks.0.feed.up.weight             (hidden, width); swiglu: the gate's rows first
+    blocks.0.feed.up.weight             (hidden, width); swiglu: rows of the gate first
     blocks.0.feed.down.weight           (width, hidden)
-    norm.weight                         (width,), if the norms come first
+    norm.weight                         (width,), if norm_first
     head.weight                         (vocabulary, width), unless tied
 
-Biases are beside them under `.bias`.
+Biases have the same names with `.bias`.
 
 Next: linear.py
 """
@@ -41,31 +40,31 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "swiglu"]
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What a causal transformer is made of; the defaults are GPT-2's.
+    """The architecture of a causal transformer; the defaults are those of GPT-2.
 
     >>> Config(vocabulary=50_257, context=1_024, width=768, layers=12, heads=12).head
     64
     """
 
     vocabulary: int
-    context: int  # the most tokens it can read
+    context: int  # maximum number of tokens
     width: int
     layers: int
     heads: int
-    kv_heads: int = 0  # 0: as many as heads
+    kv_heads: int = 0  # 0: same as heads
     head_width: int = 0  # 0: width / heads
-    hidden: int = 0  # of the feed-forward layer; 0: 4 * width
+    hidden: int = 0  # width of the feed-forward layer; 0: 4 * width
     activation: Activation = "gelu_tanh"
     norm: Norm = "layer"
     eps: float = 1e-5
     norm_first: bool = True  # pre-norm; else post-norm, as in 2017
     position: Position = "learned"
-    base: float = 10_000.0  # of the angles of rotary and sinusoidal positions
-    bias: bool = True  # of the matrices, and of layer norms
-    qkv_bias: bool | None = None  # None: as bias
-    qk_norm: bool = False  # rms norm of every head of q and k
-    window: int | None = None  # a token sees itself and window - 1 tokens before it
-    tied: bool = True  # the head is the embedding
+    base: float = 10_000.0  # of rotary and sinusoidal angles
+    bias: bool = True  # in the matrices and the layer norms
+    qkv_bias: bool | None = None  # None: same as bias
+    qk_norm: bool = False  # apply rms norm to each head of q and k
+    window: int | None = None  # attend to the last `window` tokens, including itself
+    tied: bool = True  # the head shares the embedding's weights
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
@@ -73,7 +72,7 @@ class Config:
             value, least = getattr(self, name), 0 if usual else 1
             if not isinstance(value, Integral) or value < least:
                 raise OptionError(
-                    f"{name}={value}, expected a whole number of at least 1{usual}."
+                    f"{name}={value}, expected an integer of at least 1{usual}."
                 )
         for name, known in CHOICES.items():
             if getattr(self, name) not in known:
@@ -84,7 +83,7 @@ class Config:
         if not self.head_width and self.width % self.heads:
             raise OptionError(
                 f"a width of {self.width} cannot be split into {self.heads} heads. "
-                "Give head_width=; heads * head_width need not be the width."
+                "Set head_width=; heads * head_width need not equal the width."
             )
         if self.heads % self.shared:
             raise OptionError(
@@ -93,8 +92,8 @@ class Config:
             )
         if self.position == "rotary" and self.head % 2:
             raise OptionError(
-                f"rotary turns pairs, but a head is {self.head} wide. "
-                "Give an even head_width=."
+                f"rotary rotates pairs, but a head has the odd width {self.head}. "
+                "Set an even head_width=."
             )
         if not 0 <= self.dropout < 1:
             raise OptionError(f"dropout={self.dropout}, expected 0 <= dropout < 1.")
@@ -103,21 +102,21 @@ class Config:
 
     @property
     def shared(self) -> int:
-        """Heads of keys and values."""
+        """The number of key and value heads."""
         return self.kv_heads or self.heads
 
     @property
     def head(self) -> int:
-        """Width of one head."""
+        """The width of one head."""
         return self.head_width or self.width // self.heads
 
     @property
     def inner(self) -> int:
-        """Width of the feed-forward layer."""
+        """The width of the feed-forward layer."""
         return self.hidden or 4 * self.width
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield the name and shape of every weight, in the order of the model."""
+        """Yield the name and shape of every weight, in model order."""
         yield "embed.weight", (self.vocabulary, self.width)
         if self.position == "learned":
             yield "positions.weight", (self.context, self.width)
@@ -146,15 +145,16 @@ class Config:
         yield from matrix_shapes("feed.down", self.width, self.inner, bias=self.bias)
 
     def norm_shapes(self, name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield the weights of a norm."""
+        """Yield the name and shape of every weight of a norm."""
         yield f"{name}.weight", (self.width,)
         if self.norm == "layer" and self.bias:
             yield f"{name}.bias", (self.width,)
 
     def start_from(self, name: str) -> tuple[float, float]:
-        """Return mean and deviation of the normal numbers that a weight starts from.
+        """Return the mean and standard deviation of a weight's normal initialization.
 
-        What adds to the residual starts smaller, so that it does not grow with depth.
+        Matrices that write to the residual stream start smaller, so that the stream
+        does not grow with depth.
         """
         if name.endswith("bias"):
             return 0.0, 0.0
@@ -165,9 +165,9 @@ class Config:
         return 0.0, 0.02
 
 
-COUNTS = {  # and what 0 stands for
+COUNTS = {  # field: the meaning of 0, if allowed
     **dict.fromkeys(("vocabulary", "context", "width", "layers", "heads"), ""),
-    "kv_heads": ", or 0 for as many as heads",
+    "kv_heads": ", or 0 for the same as heads",
     "head_width": ", or 0 for width / heads",
     "hidden": ", or 0 for 4 * width",
 }
@@ -181,7 +181,7 @@ CHOICES = {
 def matrix_shapes(
     name: str, rows: int, columns: int, *, bias: bool
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the weights of a matrix (out, in)."""
+    """Yield the name and shape of a matrix (out, in) and of its bias."""
     yield f"{name}.weight", (rows, columns)
     if bias:
         yield f"{name}.bias", (rows,)

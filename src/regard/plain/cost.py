@@ -1,14 +1,14 @@
-"""What a model costs: parameters, FLOPs, activations and cache, as formulas to read.
+"""The cost of a model as formulas: parameters, FLOPs, activation memory, KV cache.
 
-    print(parameters(config))                 each part, its formula, its number
-    forward_flops(config, 1_024).total        the number alone
-    cache_bytes(config, 1_024)["attention"]   the number of one part
+    print(parameters(config))                 a table: part, formula, value
+    forward_flops(config, 1_024).total        the total
+    cache_bytes(config, 1_024)["attention"]   the value of one part
 
-Every number is computed from the very formula that is printed beside it. In a formula a
-space multiplies, as on paper; its letters are below, and under every printed table.
+Every value is computed from the formula that is printed next to it. In a formula a
+space means multiplication; LETTERS explains the symbols, as does every printed table.
 
-FLOPs are those of matrix products, two for a multiply and an add. Norms, activations,
-softmax and rotations are left out: they are not matrix products, and are far fewer.
+FLOPs count matrix products only, a multiply-add as two. Norms, activations, softmax and
+rotations are not included: they are not matrix products, and far cheaper.
 
 Next: nn/attention.py
 """
@@ -44,27 +44,27 @@ LETTERS = {
 PARTS = (
     "embedding",
     "norms",
-    "projections",  # q, k and v from x, and the heads back to x
-    "attention",  # scores, weights and their mix of values; the cache
+    "projections",  # qkv and output projections
+    "attention",  # scores, weights, weighted values; the KV cache
     "feed-forward",
     "head",
     "loss",
 )
-STRIP = 256  # rows that the engine takes at once under a window
+STRIP = 256  # rows per strip of the engine under a window
 OPERATORS = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,  # only of products that divide evenly
+    ast.Div: operator.floordiv,  # formulas only divide products that divide evenly
 }
 
-Line = tuple[str, str, str]  # a part, what of it, a formula
+Line = tuple[str, str, str]  # part, what, formula
 Attention = Literal["fused", "textbook"]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a cost."""
+    """One row of a cost table."""
 
     part: str
     what: str
@@ -74,7 +74,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Cost:
-    """A number, taken apart; print it to see how it comes about.
+    """A cost as a table of rows; print it to see the formulas.
 
     >>> tiny = Config(vocabulary=9, context=64, width=8, layers=2, heads=4, kv_heads=2)
     >>> print(cache_bytes(tiny, 64))
@@ -89,7 +89,7 @@ class Cost:
 
     title: str
     rows: tuple[Row, ...]
-    letters: Mapping[str, int]  # what the formulas are made of
+    letters: Mapping[str, int]  # the values of the symbols in the formulas
 
     @property
     def total(self) -> int:
@@ -116,7 +116,7 @@ class Cost:
 
     @property
     def legend(self) -> str:
-        """The letters of the formulas: number and meaning."""
+        """The symbols used in the formulas, with value and meaning."""
         used = set(re.findall("[A-Za-z]+", " ".join(row.formula for row in self.rows)))
         words = [
             f"{letter}={self.letters[letter]:,} {meaning}"
@@ -127,7 +127,7 @@ class Cost:
 
 
 def parameters(config: Config) -> Cost:
-    """Count the numbers that are learned.
+    """Count the learned parameters.
 
     >>> gpt2 = Config(vocabulary=50_257, context=1_024, width=768, layers=12, heads=12)
     >>> parameters(gpt2).total
@@ -143,11 +143,11 @@ def forward_flops(
     batch: int = 1,
     causal: bool = False,  # count only the pairs that the mask allows
 ) -> Cost:
-    """Count the FLOPs from tokens to the logits of every token.
+    """Count the FLOPs of a forward pass, with logits for every token.
 
-    By default attention counts for the full N x N square, as PyTorch's FlopCounterMode
-    has it. `causal=True` counts the pairs under the causal mask and the window: what a
-    kernel cannot avoid. A fused kernel works on whole tiles and is between the two.
+    By default attention counts the full N x N score matrix, like PyTorch's
+    FlopCounterMode. `causal=True` counts only the pairs that the causal mask and window
+    allow: a lower bound. A fused kernel works on whole tiles and lies in between.
     """
     lines = list_flops(config, causal=causal, times=(1, 1, 1))
     title = f"FLOPs of a forward pass, {name_square(causal=causal)}"
@@ -164,9 +164,9 @@ def training_flops(
 ) -> Cost:
     """Count the FLOPs of a forward and a backward pass.
 
-    A product Y = X W has two in its backward pass, for the gradients of X and of W, so
-    it counts three times. A fused kernel did not keep the scores and computes them once
-    more, so they count four times.
+    A product Y = X W has two more in its backward pass, for the gradients of X and W,
+    so it counts three times. A fused kernel does not store the scores but recomputes
+    them in the backward pass, so they count four times.
     """
     check_attention(attention)
     times = (3, 4 if attention == "fused" else 3, 3)
@@ -178,7 +178,7 @@ def training_flops(
 def cache_bytes(
     config: Config, n: int, *, batch: int = 1, bytes_per_number: int = 2
 ) -> Cost:
-    """Count the bytes of the keys and values of n tokens, in a window or not."""
+    """Count the bytes of the KV cache of n tokens; a window does not reduce it."""
     lines: list[Line] = [
         ("attention", "keys", "s B L Hk N d"),
         ("attention", "values", "s B L Hk N d"),
@@ -194,21 +194,21 @@ def activation_bytes(
     batch: int = 1,
     bytes_per_number: int = 4,
     attention: Attention = "fused",
-    loss: bool = False,  # with the log-probabilities that cross entropy keeps
+    loss: bool = False,  # include the log-probabilities that cross entropy stores
 ) -> Cost:
-    """Count what CausalTransformer keeps from the forward pass for the backward.
+    """Count the bytes that CausalTransformer stores for the backward pass.
 
-    These are the arrays that autograd holds once the logits of two or more tokens are
-    there, on a CPU, with all weights in one dtype; weights and tables of positions are
-    not among them. The peak is higher: gradients and passing results come on top.
+    These are the tensors that autograd holds after a forward pass over two or more
+    tokens on a CPU, with all weights in one dtype, without weights and position tables.
+    Peak memory is higher: gradients and temporary tensors are not included.
 
-    Fused attention keeps q, k, v, out and lse. Textbook attention keeps the N x N
-    weights of every head in the place of lse.
+    Fused attention stores q, k, v, out and lse. Textbook attention stores the N x N
+    weights of every head instead of lse.
     """
     check_attention(attention)
     if config.dropout:
         raise OptionError(
-            f"dropout={config.dropout}: what dropout keeps is not counted. "
+            f"dropout={config.dropout}: memory used by dropout is not counted. "
             "Write activation_bytes(dataclasses.replace(config, dropout=0.0), ...)."
         )
     sizes = name_sizes(config, n, batch, bytes_per_number)
@@ -223,7 +223,7 @@ def activation_bytes(
 
 
 def list_parameters(config: Config) -> Iterator[Line]:
-    """Yield the weights, in the order of Config.shapes, all layers at once."""
+    """Yield the weights in the order of Config.shapes, summed over layers."""
     qkv_bias = config.bias if config.qkv_bias is None else config.qkv_bias
     norms = "(2 L + 1)" if config.norm_first else "2 L"
     ups = "2 F" if config.activation == "swiglu" else "F"
@@ -252,7 +252,7 @@ def list_parameters(config: Config) -> Iterator[Line]:
 def list_flops(
     config: Config, *, causal: bool, times: tuple[int, int, int]
 ) -> Iterator[Line]:
-    """Yield the matrix products; times of: matrices, scores, mix."""
+    """Yield the matrix products; times: counts of (matrices, scores, weights v)."""
     matrix, scores, mix = (2 * count for count in times)
     pairs = "W (2 N - W + 1) / 2" if causal else "N N"
     ups = "2 F" if config.activation == "swiglu" else "F"
@@ -266,9 +266,9 @@ def list_flops(
 
 
 def list_kept_norms(config: Config, *, narrow: bool) -> Iterator[Line]:
-    """Yield what the embedding and the norms keep, outputs included.
+    """Yield what the embedding and the norms store, including the norms' outputs.
 
-    The output of a norm is what the next matrix reads, so that matrix keeps it.
+    The output of a norm is the input of the next matrix, which stores it.
     """
     norms = "(2 L + 1)" if config.norm_first else "2 L"
     yield "embedding", "tokens, int64", "8 B N"
@@ -276,7 +276,7 @@ def list_kept_norms(config: Config, *, narrow: bool) -> Iterator[Line]:
         yield "embedding", "x of the first layer", "s B N D"
     if config.norm == "layer":
         yield "norms", "input, output, mean, 1/std", f"s B N {norms} (2 D + 2)"
-    else:  # torch computes it in steps, in float32 or wider
+    else:  # torch computes it in several ops, in float32 or wider
         yield "norms", "output", f"s B N {norms} D"
         yield "norms", "input, input/rms, 1/rms", f"w B N {norms} (2 D + 1)"
     if config.qk_norm:
@@ -286,7 +286,7 @@ def list_kept_norms(config: Config, *, narrow: bool) -> Iterator[Line]:
 
 
 def list_kept_attention(config: Config, n: int, *, fused: bool) -> Iterator[Line]:
-    """Yield what attention keeps between its two matrices."""
+    """Yield what attention stores between the qkv and output projections."""
     yield "projections", "q, k and v", "s B N L (H + 2 Hk) d"
     if config.position == "rotary" or config.qk_norm:
         yield "attention", "q and k, normed, turned", "s B N L (H + Hk) d"
@@ -299,7 +299,7 @@ def list_kept_attention(config: Config, n: int, *, fused: bool) -> Iterator[Line
     yield "attention", "out", "s B N L H d"
     yield "attention", "lse", "w B N L H"
     strips = config.window is not None and n > STRIP
-    if (config.qk_norm or strips) and config.heads > 1:  # out lies head by head
+    if (config.qk_norm or strips) and config.heads > 1:  # out is stored head by head
         yield "attention", "out, joined by a copy", "s B N L H d"
 
 
@@ -314,11 +314,11 @@ KEPT_FEED = {
 def name_sizes(
     config: Config, n: int = 1, batch: int = 1, bytes_per_number: int = 1
 ) -> dict[str, int]:
-    """Return the number behind every letter."""
+    """Return the value of every symbol."""
     given = {"n": n, "batch": batch, "bytes_per_number": bytes_per_number}
     for name, value in given.items():
         if not isinstance(value, int) or value < 1:
-            raise OptionError(f"{name}={value!r}, expected a whole number from 1 on.")
+            raise OptionError(f"{name}={value!r}, expected an integer of at least 1.")
     return {
         "V": config.vocabulary,
         "C": config.context,
@@ -337,25 +337,25 @@ def name_sizes(
 
 
 def name_square(*, causal: bool) -> str:
-    """Say which pairs of tokens are counted."""
+    """Describe which query-key pairs are counted."""
     return "pairs under the mask only" if causal else "the full square of scores"
 
 
 def check_attention(attention: str) -> None:
-    """Refuse an unknown kind of attention."""
+    """Raise OptionError for an unknown kind of attention."""
     if attention not in {"fused", "textbook"}:
         raise OptionError(f"attention={attention!r}, expected 'fused' or 'textbook'.")
 
 
 def evaluate(title: str, lines: Iterable[Line], letters: Mapping[str, int]) -> Cost:
-    """Compute each line's formula."""
+    """Evaluate the formula of each line, and return the table."""
     rows = (Row(*line, compute(line[2], letters)) for line in lines)
     ordered = sorted(rows, key=lambda row: PARTS.index(row.part))
     return Cost(title, tuple(ordered), letters)
 
 
 def compute(formula: str, letters: Mapping[str, int]) -> int:
-    """Compute a formula in which a space multiplies.
+    """Evaluate a formula in which a space means multiplication.
 
     >>> compute("2 N (D + 1)", {"N": 10, "D": 4})
     100

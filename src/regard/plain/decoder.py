@@ -1,10 +1,10 @@
-"""A causal language model in plain arrays: tokens to logits, and on to new tokens.
+"""A causal language model in plain arrays: logits, and token generation.
 
     x      = embedding of each token  (+ its position)
     x      = block(x), for every layer
     logits = norm(x) Eᵀ                    E is the embedding if tied, else the head
 
-Given the weights of a real model it is that model: slow, short, and the judge of nn.
+With the weights of a real model it is that model: slow, short, the reference for nn.
 
 Next: sample.py
 """
@@ -27,7 +27,7 @@ from regard.plain.sample import GREEDY, Sampling, open_streams
 
 
 def draw_weights(config: Config, seed: int = 0) -> dict[str, Array]:
-    """Return random weights, drawn as the config says."""
+    """Return randomly initialized weights, as the config specifies."""
     rng = np.random.default_rng(seed)
     shapes = config.shapes()
     return {name: rng.normal(*config.start_from(name), shape) for name, shape in shapes}
@@ -35,7 +35,7 @@ def draw_weights(config: Config, seed: int = 0) -> dict[str, Array]:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A config and its weights, arrays of one library.
+    """A config and its weights; all weights are arrays of one library.
 
     >>> config = Config(vocabulary=100, context=64, width=32, layers=2, heads=4)
     >>> decoder = Decoder(config, draw_weights(config))
@@ -64,7 +64,7 @@ class Decoder:
         if n > config.context and config.position != "none":
             raise ShapeError(
                 f"{n} tokens, but this model reads {config.context} at most. "
-                f"Give it the last {config.context}: tokens[..., -{config.context}:]."
+                f"Pass the last {config.context}: tokens[..., -{config.context}:]."
             )
         embedding = weights["embed.weight"]
         xp = namespace(tokens=tokens, embedding=embedding)
@@ -93,9 +93,9 @@ class Decoder:
         sampling: Sampling = GREEDY,
         seed: int = 0,
     ) -> Iterator[int]:
-        """Yield new tokens one by one; everything is computed again for each.
+        """Yield new tokens one by one, without a KV cache.
 
-        When the text outgrows the context, the last `context` tokens are read.
+        If the text is longer than the context, the model reads its last tokens.
         """
         tokens = list(tokens)
         (rng,) = open_streams(seed, [tokens])

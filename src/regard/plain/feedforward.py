@@ -1,9 +1,9 @@
-"""The feed-forward layer: every token on its own, through one wide hidden layer.
+"""The feed-forward layer: one wide hidden layer, applied to each token separately.
 
     relu, gelu     down(activation(up(x)))
     swiglu         down(silu(gate(x)) * up(x)),   silu(x) = x / (1 + exp(-x))
 
-    gelu(x) = x Φ(x),  Φ(x) = (1 + erf(x / √2)) / 2,  the chance to draw less than x
+    gelu(x) = x Φ(x),  Φ(x) = (1 + erf(x / √2)) / 2,  the normal distribution function
 
 Next: multihead.py
 """
@@ -19,7 +19,7 @@ from regard.arrays import Array, constant, namespace
 from regard.errors import OptionError
 from regard.plain.linear import Linear
 
-POINTS = np.polynomial.legendre.leggauss(50)  # of the integral of erf, 1e-15
+POINTS = np.polynomial.legendre.leggauss(50)  # Gauss-Legendre: erf to 1e-15
 
 
 def relu(x: Array) -> Array:
@@ -44,12 +44,12 @@ def gelu_tanh(x: Array) -> Array:
 
 
 def erf(x: Array) -> Array:
-    """Return 2/√π ∫ exp(-t²) dt from 0 to x, which the Array API does not have."""
+    """Return 2/√π ∫ exp(-t²) dt from 0 to x; the Array API has no erf."""
     xp = namespace(x=x)
-    x = xp.clip(x, -6, 6)  # beyond, it is 1 to sixteen digits
+    x = xp.clip(x, -6, 6)  # beyond 6, erf is 1 to sixteen digits
     total = 0 * x
     for point, weight in zip(*POINTS, strict=True):
-        t = x * float(point + 1) / 2  # Gauss' points on 0 … x
+        t = x * float(point + 1) / 2  # quadrature points between 0 and x
         total = total + float(weight) * xp.exp(-t * t)
     return x * total / math.sqrt(math.pi)
 
@@ -62,7 +62,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 def feed_forward(x: Array, up: Linear, down: Linear, activation: str) -> Array:
-    """Widen, bend, and narrow again; for swiglu, the rows of the gate come first."""
+    """Return down(activation(up(x))); for swiglu, `up` has the gate's rows first."""
     hidden = up(x)
     if activation == "swiglu":
         half = hidden.shape[-1] // 2

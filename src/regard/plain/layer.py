@@ -1,4 +1,4 @@
-"""One layer of a transformer: attention, then feed-forward, around a residual.
+"""One transformer layer: attention, then feed-forward, each with a residual connection.
 
     norm first    x = x + attention(norm(x));   x = x + feed(norm(x))
     norm last     x = norm(x + attention(x));   x = norm(x + feed(x))
@@ -19,7 +19,7 @@ from regard.plain.norm import layer_norm, rms_norm
 
 
 def norm(x: Array, weights: Weights, name: str, config: Config) -> Array:
-    """Apply the norm of this name."""
+    """Apply the norm with this name."""
     weight, bias = find(weights, name)
     if config.norm == "rms":
         return rms_norm(x, weight, config.eps)
@@ -32,9 +32,9 @@ def block(
     config: Config,
     *,
     mask: Array | Mask | None = None,
-    positions: Array | None = None,  # (N,), if the config says rotary
+    positions: Array | None = None,  # (N,), needed for rotary positions
 ) -> Array:
-    """Run one layer."""
+    """Apply one layer to x."""
 
     def prepare(q: Array, k: Array) -> tuple[Array, Array]:
         if config.qk_norm:

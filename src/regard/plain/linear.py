@@ -1,6 +1,6 @@
-"""A matrix, and perhaps a bias: y = x Wᵀ + b.
+"""A linear layer with an optional bias: y = x Wᵀ + b.
 
-W is stored (out, in), as PyTorch does, so row i holds what makes number i of y.
+W is stored as (out, in), as in PyTorch: row i produces component i of y.
 
 Next: norm.py
 """
@@ -32,18 +32,18 @@ class Linear(NamedTuple):
         return y if self.bias is None else y + self.bias
 
     def rows(self, start: int, stop: int) -> Linear:
-        """Return the part that makes the numbers start … stop - 1 of y."""
+        """Return the layer that computes only y[..., start:stop]."""
         bias = None if self.bias is None else self.bias[start:stop]
         return Linear(self.weight[start:stop, :], bias)
 
 
 def find(weights: Weights, name: str) -> Linear:
-    """Return the matrix of this name, with its bias if it has one."""
+    """Return the linear layer with this name, with its bias if it has one."""
     return Linear(weights[f"{name}.weight"], weights.get(f"{name}.bias"))
 
 
 def cut(weights: Weights, prefix: str) -> dict[str, Array]:
-    """Return the weights under a prefix, without it."""
+    """Return the weights whose names start with a prefix, with the prefix removed."""
     return {
         name.removeprefix(prefix): x
         for name, x in weights.items()

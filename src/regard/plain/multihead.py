@@ -1,11 +1,11 @@
-"""Multi-head attention, written three times with the same numbers.
+"""Multi-head attention, implemented in three equivalent ways.
 
     listed    for each head: attention(x Wqᵀ, x Wkᵀ, x Wvᵀ), one after the other
     stacked   the same with a head axis: one product for all heads
     fused     one matrix for q, k and v of all heads, then split
 
-The first is how it is explained, the last is how it runs. H heads of width d need not
-give D = H d: the output matrix (D, H d) brings them back.
+The first is the easiest to explain, the last is the one used in practice. H d need not
+equal D: the output matrix (D, H d) maps the heads back to D.
 
 Next: layer.py
 """
@@ -32,7 +32,7 @@ def attend_listed(
     mask: Array | Mask | None = None,
     context: Array | None = None,
 ) -> Array:
-    """Run the heads one after the other and put their results side by side."""
+    """Compute the heads one after the other, and concatenate their results."""
     other = x if context is None else context
     done = [attention(q(x), k(other), v(other), mask).out for q, k, v in heads]
     return out(namespace(x=x).concat(done, axis=-1))
@@ -48,7 +48,7 @@ def attend_stacked(
     mask: Array | Mask | None = None,
     context: Array | None = None,
 ) -> Array:
-    """Run all heads at once along an axis of their own."""
+    """Compute all heads at once, along a head axis."""
     xp = namespace(x=x, q=q, k=k, v=v)
     x = xp.expand_dims(x, axis=-3)  # (..., 1, N, D)
     other = x if context is None else xp.expand_dims(context, axis=-3)
@@ -62,12 +62,12 @@ def multi_head(
     out: Linear,  # (D, H d)
     *,
     heads: int,
-    kv_heads: int | None = None,  # fewer heads of k and v, shared
+    kv_heads: int | None = None,  # number of key and value heads; default: heads
     mask: Array | Mask | None = None,
     context: Array | None = None,  # (..., M, D): keys and values come from here
-    prepare: Prepare | None = None,  # turns or norms q and k (..., H, N, d)
+    prepare: Prepare | None = None,  # rotates or normalizes q and k (..., H, N, d)
 ) -> Array:
-    """Let every token of x gather from x, or from the context."""
+    """Compute self-attention over x, or cross-attention from x to the context."""
     shared = kv_heads or heads
     d = qkv.weight.shape[0] // (heads + 2 * shared)
     ends = [0, heads * d, (heads + shared) * d, (heads + 2 * shared) * d]
@@ -81,7 +81,7 @@ def multi_head(
 
 
 def fuse(heads: Sequence[Head]) -> Linear:
-    """Return the one matrix that `multi_head` takes for these heads."""
+    """Return the fused qkv matrix of these heads, as `multi_head` expects it."""
     xp = namespace(x=heads[0][0].weight)
     kinds = [[head[i] for head in heads] for i in range(3)]
     parts = [linear for kind in kinds for linear in kind]

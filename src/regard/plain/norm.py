@@ -1,11 +1,11 @@
-"""Rows made comparable: softmax, layer norm, rms norm.
+"""Softmax, layer norm and rms norm over the last axis.
 
     softmax(x)    = exp(x - max x) / sum exp(x - max x)      a row sums to 1
-    layer_norm(x) = (x - mean x) / sqrt(var x + eps)         mean 0, width 1
+    layer_norm(x) = (x - mean x) / sqrt(var x + eps)         mean 0, variance 1
     rms_norm(x)   = x / sqrt(mean x² + eps)                  length sqrt(D)
 
-The norms are followed by a weight for each number, and layer norm by a bias. They are
-computed in float32 at least, because half precision loses the small numbers of a sum.
+The norms are followed by an elementwise weight, and layer norm also by a bias. They are
+computed in at least float32, because sums in half precision lose small terms.
 
 Next: feedforward.py
 """
@@ -18,7 +18,7 @@ from regard.arrays import Array, accumulator, constant, namespace
 
 
 def softmax(x: Array) -> Array:
-    """Turn the last axis into weights; a row of -inf only becomes a row of 0.
+    """Return the softmax over the last axis; a row of only -inf gives a row of 0.
 
     >>> import numpy as np
     >>> softmax(np.asarray([1000.0, 1000.0, -np.inf]))
@@ -27,7 +27,7 @@ def softmax(x: Array) -> Array:
     xp = namespace(x=x)
     top = xp.max(x, axis=-1, keepdims=True)
     top = xp.where(top == -math.inf, constant(0, top), top)
-    parts = xp.exp(x - top)  # the largest is 1: no overflow
+    parts = xp.exp(x - top)  # at most 1: no overflow
     total = xp.sum(parts, axis=-1, keepdims=True)
     return parts / xp.where(total == 0, constant(1, total), total)
 
@@ -35,7 +35,7 @@ def softmax(x: Array) -> Array:
 def layer_norm(
     x: Array, weight: Array | None = None, bias: Array | None = None, eps: float = 1e-5
 ) -> Array:
-    """Shift and stretch the last axis to mean 0 and width 1."""
+    """Normalize the last axis to mean 0 and variance 1."""
     xp = namespace(x=x)
     wide = xp.astype(x, accumulator(xp, x), copy=False)
     centred = wide - xp.mean(wide, axis=-1, keepdims=True)
@@ -46,7 +46,7 @@ def layer_norm(
 
 
 def rms_norm(x: Array, weight: Array | None = None, eps: float = 1e-5) -> Array:
-    """Stretch the last axis to length sqrt(D)."""
+    """Scale the last axis to length sqrt(D)."""
     xp = namespace(x=x)
     wide = xp.astype(x, accumulator(xp, x), copy=False)
     square = xp.mean(wide * wide, axis=-1, keepdims=True)

@@ -1,20 +1,20 @@
-"""From logits to the next token.
+"""Sample the next token from logits.
 
     greedy        the token with the largest logit
-    temperature   exp(logits / T): below 1 bolder, above 1 more varied
-    top_k         only the k likeliest
-    top_p         only the likeliest that together reach p
-    min_p         only those at least min_p times as likely as the likeliest
-    repetition    tokens seen before are made less likely by this factor
+    temperature   exp(logits / T): below 1 more focused, above 1 more varied
+    top_k         keep only the k most likely tokens
+    top_p         keep only the most likely tokens that together reach p
+    min_p         keep only tokens at least min_p times as likely as the most likely
+    repetition    divide the logits of earlier tokens by this factor
 
-They apply in this order, repetition first. A token is drawn with one uniform number, at
-the place where the running sum of the probabilities passes it: the same seed gives the
-same tokens, whichever array library made the logits. The uniform numbers of a sequence
-depend on the seed, its prompt and how many equal prompts precede it in the batch:
+They apply in this order, except that repetition comes first. A token is drawn by
+comparing one uniform number with the cumulative probabilities, so the same seed gives
+the same tokens with every array library. The uniform numbers of a sequence depend on
+the seed, its prompt, and how many equal prompts precede it in the batch:
 
     generator = default_rng(sha256(seed, copy, prompt))        copy = 0, 1, 2, …
 
-Logits of -inf are never chosen. NaN, +inf and rows of -inf are refused.
+Logits of -inf are never drawn. NaN, +inf and rows of only -inf raise OptionError.
 
 Next: cost.py
 """
@@ -37,7 +37,7 @@ Numbers = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How the next token is chosen; greedy unless a temperature is given.
+    """The sampling options; greedy unless a temperature is given.
 
     >>> Sampling().pick(np.asarray([0.1, 2.0, 0.3]), [], np.random.default_rng(0))
     1
@@ -47,7 +47,7 @@ class Sampling:
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
-    repetition: float = 1.0  # 1: none; 1.1 is usual
+    repetition: float = 1.0  # 1: no penalty; 1.1 is common
 
     def __post_init__(self) -> None:
         ranges = {
@@ -65,8 +65,8 @@ class Sampling:
         unused = [name for name in FILTERS if getattr(self, name) is not None]
         if unused and not self.temperature:
             raise OptionError(
-                f"{unused[0]}= without a temperature: greedy choice needs no filter. "
-                "Give temperature=1.0 too."
+                f"{unused[0]}= has no effect without a temperature: greedy sampling "
+                "ignores it. Add temperature=1.0."
             )
 
     def pick(
@@ -77,9 +77,9 @@ class Sampling:
         *,
         name: str = "the logits",
     ) -> int:
-        """Choose a token, given the logits (V,) and the tokens so far.
+        """Return the next token, given the logits (V,) and the tokens so far.
 
-        name: what an error message calls the logits
+        name: the name of the logits in error messages
         """
         if self.repetition != 1:
             logits = self.discourage(logits, seen)
@@ -91,7 +91,7 @@ class Sampling:
         return int(at)
 
     def discourage(self, logits: Numbers, seen: Sequence[int]) -> Numbers:
-        """Divide the logits of seen tokens, or multiply them if they are negative."""
+        """Divide the logits of earlier tokens; multiply them if they are negative."""
         logits, at = logits.astype(np.float64), np.unique(np.asarray(seen, np.int64))
         old = logits[at]
         factor = self.repetition
@@ -100,9 +100,9 @@ class Sampling:
         return logits
 
     def filter(self, logits: Numbers) -> Numbers:
-        """Return (logits - max) / T with -inf for what may not be drawn."""
+        """Return (logits - max) / T, with -inf for tokens that are filtered out."""
         logits = logits.astype(np.float64)
-        with np.errstate(over="ignore"):  # 0 stays 0, so a tiny T is the limit: greedy
+        with np.errstate(over="ignore"):  # the maximum stays 0: a tiny T is greedy
             logits = (logits - logits.max()) / self.temperature
         if self.top_k is not None and self.top_k < logits.size:
             least = np.partition(logits, -self.top_k)[-self.top_k]
@@ -110,7 +110,7 @@ class Sampling:
         if self.top_p is not None and self.top_p < 1:
             order = np.argsort(-logits, kind="stable")
             before = np.cumsum(softmax(logits[order]))
-            before = np.concatenate([[0.0], before[:-1]])  # mass of the likelier ones
+            before = np.concatenate([[0.0], before[:-1]])  # mass of likelier tokens
             logits = logits.copy()
             logits[order[before >= self.top_p]] = -np.inf
         if self.min_p is not None:
@@ -120,16 +120,16 @@ class Sampling:
 
 
 def check_logits(logits: Numbers, name: str) -> None:
-    """Refuse logits that define no probabilities."""
-    if not np.isfinite(logits.max()):  # NaN, +inf, or nothing but -inf
+    """Raise OptionError for logits that do not define probabilities."""
+    if not np.isfinite(logits.max()):  # NaN, +inf, or only -inf
         nan = np.isnan(logits)
         wrong = nan if nan.any() else logits == np.inf
         held = "NaN" if nan.any() else "+inf"
         what = f"{held} for token {np.argmax(wrong)} ({wrong.sum()} of {wrong.size})"
         raise OptionError(
             f"{name}: {what if wrong.any() else 'all are -inf'}, expected numbers or "
-            "-inf, at least one of them finite. Check the weights and the dtype of the "
-            "model; write -inf for tokens that must not be drawn."
+            "-inf, with at least one finite. Check the weights and the dtype of the "
+            "model; use -inf for tokens that must not be drawn."
         )
 
 
@@ -138,8 +138,8 @@ def open_streams(
 ) -> list[np.random.Generator]:
     """Return a random generator for each prompt.
 
-    It depends on the seed, the prompt's tokens and the number of equal prompts before
-    it, and on no other prompt.
+    It depends only on the seed, the tokens of the prompt, and the number of equal
+    prompts before it.
 
     >>> together, alone = open_streams(0, [[1, 2], [3]]), open_streams(0, [[3]])
     >>> together[1].random() == alone[0].random()
