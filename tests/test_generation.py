@@ -143,7 +143,7 @@ def test_prompts_that_cannot_be_read_are_refused():
         generate(model, [1, 2, 3], 4)
     with pytest.raises(OptionError, match="lists of token numbers"):
         generate(model, "hello", 4)
-    with pytest.raises(ShapeError, match="an empty prompt"):
+    with pytest.raises(ShapeError, match="a prompt is empty"):
         generate(model, [[1], []], 4)
     with pytest.raises(ShapeError, match=r"of 30 tokens and 4 new ones.* Ask for 2"):
         generate(model, [[1] * 30], 4)

@@ -201,7 +201,7 @@ def steer(scores):
         (lambda scores: "no", "answer is a str, expected numbers."),
         (lambda scores: {}, "answer is a dict, expected numbers."),
         (lambda scores: [[1], [2, 3]], "a list of rows of different lengths"),
-        (lambda scores: (scores, scores), "it returned 2 things, expected 1."),
+        (lambda scores: (scores, scores), "it returned 2 values, expected 1."),
         (lambda scores: scores[0], "answer has shape (1,), expected (1, 1)."),
         (lambda scores: scores * np.nan, "Your answer has NaN, which is 0 / 0 or"),
         (lambda: 3, "softmax raised TypeError"),

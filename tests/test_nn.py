@@ -134,7 +134,7 @@ def test_the_cache_says_when_it_is_full():
         model(draw_tokens(0, (1, 5)), cache=cache)
     with pytest.raises(ShapeError, match="33 tokens, but this model reads 32 at most"):
         model(draw_tokens(0, (1, 33)))
-    with pytest.raises(OptionError, match="valid= and cache= together"):
+    with pytest.raises(OptionError, match="valid= cannot be combined with cache="):
         model(draw_tokens(0, (1, 2)), cache=cache, valid=torch.ones(1, 2, dtype=bool))
 
 

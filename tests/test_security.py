@@ -193,7 +193,7 @@ def test_a_chat_template_that_never_ends_is_ended(template, monkeypatch):
     ],
 )
 def test_a_product_that_would_fill_everything_is_refused(product):
-    with pytest.raises(OptionError, match=r"a product of \d+ digits or parts"):
+    with pytest.raises(OptionError, match=r"a product of \d+ bits or items"):
         chat("{{ (" + product + ")|length }}")
 
 

@@ -203,7 +203,7 @@ def test_a_text_that_cannot_be_read_is_refused(tmp_path, file):
         f"length=257, but {raw} has 2560 tokens, of which the last 256 are held out. "
         "Expected 2 <= length <= that."
     )
-    with pytest.raises(OptionError, match="the character 'x' was not in the text"):
+    with pytest.raises(OptionError, match="the character 'x' is not in this alphabet"):
         read_text(file, "characters").codec.encode("x")
     (tmp_path / "empty").touch()
     for way in ("bytes", "characters"):

@@ -240,7 +240,7 @@ def test_a_model_that_does_not_fit_the_task_is_refused():
     with pytest.raises(OptionError) as error:
         quietly(make_model(TASK), plan=replace(QUICK, accumulate=7))
     assert str(error.value) == (
-        "batch=6 cannot be cut into accumulate=7 parts for each of 1 processes. "
+        "batch=6 cannot be split into accumulate=7 parts for each of 1 processes. "
         "Make batch larger."
     )
 
@@ -304,7 +304,7 @@ def test_ctrl_c_saves_and_the_same_call_goes_on(tmp_path):
     assert 10 <= done < STEPS
     assert said == (
         f"stopped after {done} of 30 steps, saved in {tmp_path}; "
-        "the same call goes on from there."
+        "repeat the same call to resume."
     )
     rest = finish(start("run", tmp_path)).split()
     assert [int(x) for x in rest] == list(range(done, STEPS))
@@ -349,11 +349,11 @@ def spoil(path, how):
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("cut", "is damaged or no safetensors file"),
-        ("empty", "is damaged or no safetensors file"),
+        ("cut", "is damaged or not a safetensors file"),
+        ("empty", "is damaged or not a safetensors file"),
         ("bit", "is damaged: its numbers do not match its checksum. Delete it"),
         ("plan", "is damaged: its numbers do not match its checksum. Delete it"),
-        ("stranger", "is no checkpoint of a training run. Move it away."),
+        ("stranger", "is not a checkpoint of a training run. Move it elsewhere."),
     ],
 )
 def test_a_damaged_checkpoint_is_refused(tmp_path, how, words):
@@ -373,7 +373,7 @@ def test_a_whole_file_with_the_wrong_contents_is_refused(tmp_path):
     flat = saved.weights | {"embed.weight": torch.zeros(11 * 16)}
     future = {**saved.about, "config": {**saved.about["config"], "experts": 8}}
     wrong = {
-        "does not hold the weights that its config asks for": [
+        "does not hold the weights that its config describes": [
             replace(saved, weights=less),
             replace(saved, first=more),
             replace(saved, weights=flat),
@@ -468,7 +468,7 @@ def test_processes_that_found_different_checkpoints_are_refused(monkeypatch):
             group.check_equal(7)
             continue
         with pytest.raises(
-            FileError, match="a checkpoint of step 7, others another one"
+            FileError, match="a checkpoint of step 7, others found a different"
         ):
             group.check_equal(7)
 

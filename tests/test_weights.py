@@ -355,12 +355,20 @@ REFUSED = [
         "attention_bias=True, mlp_bias=False: expected",
     ),
     ("llama", {"quantization_config": {"bits": 4}}, "quantization_config=.*only None"),
-    ("llama", {"hidden_size": "32"}, "hidden_size='32', expected a whole number"),
-    ("llama", {"hidden_size": None}, "the settings lack hidden_size"),
-    ("llama", {"num_hidden_layers": 0}, "num_hidden_layers=0, expected a whole number"),
+    (
+        "llama",
+        {"hidden_size": "32"},
+        "hidden_size='32', expected an integer of at least 1",
+    ),
+    ("llama", {"hidden_size": None}, "settings are missing: hidden_size"),
+    (
+        "llama",
+        {"num_hidden_layers": 0},
+        "num_hidden_layers=0, expected an integer of at least 1",
+    ),
     ("llama", {"num_hidden_layers": 2**40}, f"{2**40} layers, but only 21 tensors"),
     ("llama", {"num_hidden_layers": 3}, "6 of 21 weights are missing, .*layers.2.inp"),
-    ("llama", {"num_hidden_layers": 1}, "9 tensors have no place in such a model"),
+    ("llama", {"num_hidden_layers": 1}, "9 tensors do not belong to this model"),
     (
         "llama",
         {"num_key_value_heads": 3},
@@ -389,9 +397,13 @@ REFUSED = [
     ),
     ("mistral", {"layer_types": MIXED}, "sliding_window=5 with layer_types of"),
     ("mistral", {"layer_types": MIXED[:1]}, "sliding_window=5 with layer_types of"),
-    ("mistral", {"sliding_window": 0}, "sliding_window=0, expected a whole number"),
-    ("qwen2 sliding", {"layer_types": MIXED}, "only layers that all see equally far"),
-    ("qwen2 sliding", {"layer_types": None}, "only layers that all see equally far"),
+    (
+        "mistral",
+        {"sliding_window": 0},
+        "sliding_window=0, expected an integer of at least 1",
+    ),
+    ("qwen2 sliding", {"layer_types": MIXED}, "only the same window in all layers"),
+    ("qwen2 sliding", {"layer_types": None}, "only the same window in all layers"),
     ("gpt2", {"activation_function": "swish"}, "activation_function='swish', expected"),
     (
         "gpt2",
@@ -448,7 +460,7 @@ GGUF_REFUSED = [
     ([("split.count", 3)], [], "in 3 files, expected one whole model"),
     ([("general.type", "adapter")], [], "general.type='adapter'"),
     ([("llama.head_counts", [4, 2])], [], r"llama.head_counts=array.*: not supported"),
-    ([], [SCALED], "1 tensors have no place in such a model, one is rope_freqs.weight"),
+    ([], [SCALED], "1 tensors do not belong to this model, such as rope_freqs.weight"),
 ]
 
 
@@ -501,7 +513,7 @@ def test_what_is_no_model_is_refused(tmp_path):
     with pytest.raises(FileError, match=r"holds no model.safetensors"):
         load(tmp_path)
     folder = save(build("gpt2"), tmp_path)
-    with pytest.raises(FileError, match="Give the folder that it is in"):
+    with pytest.raises(FileError, match="Give the folder that contains"):
         load(folder / "model.safetensors")
     (folder / "tokenizer.json").unlink()
     with pytest.raises(FileError, match=r"no tokenizer.json.*read_weights\(path\)"):
@@ -556,12 +568,12 @@ def test_missing_unexpected_and_wrong_tensors_are_named(tmp_path):
         {"model.layers.1.self_attn.q_norm.weight": None}, "1 of .* weights are missi"
     )
     refuse(
-        {"model.norm.bias": torch.zeros(32)}, "1 tensors have no place .*model.norm.b"
+        {"model.norm.bias": torch.zeros(32)}, "1 tensors do not belong .*model.norm.b"
     )
     refuse(
         {key[6:]: torch.zeros(24, 32)}, "layers.1.self_attn.k_proj.weight .*the same"
     )
-    refuse({"score.weight": torch.zeros(3)}, "1 tensors have no place .*score.weight")
+    refuse({"score.weight": torch.zeros(3)}, "1 tensors do not belong .*score.weight")
 
 
 # --- damage --------------------------------------------------------------------------
@@ -685,7 +697,7 @@ def test_absurd_counts_are_refused_at_once(tmp_path):
         "a needs 8 bytes": head(array, struct.pack("<IQ", 8, huge)),
         "a is an array of the unknown kind 9": head(array, struct.pack("<IQ", 9, huge)),
         "a key is not UTF-8 text": head(text(b"\xff\xfe")),
-        "the key 'a' stands there twice": head(
+        "the key 'a' occurs twice": head(
             *[text(b"a") + struct.pack("<IB", 0, 1)] * 2, keys=2
         ),
         "x has 5 axes": head(tensor(1, 1, 1, 1, 1), keys=0),
@@ -697,10 +709,10 @@ def test_absurd_counts_are_refused_at_once(tmp_path):
         "x is of the unknown kind 77": head(tensor(4, kind=77), keys=0),
         f"needs {4 * huge} bytes at 64": head(tensor(huge), keys=0),
         f"needs 16 bytes at {huge + 64}": head(tensor(4, offset=huge), keys=0),
-        "the tensor x stands there twice": head(
+        "the tensor x occurs twice": head(
             tensor(4), tensor(4), filled, keys=0, tensors=2
         ),
-        "its tensors share bytes": head(
+        "its tensors overlap": head(
             tensor(1_000), tensor(1_000, name=b"y"), filled, keys=0, tensors=2
         ),
     }

@@ -51,7 +51,7 @@ def takes_the_best(q, k, v):
 
 
 def returns_both(q, k, v):
-    """it returned 2 things, expected 1."""
+    """it returned 2 values, expected 1."""
     w = weigh(q @ k.T / q.shape[1] ** 0.5)
     return w @ v, w
 

@@ -28,7 +28,7 @@ def one_view(x, w, heads):
 
 
 def one_array(x, w, heads):
-    """it returned 1 things, expected 3"""
+    """it returned 1 values, expected 3"""
     y = (x @ w.T).reshape(len(x), 3, heads, -1)
     return y.transpose(1, 2, 0, 3)
 

@@ -55,5 +55,5 @@ def unscaled(q, k, v, keys, values):
 
 
 def only_the_output(q, k, v, keys, values):
-    """it returned 1 things, expected 3"""
+    """it returned 1 values, expected 3"""
     return look(q, grow(keys, k), grow(values, v))

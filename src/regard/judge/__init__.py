@@ -1,4 +1,4 @@
-"""Judge an attention that somebody wrote: the pitfalls it falls into.
+"""Check an attention implementation against a list of known pitfalls.
 
 Next: judgement.py
 """
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Load what is used: who compares two answers needs no report."""
+        """Import names lazily: find_difference does not need the report."""
         if name not in LATER:
             raise AttributeError(f"module 'regard.judge' has no attribute '{name}'")
         return getattr(import_module(LATER[name]), name)

@@ -1,14 +1,14 @@
-"""A case: one pitfall, the smallest inputs that show it, and what to change.
+"""A test case: one pitfall, the smallest inputs that show it, and what to change.
 
     case.ask(examiner)       None if the attention is right, else the Difference
 
-Cases are made so that each sees its own pitfall and no other. Three tricks do that:
+Each case should detect one pitfall and no other. Three kinds of inputs achieve that:
 
-    q = 0         every key that may be seen gets the same weight, whatever the scale
+    q = 0         all unmasked keys get the same weight, whatever the scale
     v = I         out is the weights themselves
-    scores of 80  a row looks at one key only, whatever the scale
+    scores of 80  each row attends to a single key, whatever the scale
 
-What still hangs together is said by `after`: a case waits while those are not passed.
+Remaining dependencies are listed in `after`: a case runs only if those have passed.
 
 Next: basic.py
 """
@@ -29,17 +29,17 @@ from regard.judge.subject import Answer, Subject
 
 Level = Literal["basic", "complete", "kernel"]
 LEVELS: tuple[Level, ...] = ("basic", "complete", "kernel")
-GATES = ("it_answers", "dropout_is_off")  # what all others wait for
-FAR = 80.0  # a score that decides a row; exp(80) is still a float32
+GATES = ("it_answers", "dropout_is_off")  # all other cases depend on these
+FAR = 80.0  # a score that dominates a row; exp(80) still fits into float32
 SMALL = 1e-6
 
 
 @dataclass(frozen=True)
 class Case:
-    """One pitfall."""
+    """One pitfall and the test that detects it."""
 
     name: str
-    says: str  # what goes wrong, in one sentence
+    says: str  # what is wrong, in one sentence
     mend: str  # what to change
     level: Level
     ask: Callable[[Examiner], Difference | None]
@@ -48,54 +48,54 @@ class Case:
 
 @dataclass(frozen=True, eq=False)
 class Examiner:
-    """Asks a subject, with numbers drawn from a seed."""
+    """Call a subject with random inputs and compare it with the definition."""
 
     subject: Subject
     rng: np.random.Generator
 
     @property
     def heads(self) -> int:
-        """How many heads a question has: one, unless a module has more."""
+        """Number of heads of the inputs: that of the module, or 1."""
         where = self.subject.convention.projections
         return where.heads if where else 1
 
     @property
     def several(self) -> int:
-        """Two heads, or those of a module; one where the layout has no more."""
+        """Number of heads of a module; else 2, or 1 if the layout has no head axis."""
         return max(self.heads, 1 + ("h" in self.subject.convention.layout))
 
     @property
     def width(self) -> int:
-        """How wide a head is: 8, unless a module has another width."""
+        """Width of a head: that of the module, or 8."""
         form: Any = self.subject.form
         return int(form.sizes[1]) if self.subject.convention.projections else 8
 
     @property
     def is_causal(self) -> bool:
-        """Whether it can be asked to be causal other than by a mask."""
+        """Whether the subject can be causal without a mask argument."""
         words = self.subject.convention
         return words.causal is not None or words.always_causal
 
     def draw(
         self, n: int, *, batch: int = 1, heads: int = 0, width: int = 0
     ) -> Numbers:
-        """Return random numbers, (B, H, n, D)."""
+        """Return normal random numbers (B, H, n, D)."""
         shape = (batch, heads or self.heads, n, width or self.width)
         return self.rng.normal(size=shape)
 
     def zeros(self, n: int, *, batch: int = 1, heads: int = 0) -> Numbers:
-        """Return zeros, (B, H, n, D): queries that like all keys the same."""
+        """Return zeros (B, H, n, D): as queries, they weigh all keys equally."""
         return np.zeros((batch, heads or self.heads, n, self.width))
 
     def unit(self, n: int, *, batch: int = 1, heads: int = 0) -> Numbers:
-        """Return the identity, (B, H, n, D): as values, they show the weights."""
+        """Return the identity (B, H, n, D): as values, they make out the weights."""
         if n > self.width:
             raise NotAskedError(f"it needs heads at least {n} wide")
         x = np.eye(n, self.width)
         return np.broadcast_to(x, (batch, heads or self.heads, *x.shape)).copy()
 
     def score(self, scores: Any) -> tuple[Numbers, Numbers]:
-        """Return q and k with these dot products, before any scale."""
+        """Return q and k with these dot products, before scaling."""
         s = np.asarray(scores, np.float64)
         k = self.unit(s.shape[1])
         q = np.zeros((1, self.heads, s.shape[0], self.width))
@@ -103,11 +103,11 @@ class Examiner:
         return q, k
 
     def room(self, atol: float = 0) -> float:
-        """Return how far an answer may be off in the best precision."""
+        """Return the tolerance of the best precision, at least atol."""
         return max(atol, TOLERANCE[self.subject.precisions[0]])
 
     def settle(self, inputs: Inputs) -> Inputs:
-        """Return what is asked of a function that is causal whether asked or not."""
+        """Return the inputs, made causal if the subject is always causal."""
         if not self.subject.convention.always_causal:
             return inputs
         n_q, n_k = inputs.shape[2:]
@@ -116,11 +116,11 @@ class Examiner:
         return replace(inputs, causal=True, q_start=start)
 
     def ask(self, inputs: Inputs, precision: str | None = None) -> Answer:
-        """Ask the subject."""
+        """Call the subject."""
         return self.subject.ask(self.settle(inputs), precision)
 
     def expect(self, inputs: Inputs, precision: str | None = None) -> Any:
-        """Ask the definition, with the numbers that the precision leaves."""
+        """Evaluate the definition on the inputs rounded to a precision."""
         best = precision or self.subject.precisions[0]
         return expect(self.settle(inputs).round(best))
 
@@ -132,7 +132,7 @@ class Examiner:
         atol: float | None = None,
         precision: str | None = None,
     ) -> Difference | None:
-        """Ask both, and say where they part."""
+        """Return how the subject and the definition differ in one part, or None."""
         best = precision or self.subject.precisions[0]
         yours = getattr(self.ask(inputs, best), what)
         if yours is None:
@@ -152,7 +152,7 @@ class Examiner:
         atol: float = 0,
         precision: str | None = None,
     ) -> Difference | None:
-        """Ask both once, and compare those parts that are returned."""
+        """Return how they differ in any of the parts that the subject returns."""
         best = precision or self.subject.precisions[0]
         room = max(atol, self.tolerance(best))
         yours, right = self.ask(inputs, best), self.expect(inputs, best)
@@ -168,7 +168,7 @@ class Examiner:
         return None
 
     def tolerance(self, precision: str) -> float:
-        """Return how far off a precision may be, if it is one that it computes in."""
+        """Return the tolerance of a precision, or of the best that is supported."""
         if precision not in self.subject.precisions:
             return TOLERANCE[self.subject.precisions[0]]
         return TOLERANCE[precision]
@@ -181,7 +181,7 @@ class Examiner:
         atol: float = 1e-6,
         precision: str | None = None,
     ) -> Difference | None:
-        """Compare the gradients of sum(out · g), for a random g."""
+        """Compare the gradients of sum(out · g) for a random g."""
         inputs = self.settle(inputs)
         best = precision or self.subject.precisions[0]
         shape = (*inputs.q.shape[:3], inputs.v.shape[-1])
@@ -196,24 +196,24 @@ class Examiner:
         return None
 
     def read_weights(self, inputs: Inputs) -> Numbers:
-        """Return the weights that an answer shows, (B, H, Nq, Nk), by values = I."""
+        """Return the weights (B, H, Nq, Nk), read from out by setting v = I."""
         n = inputs.k.shape[2]
         batch, heads = inputs.k.shape[:2]
         shown = replace(inputs, v=self.unit(n, batch=batch, heads=heads))
         return self.ask(shown).out[..., :n]
 
     def half(self) -> str:
-        """Return a precision of 16 bits."""
+        """Return a supported 16-bit precision."""
         for name in ("float16", "bfloat16"):
             if name in self.subject.precisions:
                 return name
-        raise NotAskedError("it declares no precision of 16 bits")
+        raise NotAskedError("it declares no 16-bit precision")
 
 
 def judge_weights(
     yours: Numbers, wrong: NDArray[np.bool_], right: Numbers, says: str, inputs: Inputs
 ) -> Difference | None:
-    """Return the weights that were read off, if some cells of them are wrong."""
+    """Return a Difference at the first wrong cell of the weights, or None."""
     if not wrong.any():
         return None
     at = np.argwhere(np.broadcast_to(wrong, yours.shape))[0]

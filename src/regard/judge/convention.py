@@ -1,10 +1,10 @@
-"""How an attention wants to be spoken to, as its author declares it.
+"""The calling convention of an attention function, as its author declares it.
 
     Convention(layout="bnhd", true_means="hide", mask="attn_mask", library="torch")
 
-What is declared is not held against a function; what it declares not to have is not
-asked. Names of arguments can be read from a signature (`read_convention`); what True
-means cannot, nor where a causal mask is aligned, so these are never guessed.
+A declared convention is never an error, and cases about missing features are skipped.
+Argument names can be read from a signature (`read_convention`). The meaning of True in
+a mask and the alignment of a causal mask cannot, so they are never guessed.
 
 Next: subject.py
 """
@@ -29,7 +29,7 @@ LAYOUTS = ("bhnd", "bnhd", "nbhd", "hnd", "nhd", "bnd", "nd", "bn(hd)", "n(hd)")
 STATES = ("bne", "nbe", "ne")  # of a module with projections
 PARTS = ("out", "weights", "mean_weights", "lse", "other")
 
-NAMES = {  # what these arguments are called in the field
+NAMES = {  # common names of these arguments
     "mask": ("mask", "attn_mask", "attention_mask"),
     "causal": ("causal", "is_causal"),
     "q_start": ("q_start", "offset"),
@@ -45,10 +45,10 @@ ROLES["v"] = ("v", "value", "values")
 
 @dataclass(frozen=True, kw_only=True)
 class Projections:
-    """Where the matrices of a module are, so that questions can be written into them.
+    """Names of a module's projection matrices, which the test inputs are written to.
 
     q, k, v, out: dotted names of parameters, "attend.to_q.weight", or of arguments
-    qkv: one name instead of three, rows (or columns) in this order
+    qkv: name of a fused matrix, with rows (or columns) in this order
     inputs_first: matrices are (in, out), as in x @ W; else (out, in), as in nn.Linear
     """
 
@@ -70,34 +70,34 @@ class Projections:
 
 @dataclass(frozen=True, kw_only=True)
 class Convention:
-    """What a function expects, and what it does not have."""
+    """How a function is called, what it returns, and what it does not support."""
 
     layout: str = "bhnd"  # of q, k, v: bhnd, bnhd, nd, bn(hd), …; x of a module: bne
-    out_layout: str | None = None  # the same unless given
+    out_layout: str | None = None  # default: layout
     order: Order = "qkv"  # of the first arguments; "x" or "xc" (context) for modules
     library: Library = "numpy"
     device: str = "cpu"
-    precisions: tuple[str, ...] | None = None  # best first; all that the library has
-    mask: str | None = None  # the name of the argument; None: there is none
+    precisions: tuple[str, ...] | None = None  # best first; default: all of the library
+    mask: str | None = None  # name of the argument; None: not supported
     true_means: Polarity = "attend"  # or "hide"; "added": numbers, 0 and -inf
-    mask_axes: str | None = None  # "bhqk", "qk", "bk"; those of the layout unless given
-    float_mask: bool = False  # numbers in a mask are added, and documented to be
+    mask_axes: str | None = None  # "bhqk", "qk", "bk"; default: those of the layout
+    float_mask: bool = False  # a mask of numbers is documented to be added
     causal: str | None = None
     always_causal: bool = False
-    causal_from: End | None = None  # where row 0 stands if Nq < Nk
-    q_start: str | None = None  # or an argument that says so
+    causal_from: End | None = None  # alignment of row 0 if Nq < Nk
+    q_start: str | None = None  # or an argument that sets it
     window: str | None = None
-    window_counts: Counted = "others"  # is a query among its window?
+    window_counts: Counted = "others"  # "all": the window includes the query itself
     bias: str | None = None
     scale: str | None = None
     softcap: str | None = None
     sink: str | None = None
-    look: str | None = None  # a flag that asks for the weights
-    returns: tuple[str, ...] | None = None  # of PARTS; by their shapes unless given
-    shared_heads: bool = False  # fewer heads of k and v than of q
-    other_lengths: bool = True  # Nk need not be Nq
-    other_widths: bool = True  # the width of v need not be that of q
-    gradients: bool = True  # where the library has them
+    look: str | None = None  # a flag that requests the weights
+    returns: tuple[str, ...] | None = None  # of PARTS; default: inferred from shapes
+    shared_heads: bool = False  # k and v may have fewer heads than q
+    other_lengths: bool = True  # Nk may differ from Nq
+    other_widths: bool = True  # the width of v may differ from that of q
+    gradients: bool = True  # if the library has them
     heads: str | None = None  # an argument that takes the number of heads
     fixed: Mapping[str, Any] = field(default_factory=dict)  # passed in every call
     projections: Projections | None = None
@@ -127,31 +127,31 @@ class Convention:
         ):
             raise OptionError(
                 f'returns={self.returns}, expected ("out",), ("out", "weights"), …, '
-                f"parts of {', '.join(PARTS)}; out is the first."
+                f"parts of {', '.join(PARTS)}; out comes first."
             )
         if self.order in ("x", "xc") and self.projections is None:
             raise OptionError(
-                f'order="{self.order}" is for what projects its inputs itself: say '
-                "where its matrices are, projections=Projections(heads=…, …)."
+                f'order="{self.order}" is for modules that project their inputs: '
+                "name their matrices in projections=Projections(heads=…, …)."
             )
 
     @property
     def axes_of_mask(self) -> str:
-        """The axes of a mask, those of the layout unless declared."""
+        """The axes of a mask; by default those of the layout."""
         if self.mask_axes is not None:
             return self.mask_axes
         lead = [x for x in "bh" if x in (self.layout if not self.projections else "bh")]
         return "".join(lead) + "qk"
 
     def arguments(self) -> list[str]:
-        """Return the names of arguments that are declared."""
+        """Return the names of all declared arguments."""
         named = (*NAMES, "window", "heads")
         given = [getattr(self, name) for name in named]
         return [name for name in (*given, *self.fixed) if name is not None]
 
 
 def read_convention(fn: Attention) -> Convention:
-    """Read what a signature tells: the names of arguments, the order of q, k and v."""
+    """Read the argument names, the order of q, k, v and the library of a function."""
     names = read_names(fn)
     found: dict[str, Any] = {"library": read_library(fn)}
     if names is None:
@@ -165,18 +165,18 @@ def read_convention(fn: Attention) -> Convention:
 
 
 def read_names(fn: Attention) -> list[str] | None:
-    """Return the names of the arguments; None if they are not known."""
+    """Return the argument names; None if they are unknown."""
     call = getattr(fn, "forward", fn)  # of a module
     try:
         parameters = inspect.signature(call).parameters
-    except (TypeError, ValueError):  # written in C
+    except (TypeError, ValueError):  # functions in C may have no signature
         return None
     kinds = {p.kind for p in parameters.values()}
     return None if inspect.Parameter.VAR_KEYWORD in kinds else list(parameters)
 
 
 def check_fit(fn: Attention, convention: Convention) -> None:
-    """Refuse a declared argument that the function does not have."""
+    """Raise if the convention declares an argument that the function lacks."""
     if not callable(fn):
         raise OptionError(
             f"{type(fn).__name__} cannot be called, expected a function or a module."
@@ -191,7 +191,7 @@ def check_fit(fn: Attention, convention: Convention) -> None:
 
 
 def describe(convention: Convention) -> str:
-    """Return what was declared, or read, and is not the default."""
+    """Return the layout, the library and all settings that differ from the default."""
     parts = []
     for each in fields(convention):
         value = getattr(convention, each.name)

@@ -1,11 +1,11 @@
-"""Where two answers part: the smallest case, both maps, one sentence.
+"""Compare results: find where two differ, with the smallest call that shows it.
 
     found = find_difference(mine, right, calls)      None if they agree on every call
     print(found.says)        "out[1, 0] is 0.5, expected 0.25 (3 of 12 numbers differ)."
-    found.yours, found.expected                      two maps of the worst place
+    found.yours, found.expected                      2-d slices at the worst place
 
-Arrays of any library, or tuples of them. It needs NumPy alone, so that it can grade an
-exercise as well as a kernel.
+Results are arrays of any library, or tuples of them. This file needs only NumPy, so it
+also grades the exercises in a browser.
 
 Next: case.py
 """
@@ -28,17 +28,17 @@ TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2
 
 @dataclass(frozen=True, eq=False)
 class Difference:
-    """One place where an answer is not what was expected."""
+    """The largest deviation of a result from the expected one."""
 
     says: str
-    yours: Numbers | None = None  # (rows, columns), of the worst place
+    yours: Numbers | None = None  # (rows, columns), at the worst place
     expected: Numbers | None = None
-    arguments: Any = None  # the call that shows it
+    arguments: Any = None  # of the call that shows it
     what: str = "out"
 
     @property
     def difference(self) -> Numbers | None:
-        """Yours minus expected; NaN where either is none."""
+        """Yours minus expected; NaN where either is NaN."""
         if self.yours is None or self.expected is None:
             return None
         with np.errstate(invalid="ignore"):
@@ -49,7 +49,7 @@ class Difference:
 def compare(
     yours: Any, expected: Any, *, atol: float = 1e-9, what: str = "out"
 ) -> Difference | None:
-    """Return where two arrays part by more than atol, relative above 1."""
+    """Return where two arrays differ by more than atol · max(1, |expected|)."""
     x, y = (np.asarray(a, np.float64) for a in (yours, expected))
     if x.shape != y.shape:
         return Difference(f"{what} has shape {x.shape}, expected {y.shape}.", what=what)
@@ -70,7 +70,7 @@ def compare(
 
 
 def write_apart(x: float, y: float) -> tuple[str, str]:
-    """Write two different numbers with as many digits as it takes to tell them apart.
+    """Format two different numbers with enough digits to tell them apart.
 
     >>> write_apart(1 / 3, 0.25), write_apart(1 - 1e-9, 1.0)
     (('0.333333', '0.25'), ('0.999999999', '1'))
@@ -80,7 +80,7 @@ def write_apart(x: float, y: float) -> tuple[str, str]:
 
 
 def flatten(x: Numbers, at: Sequence[Any]) -> Numbers:
-    """Return the map of an array that holds a place, (rows, columns)."""
+    """Return the 2-d slice (rows, columns) of x that contains an index."""
     return np.atleast_2d(x[tuple(at[:-2])] if x.ndim > 2 else x)
 
 
@@ -92,14 +92,14 @@ def find_difference(
     atol: float = 1e-9,
     limit: float = 10,
 ) -> Difference | None:
-    """Return how fn differs from a reference on the smallest of some calls.
+    """Return how fn differs from a reference on the smallest failing call, or None.
 
     >>> found = find_difference(lambda x: x + x, lambda x: 3 * x, [(np.eye(2),)])
     >>> found.says
     'out[0, 0] is 2, expected 3 (2 of 4 numbers differ).'
 
-    calls: the positional arguments of each; fn gets copies, and may not change them
-    limit: seconds for each call of fn
+    calls: positional arguments of each call; fn gets copies and must not modify them
+    limit: seconds allowed for each call of fn
     """
     for arguments in sorted(calls, key=measure):
         expected = parts(reference(*map(own, arguments)))
@@ -121,9 +121,9 @@ def find_difference(
 def compare_parts(
     yours: Sequence[Any], expected: Sequence[Any], atol: float
 ) -> Difference | None:
-    """Compare answers part by part."""
+    """Compare results part by part."""
     if len(yours) != len(expected):
-        return Difference(f"it returned {len(yours)} things, expected {len(expected)}.")
+        return Difference(f"it returned {len(yours)} values, expected {len(expected)}.")
     for i, (x, y) in enumerate(zip(yours, expected, strict=True)):
         what = "out" if len(expected) == 1 else f"part {i}"
         try:
@@ -139,22 +139,22 @@ def compare_parts(
 
 
 def parts(found: Any) -> list[Any]:
-    """Return an answer as a list."""
+    """Return a result as a list of its parts."""
     return list(found) if isinstance(found, tuple | list) else [found]
 
 
 def measure(arguments: Sequence[Any]) -> int:
-    """Return how many numbers a call has."""
+    """Return the total number of elements in the arguments of a call."""
     return sum(int(np.prod(x.shape)) if is_array(x) else 1 for x in arguments)
 
 
 def read(x: Any) -> NDArray[Any]:
-    """Return anything as a NumPy array."""
+    """Return x as a NumPy array."""
     return to_numpy(x) if is_array(x) else np.asarray(x)
 
 
 def own(x: Any) -> Any:
-    """Return a copy of an array, and anything else as it is."""
+    """Return a copy of an array; return anything else unchanged."""
     if isinstance(x, np.ndarray):
         return x.copy()
     return x.clone() if is_array(x) and callable(getattr(x, "clone", None)) else x

@@ -1,6 +1,6 @@
-"""Which array library a function is written for, read from its code.
+"""Detect which array library a function is written for from its code.
 
-The evidence, strongest first; the first that names a library decides:
+Sources of evidence, strongest first; the first that names a library decides:
 
     the classes of a module or callable object        nn.Module
     annotations                                       q: torch.Tensor
@@ -8,8 +8,8 @@ The evidence, strongest first; the first that names a library decides:
     the same for the functions that it calls          softmax(x), one level at a time
     the imports of its file                           import numpy as np
 
-If a file imports several libraries and the function names none of them, the methods it
-calls decide: it is a NumPy function if a NumPy array has all of them.
+If a file imports several libraries and the function names none of them, it is a NumPy
+function if NumPy arrays have all methods that it calls.
 
 Next: convention.py
 """
@@ -30,11 +30,11 @@ import numpy as np
 Library = Literal["numpy", "torch", "jax"]
 LIBRARIES: tuple[Library, ...] = ("torch", "jax", "numpy")  # np.sqrt(d) is no evidence
 assert set(LIBRARIES) == set(get_args(Library))
-DEPTH = 4  # levels of calls that are followed
+DEPTH = 4  # maximum depth of calls that are followed
 
 
 def read_library(fn: Any) -> Library:
-    """Return the library that a function is written for; NumPy if nothing tells.
+    """Return the library that a function is written for; NumPy if it is unclear.
 
     >>> read_library(lambda q, k, v: np.exp(q @ k.T) @ v)
     'numpy'
@@ -59,19 +59,19 @@ def read_library(fn: Any) -> Library:
 
 
 def choose(roots: set[str]) -> Library | None:
-    """Return the library that is among some packages."""
+    """Return the array library in a set of packages, or None."""
     return next((name for name in LIBRARIES if name in roots), None)
 
 
 def unwrap(fn: Any) -> Any:
-    """Return the function inside decorators and partial."""
+    """Return the function inside decorators and functools.partial."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     return inspect.unwrap(fn)
 
 
 def read_roots(fn: Any) -> set[str]:
-    """Return the packages that a function names; annotations come before code."""
+    """Return the packages in the annotations of a function, else those in its code."""
     if not isinstance(unwrap_method(fn), FunctionType):
         return {find_root(fn)}
     notes = list(getattr(fn, "__annotations__", {}).values())
@@ -87,13 +87,13 @@ def read_roots(fn: Any) -> set[str]:
 
 
 def find_called(fn: Any) -> list[Any]:
-    """Return the functions that a function names, written in Python."""
+    """Return the Python functions that a function refers to."""
     found = [unwrap(x) for x in find_objects(fn) if inspect.isroutine(x)]
     return [x for x in found if isinstance(unwrap_method(x), FunctionType)]
 
 
 def find_objects(fn: Any) -> list[Any]:
-    """Return what the global and enclosing names in a function's code stand for."""
+    """Return the global and closure objects that a function refers to."""
     known = read_globals(fn)
     names = {x.argval for x in steps(fn) if x.opname == "LOAD_GLOBAL"}  # not jax's .nn
     cells = getattr(unwrap_method(fn), "__closure__", None) or ()
@@ -102,7 +102,7 @@ def find_objects(fn: Any) -> list[Any]:
 
 
 def read_file(fn: Any) -> Library:
-    """Return the library that the file of a function imports, or whose methods fit."""
+    """Return the library that a function's file imports, or whose methods fit."""
     roots = {find_root(x) for x in read_globals(fn).values()} & set(LIBRARIES)
     methods = {x.argval for x in steps(fn) if x.opname in ("LOAD_ATTR", "LOAD_METHOD")}
     if len(roots) > 1 and methods <= set(dir(np.ndarray)):
@@ -111,7 +111,7 @@ def read_file(fn: Any) -> Library:
 
 
 def read_globals(fn: Any) -> dict[str, Any]:
-    """Return the names of the file that a function is in."""
+    """Return the global names of the module that a function is defined in."""
     own = getattr(unwrap_method(fn), "__globals__", None)
     if own is not None:
         return dict(own)
@@ -125,7 +125,7 @@ def unwrap_method(fn: Any) -> Any:
 
 
 def steps(fn: Any) -> Iterator[dis.Instruction]:
-    """Yield the instructions of a function, and of the functions written inside it."""
+    """Yield the bytecode instructions of a function and of its nested functions."""
     codes: list[CodeType] = [x for x in (getattr(fn, "__code__", None),) if x]
     while codes:
         code = codes.pop()
@@ -134,7 +134,7 @@ def steps(fn: Any) -> Iterator[dis.Instruction]:
 
 
 def find_root(x: Any) -> str:
-    """Return the package that a module, function, class or array is of."""
+    """Return the top-level package of a module, function, class or array."""
     name = getattr(x, "__name__", "") if inspect.ismodule(x) else None
     name = name or getattr(x, "__module__", None) or type(x).__module__
     return str(name or "").split(".")[0]

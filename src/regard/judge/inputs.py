@@ -1,10 +1,10 @@
-"""One question to an attention, and what the definition answers.
+"""The inputs of one call, and the expected results from the definition.
 
     inputs = Inputs(q=q, k=k, v=v, causal=True)       (B, H, N, D), float64, NumPy
-    expect(inputs).out                                what is right
+    expect(inputs).out                                the expected result
     expect_gradients(inputs, g)                       d sum(out · g) / d q, k, v
 
-The gradients are written out by hand, so that they need no library:
+The gradients are written out, so no autograd library is needed:
 
     dV = Wᵀ g     dS = W · (g Vᵀ - rowsum(out · g))     dQ = s dS K     dK = s dSᵀ Q
 
@@ -28,32 +28,32 @@ Precision = str  # "float64", "float32", "float16" or "bfloat16"
 
 
 class NotAskedError(Exception):
-    """A question that the declared convention has no words for."""
+    """Raised when the declared convention cannot express a call."""
 
 
 class TroubleError(Exception):
-    """What an attention did instead of answering, in one sentence."""
+    """Raised when a call fails, times out or returns something invalid."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Inputs:
-    """The arrays of one call, in the axes of the definition, and what is asked."""
+    """The arrays and options of one call, in the axes of the definition."""
 
     q: Numbers  # (B, H, Nq, D)
     k: Numbers  # (B, Hk, Nk, D)
     v: Numbers  # (B, Hk, Nk, Dv)
-    mask: NDArray[np.bool_] | None = None  # (B or 1, H or 1, Nq or 1, Nk), True = sees
+    mask: NDArray[np.bool_] | None = None  # (B or 1, H or 1, Nq or 1, Nk), True: attend
     causal: bool = False
-    q_start: int = 0  # where the first query stands among the keys
-    window: int | None = None  # so many others before a query, and itself
+    q_start: int = 0  # position of the first query among the keys
+    window: int | None = None  # number of keys before a query that it may attend to
     bias: Numbers | None = None  # (B or 1, H or 1, Nq, Nk)
     scale: float | None = None
     softcap: float | None = None
     sink: Numbers | None = None  # (H,)
-    literal: Any = None  # a mask that is handed over as it is, whatever it means
-    look: bool | None = None  # ask for the weights, or ask not to
-    strided: bool = False  # the same numbers, not side by side in memory
-    written: str = "plain"  # into a module: "turned" is Wo, "biased" has biases
+    literal: Any = None  # a mask that is passed unchanged
+    look: bool | None = None  # value of the argument that requests the weights
+    strided: bool = False  # pass non-contiguous arrays
+    written: str = "plain"  # in a module: "turned" reverses Wo, "biased" sets biases
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -61,7 +61,7 @@ class Inputs:
         return (*self.q.shape[:3], self.k.shape[2])
 
     def round(self, precision: Precision) -> Inputs:
-        """Return what is left of the numbers in a precision."""
+        """Return the inputs rounded to a precision."""
         names = ("q", "k", "v", "bias", "sink")
         given = {name: getattr(self, name) for name in names}
         kept: dict[str, Any] = {
@@ -71,18 +71,18 @@ class Inputs:
 
 
 def round_to(x: Numbers, precision: Precision) -> Numbers:
-    """Return the nearest numbers that a precision has, as float64."""
+    """Round to a precision; the result is float64."""
     if precision != "bfloat16":
-        with np.errstate(over="ignore"):  # it becomes infinite
+        with np.errstate(over="ignore"):  # overflow gives inf
             return np.asarray(x.astype(precision).astype(np.float64))
     bits = x.astype(np.float32).view(np.uint32).astype(np.uint64)
-    kept = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000  # to even, as IEEE does
+    kept = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000  # round half to even
     finite = np.isfinite(x)
     return np.where(finite, kept.astype(np.uint32).view(np.float32), x)
 
 
 def allow(inputs: Inputs) -> NDArray[np.bool_] | None:
-    """Return who may see whom, (B or 1, H or 1, Nq, Nk); None is everybody."""
+    """Return the combined mask (B or 1, H or 1, Nq, Nk); None means no mask."""
     n_q, n_k = inputs.shape[2:]
     parts = [] if inputs.mask is None else [inputs.mask]
     if inputs.causal:
@@ -99,7 +99,7 @@ def allow(inputs: Inputs) -> NDArray[np.bool_] | None:
 
 
 def expect(inputs: Inputs) -> Attended:
-    """Return what the definition gives, with the weights."""
+    """Return the result of the definition, with the weights."""
     return attention(
         inputs.q,
         inputs.k,
@@ -114,7 +114,7 @@ def expect(inputs: Inputs) -> Attended:
 
 
 def expect_gradients(inputs: Inputs, g: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-    """Return the gradients of sum(out · g) for q, k and v; no softcap."""
+    """Return the gradients of sum(out · g) for q, k and v, without softcap."""
     done = expect(inputs)
     weights: Numbers = np.asarray(done.weights)
     (batch, heads, _, width), shared = inputs.q.shape, inputs.k.shape[1]
@@ -124,7 +124,7 @@ def expect_gradients(inputs: Inputs, g: Numbers) -> tuple[Numbers, Numbers, Numb
     d_q, d_k = scale * turn @ k, scale * turn.swapaxes(-1, -2) @ inputs.q
     d_v = weights.swapaxes(-1, -2) @ g
 
-    def gather(x: Numbers) -> Numbers:  # a shared key learns from every head
+    def gather(x: Numbers) -> Numbers:  # sums over the heads that share a key head
         groups = x.reshape(batch, shared, heads // shared, *x.shape[2:])
         return np.asarray(groups.sum(2))
 

@@ -1,11 +1,11 @@
-"""Judge an attention: name the pitfalls that it falls into.
+"""Check an attention implementation: run every case and collect the verdicts.
 
     report = regard.check(my_attention)
     print(report)                 what passed, what failed and how, what was not asked
     report.ok                     for CI
 
-A verdict is one of four: passed; failed, with the smallest case that shows it; not
-asked, as the convention has no words for it; waiting, as something simpler is wrong.
+A verdict is one of four: passed; failed, with the smallest inputs that show it; not
+asked, if the convention cannot express the case; waiting, if a simpler case failed.
 
 Next: report.py
 """
@@ -38,7 +38,7 @@ from regard.judge.subject import Subject
 from regard.judge.values import VALUES
 
 CASES: tuple[Case, ...] = (*BASIC, *OPTIONS, *MASKING, *KERNEL, *SIZES, *VALUES)
-HANGS = 3  # after so many the rest is not asked
+HANGS = 3  # after this many timeouts the remaining cases are skipped
 
 
 def check(
@@ -49,7 +49,7 @@ def check(
     seed: int = 0,
     limit: float = 30,
 ) -> Report:
-    """Ask an attention about every pitfall of a level.
+    """Run all cases of a level on an attention and return the report.
 
     >>> import numpy as np, regard
     >>> def forgetful(q, k, v):
@@ -60,9 +60,9 @@ def check(
     ['scale_is_one_over_root_width']
 
     fn: a function of NumPy, PyTorch or JAX arrays, or a module
-    convention: how it wants to be called; read from its signature unless given
-    level: "basic" (a tutorial's), "complete" (others will call it), or "kernel"
-    limit: seconds for each call
+    convention: how fn is called; read from its signature by default
+    level: "basic" (tutorial code), "complete" (library code), or "kernel"
+    limit: seconds allowed for each call
     """
     words = read_convention(fn) if convention is None else convention
     subject = Subject(fn, words, limit=limit)
@@ -74,7 +74,7 @@ def check(
 
 
 def choose(level: str) -> list[Case]:
-    """Return the cases of a level and of those below it, each after what it awaits."""
+    """Return the cases of a level and the levels below, in dependency order."""
     if level not in LEVELS:
         raise OptionError(f'level="{level}", expected one of {", ".join(LEVELS)}.')
     known = LEVELS[: LEVELS.index(level) + 1]
@@ -89,13 +89,13 @@ def choose(level: str) -> list[Case]:
 
 
 def judge_all(subject: Subject, cases: Sequence[Case], seed: int = 0) -> list[Verdict]:
-    """Return a verdict on every case."""
+    """Return the verdict on every case."""
     found: dict[str, Verdict] = {}
     for case in cases:
         hangs = sum("did not answer" in x.says for x in found.values())
         awaited = [n for n in case.after if n in found and found[n].holds_up]
         if hangs >= HANGS:
-            why = f"it did not answer {HANGS} times, and the rest was not asked"
+            why = f"it did not answer {HANGS} times, so the rest was not asked"
             found[case.name] = Verdict(case, "not asked", why)
         elif awaited:
             first = found[awaited[0]]
@@ -107,7 +107,7 @@ def judge_all(subject: Subject, cases: Sequence[Case], seed: int = 0) -> list[Ve
 
 
 def judge(subject: Subject, case: Case, seed: int = 0) -> Verdict:
-    """Ask one case; its numbers depend on its name and the seed alone."""
+    """Run one case; its random inputs depend only on its name and the seed."""
     rng = np.random.default_rng([seed, zlib.crc32(case.name.encode())])
     began = time.perf_counter()
     status: Status = "passed"
@@ -118,7 +118,7 @@ def judge(subject: Subject, case: Case, seed: int = 0) -> Verdict:
         status, says = "not asked", str(reason)
     except TroubleError as trouble:
         difference = Difference(str(trouble))
-    except Exception as error:  # noqa: BLE001 (a judge must not fall over)
+    except Exception as error:  # noqa: BLE001 (one case must not stop the others)
         text = " ".join(str(error).split())[:200]
         difference = Difference(f"its answer led to {type(error).__name__}: {text}")
     if difference is not None:
@@ -127,16 +127,16 @@ def judge(subject: Subject, case: Case, seed: int = 0) -> Verdict:
 
 
 def load_attention(place: str) -> Any:
-    """Return what "module:name" names, or say in a sentence why it cannot be had."""
+    """Import the object "module:name"; raise an OptionError if that fails."""
     module, _, name = place.partition(":")
     if not name:
         raise OptionError(f'"{place}", expected module:function, as in my_code:attend.')
-    sys.path.insert(0, "")  # the folder that the user stands in
+    sys.path.insert(0, "")  # the current directory
     try:
         found = import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except Exception as error:  # noqa: BLE001 (a file of others may do anything)
+    except Exception as error:  # noqa: BLE001 (a module may raise anything)
         text = " ".join(str(error).split())
         raise OptionError(
             f"{place} cannot be loaded, {type(error).__name__}: {text}"
@@ -145,7 +145,7 @@ def load_attention(place: str) -> Any:
         sys.path.remove("")
     if inspect.isclass(found):
         raise OptionError(
-            f"{place} is a class, expected a function or a module that is made: write "
+            f"{place} is a class, expected a function or a module instance: write "
             f"mine = {name}(…) in {module}, and check {module}:mine."
         )
     return found

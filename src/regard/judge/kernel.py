@@ -1,4 +1,4 @@
-"""The cases of a kernel: blocks, strides, garbage behind a mask, lse, gradients.
+"""Cases for kernels: blocks, strides, garbage in masked keys, lse, gradients.
 
 Next: judgement.py
 """
@@ -15,20 +15,20 @@ from regard.judge.difference import Difference, compare
 from regard.judge.inputs import Inputs, NotAskedError
 from regard.judge.masking import CAUSAL, HIDES, RIGHT
 
-LENGTHS = (1, 31, 33, 129, 200)  # around the blocks of kernels
+LENGTHS = (1, 31, 33, 129, 200)  # around common block sizes
 WIDTHS = (1, 3, 16, 40, 64, 80, 96, 128, 256, 576)
 LONG = 1100
 TRUSTED = (*RIGHT, "softmax_is_stable", "low_scores_are_as_good")
 
 
 def ignore_strides(e: Examiner) -> Difference | None:
-    """The same numbers with gaps between them."""
+    """Pass non-contiguous views of the same numbers."""
     inputs = Inputs(q=e.draw(5), k=e.draw(5), v=e.draw(5))
     return e.compare(replace(inputs, strided=True))
 
 
 def take_any_length(e: Examiner) -> Difference | None:
-    """Lengths around powers of two, causal if it can be."""
+    """Use lengths around powers of two, causal if supported."""
     for n in LENGTHS:
         inputs = Inputs(q=e.draw(n), k=e.draw(n), v=e.draw(n))
         found = e.compare(replace(inputs, causal=e.is_causal))
@@ -38,7 +38,7 @@ def take_any_length(e: Examiner) -> Difference | None:
 
 
 def take_any_width(e: Examiner) -> Difference | None:
-    """Heads of odd widths."""
+    """Use heads of unusual widths."""
     if e.subject.convention.projections:
         raise NotAskedError("its heads are those of a module")
     for width in WIDTHS:
@@ -50,7 +50,7 @@ def take_any_width(e: Examiner) -> Difference | None:
 
 
 def match_when_long(e: Examiner) -> Difference | None:
-    """A long sequence under a random mask."""
+    """Use a long sequence with a random mask."""
     mask = e.rng.random((1, 1, LONG, LONG)) < 0.3
     q, k, v = (e.draw(LONG) for _ in range(3))
     single = "float32" if "float32" in e.subject.precisions else None
@@ -58,7 +58,7 @@ def match_when_long(e: Examiner) -> Difference | None:
 
 
 def ignore_garbage(e: Examiner) -> Difference | None:
-    """NaN and infinity in keys and values that nobody may see."""
+    """Put NaN and infinity into keys and values that are masked for all queries."""
     inputs = Inputs(q=e.draw(4), k=e.draw(4), v=e.draw(4))
     inputs.k[:, :, 3], inputs.v[:, :, 3] = np.nan, np.inf
     mask = (np.arange(4) < 3)[None, None, None]
@@ -66,7 +66,7 @@ def ignore_garbage(e: Examiner) -> Difference | None:
 
 
 def repeat_bits(e: Examiner) -> Difference | None:
-    """The same call five times, bit for bit."""
+    """Repeat the same call five times and compare the bits."""
     inputs = Inputs(q=e.draw(130), k=e.draw(130), v=e.draw(130))
     first, *others = (e.ask(inputs).out for _ in range(5))
     found = (compare(x, first, atol=0, what="a later out") for x in others)
@@ -74,7 +74,7 @@ def repeat_bits(e: Examiner) -> Difference | None:
 
 
 def climb(e: Examiner) -> Difference | None:
-    """Scores that grow along the keys: the largest is in the last block."""
+    """Use scores that grow along the keys, so the maximum is in the last block."""
     n = 300
     q = np.zeros((1, e.heads, n, e.width))
     k, v = q.copy(), e.draw(n)
@@ -83,14 +83,14 @@ def climb(e: Examiner) -> Difference | None:
 
 
 def mask_first_blocks(e: Examiner) -> Difference | None:
-    """The first 200 keys are hidden: a block that sees nothing comes first."""
+    """Mask the first 200 keys, so the first blocks are fully masked."""
     n = 300
     mask = (np.arange(n) >= 200)[None, None, None]
     return e.compare(Inputs(q=e.draw(n), k=e.draw(n), v=e.draw(n), mask=mask))
 
 
 def sum_in_single(e: Examiner) -> Difference | None:
-    """16 bits, 5,000 equal keys: a sum in 16 bits stops at 2,048."""
+    """Use 5,000 equal keys in 16 bits: a sum in float16 stops at 2,048."""
     n, half = 5000, e.half()
     if e.subject.convention.order == "x" or not e.subject.convention.other_lengths:
         raise NotAskedError("it takes as many keys as queries")
@@ -102,7 +102,7 @@ def sum_in_single(e: Examiner) -> Difference | None:
 
 
 def give_natural_log(e: Examiner) -> Difference | None:
-    """Lse against log sum exp, of small scores and of large ones."""
+    """Compare lse with log sum exp for small and large scores."""
     inputs = Inputs(q=e.draw(4), k=e.draw(4), v=e.draw(4))
     for size in (1, 40, 1000):
         found = e.compare(replace(inputs, q=size * inputs.q), what="lse")
@@ -112,7 +112,7 @@ def give_natural_log(e: Examiner) -> Difference | None:
 
 
 def keep_lse_wide(e: Examiner) -> Difference | None:
-    """Lse in 16 bits would lose what merging needs."""
+    """Check that lse is not rounded to 16 bits, which is too few for merging."""
     half = e.half()
     inputs = Inputs(q=e.draw(4), k=e.draw(4), v=e.draw(4))
     found = e.ask(inputs, half).dtypes.get("lse")
@@ -124,14 +124,14 @@ def keep_lse_wide(e: Examiner) -> Difference | None:
 
 
 def leave_lse_of_empty_rows(e: Examiner) -> Difference | None:
-    """A row that sees nothing: log 0."""
+    """Check that lse of a fully masked row is log 0 = -inf."""
     mask = np.asarray([[True, True], [False, False]])[None, None]
     inputs = Inputs(q=e.draw(2), k=e.draw(2), v=e.draw(2), mask=mask)
     return e.compare(inputs, what="lse")
 
 
 def merge_parts(e: Examiner) -> Difference | None:
-    """Out and lse of some keys and of the others, merged."""
+    """Merge out and lse of two parts of the keys and compare with the whole."""
     mask = np.tri(4, dtype=bool)[None, None]
     inputs = Inputs(q=e.draw(4), k=e.draw(4), v=e.draw(4), mask=mask)
     parts = []
@@ -148,7 +148,7 @@ def merge_parts(e: Examiner) -> Difference | None:
 
 
 def differentiate(e: Examiner, only: str) -> Difference | None:
-    """One gradient, plain and causal."""
+    """Compare one gradient, plain and causal."""
     inputs = Inputs(q=e.draw(4), k=e.draw(4), v=e.draw(4))
     found = e.compare_gradients(inputs, only=only)
     if found is not None:
@@ -159,7 +159,7 @@ def differentiate(e: Examiner, only: str) -> Difference | None:
 
 
 def differentiate_masked(e: Examiner) -> Difference | None:
-    """Gradients under a mask: nothing for keys that nobody sees."""
+    """Compare gradients with a mask: fully masked keys get 0."""
     mask = np.ones((1, 1, 4, 4), bool)
     mask[..., 1] = False
     mask[..., 2, 3] = False
@@ -170,20 +170,20 @@ def differentiate_masked(e: Examiner) -> Difference | None:
 
 
 def differentiate_empty(e: Examiner) -> Difference | None:
-    """Gradients with a row that sees nothing."""
+    """Compare gradients with a fully masked row."""
     mask = np.ones((1, 1, 3, 3), bool)
     mask[..., 1, :] = False
     return e.compare_gradients(Inputs(q=e.draw(3), k=e.draw(3), v=e.draw(3), mask=mask))
 
 
 def differentiate_shared(e: Examiner) -> Difference | None:
-    """Four heads on two: a key learns from both of its heads."""
+    """Use four heads on two key heads, whose gradients sum over both."""
     q, k, v = e.draw(3, heads=4), e.draw(3, heads=2), e.draw(3, heads=2)
     return e.compare_gradients(Inputs(q=q, k=k, v=v))
 
 
 def differentiate_far(e: Examiner) -> Difference | None:
-    """Gradients of scores that decide the row: small, and never NaN."""
+    """Compare gradients for dominating scores: small, and never NaN."""
     q, k = e.score([[3000.0, 0, 1], [0, 3000, 0], [-3000, -3000, -3000]])
     return e.compare_gradients(Inputs(q=q, k=k, v=e.draw(3)), atol=1e-3)
 
@@ -194,32 +194,32 @@ KERNEL = (
          "Use the strides of the inputs, or make them contiguous first.",
          "kernel", ignore_strides, RIGHT),
     Case("any_length",
-         "The tail of a block is lost or read beyond the end.",
+         "The last, partial block is lost, or read beyond the end.",
          "Mask keys beyond Nk in the last block with -inf, store only rows below Nq.",
          "kernel", take_any_length, (*TRUSTED, *CAUSAL, "one_token")),
     Case("any_width",
-         "Widths that are no power of two fail.",
+         "Widths that are not a power of two fail.",
          "Mask columns beyond D when a tile is loaded; scale by D, not by the tile.",
          "kernel", take_any_width, (*TRUSTED, "values_of_any_width")),
     Case("long_masked_matches",
-         "A long sequence under a mask is wrong.",
+         "A long sequence with a mask is wrong.",
          "Advance the mask together with the keys, block by block.",
          "kernel", match_when_long,
          (*TRUSTED, *HIDES, "any_length", "documents_do_not_mix")),
     Case("garbage_in_masked_keys",
-         "NaN behind the mask comes through as 0 · NaN.",
-         "Load 0 for values that nobody may see; select scores, do not add to them.",
+         "NaN in masked keys reaches out as 0 · NaN.",
+         "Load 0 for masked values; select scores with the mask, do not add it.",
          "kernel", ignore_garbage, (*TRUSTED, *HIDES)),
     Case("same_bits_twice",
-         "The same call gives other bits.",
+         "The same call gives different bits.",
          "Add up blocks in a fixed order, without atomics.",
          "kernel", repeat_bits),
     Case("largest_score_comes_last",
-         "Earlier blocks are not rescaled when a larger score is met.",
+         "Earlier blocks are not rescaled when a larger score follows.",
          "Multiply out and the sum by exp(old max - new max) before adding a block.",
          "kernel", climb, (*TRUSTED, "any_length")),
     Case("first_blocks_are_masked",
-         "A first block that sees nothing gives exp(-inf + inf) = NaN.",
+         "A fully masked first block gives exp(-inf + inf) = NaN.",
          "Subtract 0 while the running maximum is -inf.",
          "kernel", mask_first_blocks,
          (*TRUSTED, *HIDES, "any_length", "left_padding_changes_nothing")),
@@ -228,7 +228,7 @@ KERNEL = (
          "Accumulate the denominator and out in float32.",
          "kernel", sum_in_single, (*RIGHT, "half_is_close", "lengths_may_differ")),
     Case("lse_is_natural_log",
-         "Lse has base 2, lacks the scale, or is of unmasked scores.",
+         "Lse has base 2, lacks the scale, or ignores the mask.",
          "Return max + log(sum), times log(2) if exp2 is used inside.",
          "kernel", give_natural_log, RIGHT),
     Case("lse_is_single",
@@ -236,12 +236,12 @@ KERNEL = (
          "Keep lse in float32.",
          "kernel", keep_lse_wide, (*RIGHT, "lse_is_natural_log")),
     Case("empty_row_lse_is_minus_inf",
-         "Lse of a row that sees nothing is 0, +inf or finite, so parts merge wrongly.",
+         "Lse of a fully masked row is not -inf, so parts merge wrongly.",
          "Return -inf where the sum is 0.",
          "kernel", leave_lse_of_empty_rows, (*HIDES, "lse_is_natural_log")),
     Case("merge_of_parts_is_whole",
          "Out and lse over parts of the keys do not merge to the whole.",
-         "Let lse be that of the same logits that made out, -inf for empty rows.",
+         "Compute lse from the same logits as out, -inf for fully masked rows.",
          "kernel", merge_parts,
          (*HIDES, "lse_is_natural_log", "empty_row_lse_is_minus_inf",
           "lengths_may_differ")),
@@ -255,20 +255,20 @@ KERNEL = (
          "kernel", lambda e: differentiate(e, "k"), TRUSTED),
     Case("gradient_of_v",
          "The gradient of v is wrong.",
-         "dV = Wᵀ g, with the weights that made out.",
+         "dV = Wᵀ g, with the weights that produced out.",
          "kernel", lambda e: differentiate(e, "v"), TRUSTED),
     Case("gradient_under_mask",
-         "The backward pass does not mask as the forward pass does.",
-         "Compute the weights again with the same mask; masked cells have dS = 0.",
+         "The backward pass does not apply the mask of the forward pass.",
+         "Recompute the weights with the same mask; masked cells have dS = 0.",
          "kernel", differentiate_masked,
          (*HIDES, "gradient_of_q", "gradient_of_k", "gradient_of_v")),
     Case("empty_row_grad_finite",
-         "One row that sees nothing makes gradients NaN.",
-         "Select before dividing: a row whose sum is 0 divides by 1.",
+         "A fully masked row makes gradients NaN.",
+         "Avoid 0 / 0: divide a row whose sum is 0 by 1.",
          "kernel", differentiate_empty,
          (*HIDES, "gradient_under_mask", "empty_row_is_zero")),
     Case("gradient_sums_over_shared_heads",
-         "A shared key head learns from one of its query heads only.",
+         "A shared key head gets the gradient of only one of its query heads.",
          "Sum dK and dV over the query heads of a group.",
          "kernel", differentiate_shared,
          ("gqa_group_is_contiguous", "gradient_of_k", "gradient_of_v")),

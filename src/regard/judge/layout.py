@@ -1,7 +1,7 @@
-"""Axes in another order: (B, H, N, D) as a function wants them, and back.
+"""Conversion between (B, H, N, D) and the layout of a function.
 
     arrange(x, "bnhd")     (B, N, H, D)         arrange(x, "bn(hd)")    (B, N, H·D)
-    arrange(x, "nd")       (N, D), if there is one batch and one head
+    arrange(x, "nd")       (N, D), if B = H = 1
 
 Next: subject.py
 """
@@ -20,7 +20,7 @@ WORDS = {"b": "batches", "h": "heads", "q": "queries that differ"}
 
 
 def arrange(x: NDArray[Any], layout: str, axes: str = ARRAYS) -> NDArray[Any]:
-    """Return x, whose axes are named, in the order of a layout."""
+    """Convert x, whose axes are named, to a layout."""
     letters = layout.replace("(", "").replace(")", "")
     gone = [a for a in axes if a not in letters]
     for axis in gone:
@@ -30,7 +30,7 @@ def arrange(x: NDArray[Any], layout: str, axes: str = ARRAYS) -> NDArray[Any]:
             )
     turned = x.transpose([axes.index(a) for a in (*gone, *letters)])
     shape = list(turned.shape[len(gone) :])
-    if "(" in layout:  # heads side by side in the last axis
+    if "(" in layout:  # heads are concatenated along the last axis
         shape[-2:] = [shape[-2] * shape[-1]]
     return turned.reshape(shape)
 
@@ -38,7 +38,7 @@ def arrange(x: NDArray[Any], layout: str, axes: str = ARRAYS) -> NDArray[Any]:
 def restore(
     x: NDArray[Any], layout: str, shape: tuple[int, ...], what: str = "out"
 ) -> NDArray[Any]:
-    """Return (B, H, N, D) of this shape from a layout, or say what does not fit."""
+    """Convert x from a layout to a shape (B, H, N, D); raise if it does not fit."""
     sizes = dict(zip(ARRAYS, shape, strict=True))
     letters = layout.replace("(", "").replace(")", "")
     apart = [sizes[a] for a in letters]
@@ -56,7 +56,7 @@ def restore(
 def arrange_mask(
     x: NDArray[Any], axes: str, shape: tuple[int, int, int, int]
 ) -> NDArray[Any]:
-    """Return a mask (B or 1, H or 1, Nq or 1, Nk) in the axes that a function takes."""
+    """Broadcast a mask (B or 1, H or 1, Nq or 1, Nk) to the axes of a function."""
     kept = [
         n if a in axes else m for a, m, n in zip(MASKS, x.shape, shape, strict=True)
     ]

@@ -1,10 +1,10 @@
-"""Arrays of NumPy, PyTorch and JAX: made from numbers, read back, differentiated.
+"""Adapters for NumPy, PyTorch and JAX: make arrays, read them, differentiate.
 
     here = LIBRARIES["torch"]
     x = here.make(numbers, "float16", "cuda")
-    outs, gradients = here.differentiate(fn, (q, k, v), g)
+    dq, dk, dv = here.differentiate(fn, (q, k, v), g)
 
-PyTorch and JAX are imported when a function that wants them is judged.
+PyTorch and JAX are imported on first use.
 
 Next: subject.py
 """
@@ -21,31 +21,31 @@ from array_api_compat import is_jax_array, is_torch_array
 
 from regard.arrays import to_numpy
 
-Run = Callable[..., Any]  # arrays to the out of an attention, and what else it gave
+Run = Callable[..., Any]  # maps arrays to out
 
 
 class ArrayLibrary(ABC):
-    """What the judge needs of a library."""
+    """The operations of an array library that the checks need."""
 
     precisions: tuple[str, ...] = ("float64", "float32", "float16")
-    strided = True  # whether a view can be handed over
-    compiles = False  # whether every new shape takes long
+    strided = True  # whether arrays may be non-contiguous views
+    compiles = False  # whether every new shape is compiled, which is slow
 
     @abstractmethod
     def make(self, x: Any, precision: str | None, device: str) -> Any:
-        """Return numbers as an array; None keeps their dtype."""
+        """Return x as an array of a precision; None keeps its dtype."""
 
     @abstractmethod
     def owns(self, x: Any) -> bool:
-        """Tell whether x is an array of this library."""
+        """Return whether x is an array of this library."""
 
     def read(self, x: Any) -> Any:
-        """Return an array as NumPy's, floating point as float64."""
+        """Return x as a NumPy array, float64 unless bool."""
         x = to_numpy(x)
         return x.astype(np.float64) if x.dtype.kind != "b" else x
 
     def spread(self, x: Any) -> Any:
-        """Return the same numbers as a view, apart from each other in memory."""
+        """Return the same numbers as a non-contiguous view."""
         wide = self.join([x, x + 1])
         return wide[..., 0]
 
@@ -59,14 +59,14 @@ class ArrayLibrary(ABC):
 
 
 class NumPy(ArrayLibrary):
-    """Arrays on the host; no gradients."""
+    """NumPy arrays, without gradients."""
 
     def make(self, x: Any, precision: str | None, device: str) -> Any:
         """Return a fresh array."""
         return np.array(x, dtype=precision)
 
     def owns(self, x: Any) -> bool:
-        """Tell whether x is a NumPy array or number."""
+        """Return whether x is a NumPy array or scalar."""
         return isinstance(x, np.ndarray | np.generic)
 
     def join(self, parts: Sequence[Any]) -> Any:
@@ -75,7 +75,7 @@ class NumPy(ArrayLibrary):
 
 
 class Torch(ArrayLibrary):
-    """Tensors on any device."""
+    """PyTorch tensors on any device."""
 
     precisions = ("float64", "float32", "float16", "bfloat16")
 
@@ -86,7 +86,7 @@ class Torch(ArrayLibrary):
         return torch.tensor(np.asarray(x), dtype=dtype, device=device)
 
     def owns(self, x: Any) -> bool:
-        """Tell whether x is a tensor."""
+        """Return whether x is a tensor."""
         return bool(is_torch_array(x))
 
     def join(self, parts: Sequence[Any]) -> Any:
@@ -103,14 +103,14 @@ class Torch(ArrayLibrary):
 
 
 class Jax(ArrayLibrary):
-    """Arrays of JAX; float64 only if its user has switched it on."""
+    """JAX arrays; float64 only if jax_enable_x64 is set."""
 
     strided = False
     compiles = True
 
     @property
     def precisions(self) -> tuple[str, ...]:  # type: ignore[override]
-        """What JAX keeps: float64 is off unless asked for."""
+        """The precisions that JAX supports in its current configuration."""
         best = ("float64",) if import_module("jax").config.jax_enable_x64 else ()
         return (*best, "float32", "float16", "bfloat16")
 
@@ -119,11 +119,11 @@ class Jax(ArrayLibrary):
         return import_module("jax.numpy").asarray(np.asarray(x), dtype=precision)
 
     def owns(self, x: Any) -> bool:
-        """Tell whether x is an array of JAX."""
+        """Return whether x is a JAX array."""
         return bool(is_jax_array(x))
 
     def read(self, x: Any) -> Any:
-        """Return an array as NumPy's; its bfloat16 is no dtype of NumPy."""
+        """Return x as a NumPy array; bfloat16, which NumPy lacks, as float64."""
         x = np.asarray(x)
         return x if x.dtype.kind == "b" else x.astype(np.float64)
 

@@ -1,4 +1,4 @@
-"""The cases of masks and positions that others will bring: empty rows, padding, chunks.
+"""Cases about masks and positions: fully masked rows, padding, chunked prefill.
 
 Next: options.py
 """
@@ -40,22 +40,22 @@ CAUSAL = (
 
 
 def ask_nothing(e: Examiner) -> Inputs:
-    """Return two queries, of which the second may see nothing."""
+    """Return inputs of two queries, the second of which is fully masked."""
     q, k = e.score([[FAR, 0], [FAR, 0]])
     mask = np.asarray([[True, True], [False, False]])[None, None]
-    if "q" not in e.subject.convention.axes_of_mask:  # then a sequence sees nothing
+    if "q" not in e.subject.convention.axes_of_mask:  # mask a whole sequence instead
         q = k = e.zeros(3, batch=2)
         mask = np.asarray([[True] * 3, [False] * 3])[:, None, None]
     return Inputs(q=q, k=k, v=np.ones_like(k), mask=mask)
 
 
 def leave_empty_rows(e: Examiner) -> Difference | None:
-    """A row that may see nothing is 0, and harms no other."""
+    """Check that a fully masked row is 0 and does not affect other rows."""
     return e.compare(ask_nothing(e), atol=1e-3)
 
 
 def hide_by_more(e: Examiner) -> Difference | None:
-    """The key that may be seen has a score of -30,000, the hidden one 0."""
+    """Use a score of -30,000 for the allowed key and 0 for the masked key."""
     if e.subject.precisions[0] == "float16":
         raise NotAskedError("it has no precision that holds such scores")
     q, k = e.score([[-3e4 * e.width**0.5, 0.0]] * 2)
@@ -64,7 +64,7 @@ def hide_by_more(e: Examiner) -> Difference | None:
 
 
 def hide_in_half(e: Examiner) -> Difference | None:
-    """16 bits with a mask and an empty row: finite fillers overflow here."""
+    """Use a mask and a fully masked row in 16 bits: finite fillers overflow."""
     half = e.half()
     q, k = e.score([[-200.0, 0.0], [-200.0, -200.0]])
     mask = np.asarray([[True, False], [False, False]])[None, None]
@@ -72,7 +72,7 @@ def hide_in_half(e: Examiner) -> Difference | None:
 
 
 def mask_heads(e: Examiner) -> Difference | None:
-    """Two heads with a mask each."""
+    """Use a different mask for each of two heads."""
     n = max(2, e.heads)
     mask = np.ones((1, n, 3, 3), bool)
     mask[:, 0, :, 1:] = False
@@ -82,7 +82,7 @@ def mask_heads(e: Examiner) -> Difference | None:
 
 
 def mask_batches(e: Examiner) -> Difference | None:
-    """Three sequences of other lengths, as many as there are tokens."""
+    """Use three sequences of different lengths, with B = Nq = 3."""
     mask = (np.arange(3) < np.arange(1, 4)[:, None])[:, None, None]
     q, k = e.zeros(3, batch=3), e.zeros(3, batch=3)
     inputs = Inputs(q=q, k=k, v=e.unit(3, batch=3), mask=mask)
@@ -90,7 +90,7 @@ def mask_batches(e: Examiner) -> Difference | None:
 
 
 def compose(e: Examiner) -> Difference | None:
-    """A mask and causal at once: both count."""
+    """Use a mask and causal together: both apply."""
     words = e.subject.convention
     if words.mask is None or not (words.causal or words.always_causal):
         raise NotAskedError("it has no mask and causal arguments")
@@ -102,14 +102,14 @@ def compose(e: Examiner) -> Difference | None:
 
 
 def keep_documents_apart(e: Examiner) -> Difference | None:
-    """Two documents in one row are what they are alone."""
+    """Pack two documents into one sequence, separated by a mask."""
     ids = np.asarray([0, 0, 1, 1, 1])
     mask = (ids[:, None] == ids)[None, None]
     return e.compare(Inputs(q=e.draw(5), k=e.draw(5), v=e.draw(5), mask=mask))
 
 
 def pad_on_the_left(e: Examiner) -> Difference | None:
-    """Three tokens, alone and after two of padding under a mask."""
+    """Compare three tokens alone and after two masked padding tokens."""
     inputs = Inputs(q=e.draw(5), k=e.draw(5), v=e.draw(5))
     mask = (np.arange(5) >= 2)[None, None, None]
     padded = e.ask(replace(inputs, mask=mask)).out[:, :, 2:]
@@ -119,7 +119,7 @@ def pad_on_the_left(e: Examiner) -> Difference | None:
 
 
 def stand_aligned(e: Examiner) -> Difference | None:
-    """Two queries, four keys, causal: as declared, from the start or the end."""
+    """Use two causal queries and four keys, aligned as declared."""
     words = e.subject.convention
     if not e.is_causal:
         raise NotAskedError("it has no causal argument")
@@ -129,23 +129,23 @@ def stand_aligned(e: Examiner) -> Difference | None:
 
 
 def decode_one(e: Examiner) -> Difference | None:
-    """One query at the end of four keys, causal: it sees all of them."""
+    """Use one causal query at the end of four keys: it attends to all of them."""
     words = e.subject.convention
     if not e.is_causal:
         raise NotAskedError("it has no causal argument")
     if words.causal_from == "start" and not words.q_start:
-        raise NotAskedError("it declares that row 0 stands at key 0")
+        raise NotAskedError("it declares that row 0 is aligned with key 0")
     inputs = Inputs(q=e.zeros(1), k=e.zeros(4), v=e.unit(4))
     return e.compare(replace(inputs, causal=True, q_start=3), atol=1e-3)
 
 
 def prefill_in_chunks(e: Examiner) -> Difference | None:
-    """Five tokens at once, and in chunks of two, two and one."""
+    """Compare five tokens at once with chunks of two, two and one."""
     words = e.subject.convention
     if not (words.causal or words.always_causal) or (
         words.causal_from != "end" and not words.q_start
     ):
-        raise NotAskedError("it has no word for a chunk that does not start at key 0")
+        raise NotAskedError("it cannot express a chunk that does not start at key 0")
     inputs = Inputs(q=e.draw(5), k=e.draw(5), v=e.draw(5), causal=True)
     whole = e.ask(inputs).out
     for first, stop in ((0, 2), (2, 4), (4, 5)):
@@ -168,7 +168,7 @@ def prefill_in_chunks(e: Examiner) -> Difference | None:
 
 
 def refuse(e: Examiner, literal: Any, right: Inputs) -> Difference | None:
-    """Give an odd mask: an error is right, and so is doing what it means."""
+    """Pass an unusual mask: both an error and the intended result are right."""
     try:
         yours = e.ask(replace(right, mask=None, literal=literal)).out
     except TroubleError:
@@ -177,7 +177,7 @@ def refuse(e: Examiner, literal: Any, right: Inputs) -> Difference | None:
 
 
 def odd_mask(e: Examiner, dtype: Any) -> Difference | None:
-    """A mask of zeros and ones that is not of bool."""
+    """Use a mask of zeros and ones that is not bool."""
     words = e.subject.convention
     if words.true_means == "added" or (words.float_mask and dtype == np.float64):
         raise NotAskedError("it declares that numbers in a mask are added")
@@ -195,17 +195,17 @@ def odd_mask(e: Examiner, dtype: Any) -> Difference | None:
 
 
 def take_float_mask(e: Examiner) -> Difference | None:
-    """A mask of 0.0 and 1.0."""
+    """Use a mask of 0.0 and 1.0."""
     return odd_mask(e, np.float64)
 
 
 def take_int_mask(e: Examiner) -> Difference | None:
-    """A mask of the integers 0 and 1."""
+    """Use a mask of the integers 0 and 1."""
     return odd_mask(e, np.int64)
 
 
 def take_padding_mask(e: Examiner) -> Difference | None:
-    """Give (B, Nk) where B = Nq: it must not be read as (Nq, Nk)."""
+    """Pass a mask (B, Nk) with B = Nq: it must not be read as (Nq, Nk)."""
     words = e.subject.convention
     if words.mask is None or words.axes_of_mask != "bhqk" or words.projections:
         raise NotAskedError("it has no mask of (B, H, Nq, Nk)")
@@ -219,16 +219,16 @@ def take_padding_mask(e: Examiner) -> Difference | None:
 
 MASKING = (
     Case("empty_row_is_zero",
-         "A query that may see nothing gets NaN, or an average of hidden values.",
-         "Where a whole row is masked, let weights and out be 0, not softmax of -inf.",
+         "A fully masked query gets NaN, or an average of masked values.",
+         "For a fully masked row, return weights and out of 0, not softmax of -inf.",
          "complete", leave_empty_rows, HIDES),
     Case("mask_beats_any_score",
-         "A finite filler such as -1e4 loses against a low score: hidden keys win.",
-         "Put -inf where the mask forbids, not a large negative number.",
+         "With a finite filler such as -1e4, masked keys win against low scores.",
+         "Set masked scores to -inf, not to a large negative number.",
          "complete", hide_by_more, (*HIDES, "softmax_is_stable")),
     Case("finfo_min_is_not_inf",
-         "In 16 bits the filler overflows, or an empty row becomes uniform.",
-         "Compute the scores in float32 and mask with -inf; let empty rows be 0.",
+         "In 16 bits the filler overflows, or a fully masked row becomes uniform.",
+         "Compute the scores in float32, mask with -inf; return 0 for masked rows.",
          "complete", hide_in_half, (*HIDES, "empty_row_is_zero", "half_is_close")),
     Case("mask_per_head",
          "A mask of one head is used for another.",
@@ -239,41 +239,41 @@ MASKING = (
          "Broadcast a padding mask as (B, 1, 1, Nk).",
          "complete", mask_batches, (*HIDES, "batches_do_not_mix")),
     Case("mask_and_causal_compose",
-         "Given together, the mask or causal is dropped.",
+         "If both are given, the mask or causal is dropped.",
          "Combine both, mask & causal, before the softmax.",
          "complete", compose, (*HIDES, *CAUSAL)),
     Case("documents_do_not_mix",
-         "Documents packed into one row see each other.",
-         "Apply the mask in every path, also when it is not causal.",
+         "Documents packed into one sequence attend to each other.",
+         "Apply the mask in every code path, also without causal.",
          "complete", keep_documents_apart,
          (*HIDES, *RIGHT)),
     Case("left_padding_changes_nothing",
-         "Tokens after padding are not what they are without it.",
-         "Give padding no weight at all, and count no position from its start.",
+         "Padding on the left changes the tokens after it.",
+         "Give padding no weight, and count positions from the first real token.",
          "complete", pad_on_the_left, HIDES),
     Case("causal_alignment",
-         "With fewer queries than keys, causal stands elsewhere than declared.",
-         "Let query i see keys up to q_start + i; declare causal_from or q_start.",
+         "With fewer queries than keys, the causal mask is not aligned as declared.",
+         "Let query i attend to keys <= q_start + i; declare causal_from or q_start.",
          "complete", stand_aligned, (*CAUSAL, "lengths_may_differ")),
     Case("decode_one_token_sees_all",
-         "One query after a cache sees only the first key.",
+         "A single query after a KV cache attends only to the first key.",
          "Shift the causal mask by Nk - Nq, or leave it out for one query.",
          "complete", decode_one, (*CAUSAL, "lengths_may_differ")),
     Case("chunked_prefill_equals_full",
-         "A prompt read in chunks is not what it is at once.",
-         "Count queries from where the chunk starts, not from 0.",
+         "A prompt processed in chunks gives other results than at once.",
+         "Count queries from the start of the chunk, not from 0.",
          "complete", prefill_in_chunks,
          (*CAUSAL, "causal_alignment", "decode_one_token_sees_all")),
     Case("float_mask_is_not_added",
-         "A mask of 0.0 and 1.0 is added to the scores, and hides nothing.",
-         "Refuse masks that are not bool, or declare float_mask=True and document it.",
+         "A mask of 0.0 and 1.0 is added to the scores and hides nothing.",
+         "Reject masks that are not bool, or declare float_mask=True and document it.",
          "complete", take_float_mask, HIDES),
     Case("int_mask_is_not_added",
-         "A mask of integers is neither refused nor obeyed.",
-         "Refuse masks that are not bool, or read them as mask != 0.",
+         "A mask of integers is neither rejected nor applied.",
+         "Reject masks that are not bool, or convert them with mask != 0.",
          "complete", take_int_mask, HIDES),
     Case("padding_mask_is_not_rows",
          "A padding mask (B, Nk) is read as (Nq, Nk) when B = Nq.",
-         "Refuse a mask of two axes in a batched call, or read it as (B, 1, 1, Nk).",
+         "Reject a mask of two axes in a batched call, or read it as (B, 1, 1, Nk).",
          "complete", take_padding_mask, (*HIDES, "mask_per_sequence")),
 )  # fmt: skip

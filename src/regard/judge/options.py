@@ -1,4 +1,4 @@
-"""The cases of options: shared heads, biases, caps, windows, 16 bits, projections.
+"""Cases about options: shared heads, bias, softcap, window, 16 bits, projections.
 
 Next: kernel.py
 """
@@ -16,13 +16,13 @@ from regard.judge.masking import CAUSAL, HIDES, RIGHT, ask_nothing
 
 
 def stay_with_low_scores(e: Examiner) -> Difference | None:
-    """All scores far below 0: only their differences count."""
+    """Use scores that are all far below 0: only their differences matter."""
     q, k = e.score([[-4000.0, -4080.0], [-4080.0, -4000.0]])
     return e.compare(Inputs(q=q, k=k, v=e.unit(2)), atol=1e-3)
 
 
 def scale_before_product(e: Examiner) -> Difference | None:
-    """16 bits, q = k = 40: q kᵀ is beyond 65,504, its scaled value is not."""
+    """Make q kᵀ overflow float16 (65,504) before it is scaled, but not after."""
     half, n = e.half(), e.width
     level = (2.2 * 65504 / n) ** 0.5
     x = np.full((1, e.heads, 2, n), level)
@@ -32,14 +32,14 @@ def scale_before_product(e: Examiner) -> Difference | None:
 
 
 def match_in_half(e: Examiner) -> Difference | None:
-    """16 bits: the rounding of the inputs and of out, and no more."""
+    """Check that 16-bit errors are only those of rounding the inputs and out."""
     half = e.half()
     inputs = Inputs(q=e.draw(8), k=e.draw(8), v=e.draw(8))
     return e.compare(inputs, precision=half)
 
 
 def keep_dtype(e: Examiner) -> Difference | None:
-    """Out has the dtype of q."""
+    """Check that out has the dtype of q."""
     for precision in e.subject.offered:
         inputs = Inputs(q=e.draw(2), k=e.draw(2), v=e.draw(2))
         found = e.ask(inputs, precision).dtypes["out"]
@@ -49,21 +49,22 @@ def keep_dtype(e: Examiner) -> Difference | None:
 
 
 def share_in_groups(e: Examiner) -> Difference | None:
-    """Four heads on two: each must use the right keys, and the right values."""
+    """Use four heads on two key heads: each needs the right keys and values."""
     q, k = e.zeros(3, heads=4), e.zeros(3, heads=2)
-    q[..., 0], k[:, 0, 0, 0], k[:, 1, 2, 0] = FAR, 1, 1  # the first key, or the last
+    # Key head 0 selects the first key, key head 1 the last.
+    q[..., 0], k[:, 0, 0, 0], k[:, 1, 2, 0] = FAR, 1, 1
     v = np.asarray([1.0, 2.0])[None, :, None, None] * e.draw(3, heads=1)
     return e.compare(Inputs(q=q, k=k, v=v), atol=1e-3)
 
 
 def share_one(e: Examiner) -> Difference | None:
-    """Four heads on one key head, and keys that matter."""
+    """Use four heads on one key head, with random keys."""
     inputs = Inputs(q=e.draw(3, heads=4), k=e.draw(3, heads=1), v=e.draw(3, heads=1))
     return e.compare(inputs)
 
 
 def count_window(e: Examiner) -> Difference | None:
-    """Five tokens, a window of one other token before; then the last of them alone."""
+    """Use five tokens and a window of one earlier token; then only the last query."""
     inputs = Inputs(q=e.zeros(5), k=e.zeros(5), v=e.unit(5), window=1, causal=True)
     words = e.subject.convention
     if not e.is_causal:
@@ -76,7 +77,7 @@ def count_window(e: Examiner) -> Difference | None:
 
 
 def apply_window_alone(e: Examiner) -> Difference | None:
-    """A window without causal is still a window."""
+    """Check that a window applies without causal."""
     if e.subject.convention.always_causal:
         raise NotAskedError("it is always causal")
     inputs = Inputs(q=e.zeros(5), k=e.zeros(5), v=e.unit(5), window=1)
@@ -84,18 +85,18 @@ def apply_window_alone(e: Examiner) -> Difference | None:
     right = np.asarray(expect(inputs).weights)
     before = np.arange(5) < np.arange(5)[:, None] - 1
     wrong = before & (np.abs(weights) > SMALL)
-    says = "{place} is before the window, and has the weight {weight}."
+    says = "{place} is before the window, but has the weight {weight}."
     return judge_weights(weights, wrong, right, says, inputs)
 
 
 def cap_scores(e: Examiner) -> Difference | None:
-    """A softcap alone."""
+    """Use a softcap alone."""
     q, k = e.score(np.asarray([[3.0, -2.0], [1.0, 4.0]]) * e.width**0.5)
     return e.compare(Inputs(q=q, k=k, v=e.draw(2), softcap=2.0))
 
 
 def cap_before_mask(e: Examiner) -> Difference | None:
-    """A softcap and a mask: -inf must not become -cap."""
+    """Use a softcap and a mask: -inf must not become -cap."""
     inputs = Inputs(q=e.zeros(3), k=e.zeros(3), v=e.unit(3), softcap=1.0)
     try:
         return e.compare(
@@ -106,14 +107,14 @@ def cap_before_mask(e: Examiner) -> Difference | None:
 
 
 def cap_before_bias(e: Examiner) -> Difference | None:
-    """A softcap and a bias larger than it: the bias is not capped."""
+    """Use a bias larger than the softcap: the bias is not capped."""
     bias = np.asarray([[0.0, 3.0], [-3.0, 0.0]])[None, None]
     inputs = Inputs(q=e.zeros(2), k=e.zeros(2), v=e.unit(2), softcap=1.0, bias=bias)
     return e.compare(inputs, atol=1e-3)
 
 
 def add_bias(e: Examiner) -> Difference | None:
-    """Scores of 0 and a bias for each head: the weights are its softmax."""
+    """Use scores of 0 and a bias per head: the weights are softmax(bias)."""
     n = e.several
     own = n if "h" in e.subject.convention.axes_of_mask else 1
     bias = np.arange(1.0, own + 1)[:, None, None] * [[0.0, 1.0], [-2.0, 0.5]]
@@ -122,13 +123,13 @@ def add_bias(e: Examiner) -> Difference | None:
 
 
 def use_scale(e: Examiner) -> Difference | None:
-    """A scale that is given takes the place of 1 / sqrt(D)."""
+    """Check that a given scale replaces 1 / sqrt(D)."""
     q, k = e.score([[2.0, 0.0], [0.0, 2.0]])
     return e.compare(Inputs(q=q, k=k, v=e.unit(2), scale=0.7), atol=1e-3)
 
 
 def take_sink(e: Examiner) -> Difference | None:
-    """A sink takes weight from every row of its head, and gives nothing."""
+    """Use a sink, which takes weight from every row of its head and adds no value."""
     n = e.several
     q, k, v = e.zeros(3, heads=n), e.zeros(3, heads=n), e.unit(3, heads=n)
     inputs = Inputs(q=q, k=k, v=v, sink=np.linspace(0.5, 1.5, n))
@@ -136,7 +137,7 @@ def take_sink(e: Examiner) -> Difference | None:
 
 
 def look_twice(e: Examiner) -> Difference | None:
-    """With and without asking for the weights: plain, masked, causal, empty."""
+    """Compare out with and without weights: plain, masked, causal, fully masked."""
     plain = Inputs(q=e.draw(4), k=e.draw(4), v=e.draw(4), look=False)
     mask = np.tri(4, dtype=bool)[None, None]
     asked, empty = 0, replace(ask_nothing(e), look=False)
@@ -147,16 +148,16 @@ def look_twice(e: Examiner) -> Difference | None:
         except NotAskedError:
             continue
         asked += 1
-        found = compare(seen, without, atol=e.room(1e-4), what="out, when looked at,")
+        found = compare(seen, without, atol=e.room(1e-4), what="out, with weights,")
         if found is not None:
             return replace(found, arguments=each)
     if not asked:
-        raise NotAskedError("it has no flag that asks for the weights")
+        raise NotAskedError("it has no flag that requests the weights")
     return None
 
 
 def show_weights(e: Examiner) -> Difference | None:
-    """The weights that are returned, under causal or a mask if there is one."""
+    """Compare the returned weights, with causal or a mask if supported."""
     inputs = Inputs(q=e.draw(4), k=e.draw(4), v=e.draw(4))
     words = e.subject.convention
     if words.look:
@@ -166,7 +167,7 @@ def show_weights(e: Examiner) -> Difference | None:
 
 
 def take_other_widths(e: Examiner) -> Difference | None:
-    """Values narrower and wider than keys."""
+    """Use values narrower and wider than keys."""
     for width in (1, e.width // 2, 2 * e.width):
         inputs = Inputs(q=e.draw(3), k=e.draw(3), v=e.draw(3, width=width))
         found = e.compare(inputs)
@@ -176,12 +177,12 @@ def take_other_widths(e: Examiner) -> Difference | None:
 
 
 def take_one_token(e: Examiner) -> Difference | None:
-    """One query, one key."""
+    """Use one query and one key."""
     return e.compare(Inputs(q=e.draw(1), k=e.draw(1), v=e.draw(1)))
 
 
 def keep_axes(e: Examiner) -> Difference | None:
-    """Batch, heads, tokens and width all differ."""
+    """Use different sizes for batch, heads, tokens and width."""
     n = e.heads if e.heads > 1 else 3
     axes = e.subject.convention.layout
     batch, heads = 2 if "b" in axes else 1, n if "h" in axes or e.heads > 1 else 1
@@ -192,7 +193,7 @@ def keep_axes(e: Examiner) -> Difference | None:
 
 
 def project_out(e: Examiner) -> Difference | None:
-    """The output matrix turned around."""
+    """Use an output matrix that reverses the columns."""
     where = e.subject.convention.projections
     if where is None or where.out is None:
         raise NotAskedError("it has no output projection")
@@ -200,7 +201,7 @@ def project_out(e: Examiner) -> Difference | None:
 
 
 def project_with_biases(e: Examiner) -> Difference | None:
-    """Biases that are not 0."""
+    """Use projection biases that are not 0."""
     if e.subject.convention.projections is None:
         raise NotAskedError("it projects nothing")
     return e.compare(Inputs(q=e.draw(2), k=e.draw(2), v=e.draw(2), written="biased"))
@@ -208,20 +209,20 @@ def project_with_biases(e: Examiner) -> Difference | None:
 
 OPTIONS = (
     Case("low_scores_are_as_good",
-         "Scores far below 0 make a row 0 or NaN: the largest was sought from 0 up.",
+         "Scores far below 0 give 0 or NaN: the running maximum started at 0.",
          "Start the running maximum at -inf, and subtract it from every score.",
          "complete", stay_with_low_scores, (*GATES, "softmax_is_stable")),
     Case("one_token",
-         "One query and one key lose an axis.",
+         "With one query and one key, an axis is lost.",
          "Do not squeeze; index axes from the end.",
          "complete", take_one_token, RIGHT),
     Case("axes_are_not_confused",
-         "Batch, heads and tokens change places somewhere.",
+         "The batch, head and token axes are swapped somewhere.",
          "Name the axes, and transpose before every reshape that joins two of them.",
          "complete", keep_axes, (*RIGHT, "heads_do_not_mix", "batches_do_not_mix")),
     Case("values_of_any_width",
          "Values of another width than the keys fail.",
-         "Take the width of out from v, that of the scale from k.",
+         "Take the width of out from v, and the width in the scale from k.",
          "complete", take_other_widths,
          (*RIGHT, "one_token", "scale_ignores_the_values")),
     Case("half_scores_do_not_overflow",
@@ -229,15 +230,15 @@ OPTIONS = (
          "Scale q first, or compute the scores in float32.",
          "complete", scale_before_product, RIGHT),
     Case("half_is_close",
-         "In 16 bits the answer is further off than rounding explains.",
-         "Compute scores, softmax and the average in float32; round out alone.",
+         "In 16 bits the error is larger than rounding explains.",
+         "Compute scores, softmax and the average in float32; round only out.",
          "complete", match_in_half, (*RIGHT, "half_scores_do_not_overflow")),
     Case("dtype_is_kept",
          "Out has another dtype than q.",
          "Return out in the dtype of q.",
          "complete", keep_dtype),
     Case("gqa_group_is_contiguous",
-         "Heads share keys in turn, h % Hk, instead of in groups, h // (H / Hk).",
+         "Heads share keys as h % Hk instead of in groups, h // (H / Hk).",
          "Repeat each key head, repeat_interleave or np.repeat; do not tile.",
          "complete", share_in_groups, RIGHT),
     Case("gqa_one_key_head",
@@ -246,18 +247,18 @@ OPTIONS = (
          "complete", share_one, (*RIGHT, "gqa_group_is_contiguous")),
     Case("window_counts",
          "The window is one token too wide or too narrow.",
-         'Say if a query counts among its window: window_counts="others" or "all".',
+         'Declare whether it includes the query: window_counts="others" or "all".',
          "complete", count_window, (*CAUSAL, "decode_one_token_sees_all")),
     Case("window_alone_applies",
-         "A window is ignored when nothing else masks.",
-         "Apply the window in every path.",
+         "A window without causal or a mask is ignored.",
+         "Apply the window in every code path.",
          "complete", apply_window_alone, (*CAUSAL, "window_counts")),
     Case("softcap_is_tanh",
          "The softcap is not cap · tanh(scores / cap) of the scaled scores.",
          "Scale first, then cap.",
          "complete", cap_scores, RIGHT),
     Case("softcap_before_mask",
-         "The cap comes after the mask, and turns -inf into -cap.",
+         "The cap is applied after the mask and turns -inf into -cap.",
          "Cap the scores, then mask.",
          "complete", cap_before_mask, (*RIGHT, *HIDES, "softcap_is_tanh")),
     Case("softcap_before_bias",
@@ -266,32 +267,32 @@ OPTIONS = (
          "complete", cap_before_bias,
          (*RIGHT, "softcap_is_tanh", "bias_is_not_scaled")),
     Case("bias_is_not_scaled",
-         "The bias is scaled with the scores, or not added once.",
+         "The bias is scaled with the scores, or not added exactly once.",
          "Scale the scores, then add the bias.",
          "complete", add_bias, (*GATES, "softmax_over_keys", "rows_sum_to_one")),
     Case("scale_is_used",
-         "A scale that is given is ignored, or multiplied by the usual one.",
+         "A given scale is ignored, or multiplied by the default.",
          "Use scale instead of 1 / sqrt(D).",
          "complete", use_scale, (*GATES, "softmax_over_keys")),
     Case("sink_takes_weight",
-         "The sink is no logit of the denominator.",
+         "The sink is not added to the denominator.",
          "Divide by exp(sink) + sum exp(scores).",
          "complete", take_sink, (*GATES, "rows_sum_to_one")),
     Case("looking_changes_nothing",
-         "Asking for the weights changes out, or drops the mask.",
+         "Requesting the weights changes out, or drops the mask.",
          "Compute out the same way, whether or not the weights are returned.",
          "complete", look_twice),
     Case("weights_are_shown_as_defined",
-         "The weights that are returned are not softmax of the masked scores.",
-         "Return what the softmax gave, before dropout.",
+         "The returned weights are not the softmax of the masked scores.",
+         "Return the result of the softmax, before dropout.",
          "complete", show_weights,
          (*RIGHT, *HIDES, *CAUSAL, "weights_are_those_used")),
     Case("output_projection_applies",
-         "The output matrix is not applied to the joined heads.",
-         "Join the heads, head by head, then multiply by Wo.",
+         "The output matrix is not applied to the concatenated heads.",
+         "Concatenate the heads, then multiply by Wo.",
          "complete", project_out, (*GATES, "heads_do_not_mix")),
     Case("projection_biases_apply",
-         "Biases of the projections are dropped or added elsewhere.",
+         "Biases of the projections are dropped, or added in the wrong place.",
          "Add them to q, k and v before the heads are split.",
          "complete", project_with_biases, RIGHT),
 )  # fmt: skip

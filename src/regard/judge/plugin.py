@@ -1,4 +1,4 @@
-"""The cases as tests: a kernel author adds one file.
+"""Run the cases with pytest: one class in a test file.
 
     from regard.judge.convention import Convention
     from regard.judge.plugin import AttentionCases
@@ -8,8 +8,8 @@
         convention = Convention(library="torch", causal="causal")
         level = "kernel"
 
-Every case is a test of its own: red with the maps and what to change, skipped if it was
-not asked. Or, for all cases in one test, the fixture that pytest finds by itself:
+Every case becomes a separate test. It fails with the heatmaps and what to change, and
+is skipped if it was not asked. Or run all cases in one test, with a fixture:
 
     def test_mine(regard_check):
         regard_check(my_attention, level="basic")
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
 
 class AttentionCases:
-    """A test for each case; say which attention, and its convention."""
+    """Base class with one test per case; set attention and convention."""
 
     attention: ClassVar[Any]
     convention: ClassVar[Convention | None] = None
     level: ClassVar[str] = "complete"
     seed: ClassVar[int] = 0
     limit: ClassVar[float] = 30
-    judged: ClassVar[dict[type, dict[str, Verdict]]] = {}  # once for each class
+    judged: ClassVar[dict[type, dict[str, Verdict]]] = {}  # cache, by class
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        """Make a test of every case of the level."""
+        """Parametrize the test with all cases of the level."""
         from regard.judge.judgement import choose  # noqa: PLC0415 (pytest starts fast)
 
         if "regard_case" in metafunc.fixturenames:
@@ -48,7 +48,7 @@ class AttentionCases:
             metafunc.parametrize("regard_case", names)
 
     def test_attention(self, regard_case: str) -> None:
-        """Fail with everything that is known about the pitfall."""
+        """Fail with the full explanation if the case failed."""
         found = self.judge()[regard_case]
         if found.status == "failed":
             pytest.fail(found.explain(), pytrace=False)
@@ -57,7 +57,7 @@ class AttentionCases:
 
     @classmethod
     def judge(cls) -> dict[str, Verdict]:
-        """Return the verdicts by name."""
+        """Return the verdicts by case name; run the check once per class."""
         from regard.judge.judgement import check  # noqa: PLC0415
 
         if cls not in cls.judged:
@@ -74,7 +74,7 @@ class AttentionCases:
 
 @pytest.fixture
 def regard_check() -> Callable[..., Report]:
-    """Return a function that judges an attention, and fails the test if it must."""
+    """Return a function that checks an attention and fails the test on a pitfall."""
     from regard.judge.judgement import check  # noqa: PLC0415
 
     def run(

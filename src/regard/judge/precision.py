@@ -1,8 +1,8 @@
-"""The precision that a function computes in, seen from its answers.
+"""Detect the precision that a function computes in from its results.
 
-A function that is given float64 may compute in float32. That is no mistake, and it is
-judged in float32 then. A small error alone is no evidence: an epsilon in the
-denominator also gives one. So one of these must hold as well:
+A function may compute in float32 when given float64. That is not an error; it is then
+checked in float32. A small error alone is not sufficient evidence, because an epsilon
+in the denominator also causes one. So one of these must hold as well:
 
     f(q, k, v) == f(float32(q), float32(k), v)              q and k are rounded
     f(q, k, v) == f(q, k, float32(v))                       v is
@@ -24,14 +24,14 @@ from regard.judge.difference import TOLERANCE
 from regard.judge.inputs import Inputs, NotAskedError, Numbers, TroubleError, round_to
 from regard.judge.subject import Subject
 
-ROUNDED = 1e-5  # how far off an answer of moderate numbers may be in float32
+ROUNDED = 1e-5  # largest error of a float32 result for inputs of moderate size
 ROWS = 4
 
 
 def settle_precision(subject: Subject) -> str:
-    """Let a function be judged in the precision it computes in; return a note on it.
+    """Set subject.precisions to what the function computes in; return a note.
 
-    Nothing changes if its convention declares precisions.
+    Nothing changes if the convention declares precisions.
     """
     best, *others = subject.offered
     if subject.convention.precisions or best != "float64":
@@ -53,7 +53,7 @@ def settle_precision(subject: Subject) -> str:
 
 
 def answers(e: Examiner, precision: str) -> bool:
-    """Tell whether it answers at all in a precision."""
+    """Return whether a call in a precision succeeds."""
     try:
         e.ask(draw(e, e.draw(ROWS)), precision)
     except (TroubleError, NotAskedError):
@@ -62,7 +62,7 @@ def answers(e: Examiner, precision: str) -> bool:
 
 
 def computes_in_single(e: Examiner) -> bool:
-    """Tell whether answers are those of float32, although float64 was given."""
+    """Return whether the function computes in float32 when given float64."""
     inputs = draw(e, e.draw(ROWS))
     out = e.ask(inputs).out
     if is_close(out, e.expect(inputs).out) or not is_close(
@@ -81,22 +81,22 @@ def computes_in_single(e: Examiner) -> bool:
 
 
 def draw(e: Examiner, v: Numbers) -> Inputs:
-    """Return random queries and keys for some values."""
+    """Return inputs with random queries and keys, and these values."""
     return Inputs(q=e.draw(ROWS), k=e.draw(ROWS), v=v)
 
 
 def is_close(x: Numbers, y: Numbers, atol: float = TOLERANCE["float64"]) -> bool:
-    """Tell whether all numbers agree."""
+    """Return whether all numbers agree within atol, absolute and relative."""
     return bool(np.allclose(x, y, rtol=atol, atol=atol))
 
 
 def is_single(x: Numbers) -> bool:
-    """Tell whether float32 holds all of these numbers."""
+    """Return whether all numbers are representable in float32."""
     return np.array_equal(x, round_to(x, "float32"))
 
 
 def rounds_sums(e: Examiner) -> bool:
-    """Tell whether sums of weights miss 1 on both sides, as rounding does."""
+    """Return whether row sums deviate from 1 in both directions, as rounding does."""
     ones = np.ones((1, e.heads, ROWS, e.width))
     apart = np.concatenate([e.ask(draw(e, ones)).out.ravel() - 1 for _ in range(6)])
     low, high = apart.min(), apart.max()
@@ -104,7 +104,7 @@ def rounds_sums(e: Examiner) -> bool:
 
 
 def rounds_scale(e: Examiner, inputs: Inputs, out: Numbers) -> bool:
-    """Tell whether out is right for a scale, or a root of D, that is rounded."""
+    """Return whether out is right for a scale, or sqrt(D), rounded to float32."""
     root = float(e.width) ** 0.5
     scales = (float(np.float32(1 / root)), 1 / float(np.float32(root)))
     rights = (e.expect(replace(inputs, scale=scale)).out for scale in scales)

@@ -1,12 +1,12 @@
-"""Questions to a module that projects its inputs itself.
+"""Check modules that project their inputs.
 
-A question is q, k, v; a module takes x and has matrices. So x is made of unit vectors,
-and the question is written into the matrices:
+A case has q, k and v, but a module takes x and has projection matrices. So x consists
+of unit vectors, and q, k and v are written into the matrices:
 
-    x = I    =>    x Wq = Wq = q       and the same for k and v; Wo = I hands out over
+    x = I    =>    x Wq = Wq = q       likewise for k and v; Wo = I returns out
 
-Whatever a module does between its matrices is then judged as any function is. Biases
-are 0, and Wo is the identity, except in the cases that are about them.
+Everything between the matrices is then checked like a function. Biases are 0 and Wo is
+the identity, except in the cases about them.
 
 Next: subject.py
 """
@@ -43,21 +43,21 @@ class Projected:
         self.copies: dict[str, Any] = {}  # the module in each precision
 
     def measure(self) -> tuple[int, int]:
-        """Return how wide x is, and how wide a head is."""
+        """Return the width of x and the width of a head."""
         if not self.is_module:
-            return 32, 8  # arguments may be of any size
+            return 32, 8  # matrices that are arguments may have any size
         known = dict(self.fn.named_parameters())  # type: ignore[attr-defined]
         for name in (*self.names, self.where.out):
             if name is not None and name not in known:
                 raise OptionError(
-                    f'there is no parameter "{name}", there are {", ".join(known)}.'
+                    f'no parameter "{name}", expected one of {", ".join(known)}.'
                 )
         shapes = [tuple(known[name].shape) for name in self.names]
         shape = shapes[0]
         if len(set(shapes)) > 1:
             raise OptionError(
-                f"{', '.join(self.names)} have the shapes {shapes}, expected the same: "
-                "of a module whose heads share keys, check the function inside it."
+                f"{', '.join(self.names)} have the shapes {shapes}, expected equal "
+                "shapes. If heads share keys, check the function inside the module."
             )
         wide, high = shape if self.where.inputs_first else shape[::-1]
         n = high // 3 if self.where.qkv else high
@@ -78,7 +78,7 @@ class Projected:
                     f"it needs a module {batch * n} wide, this is {self.sizes[0]} wide"
                 )
             if heads != self.where.heads or width != self.sizes[1]:
-                raise NotAskedError("it is about other heads than those of the module")
+                raise NotAskedError("it needs other heads than those of the module")
             matrix = np.zeros((self.sizes[0], heads * width))
             matrix[: batch * n] = arrange(x, "bn(hd)").reshape(batch * n, -1)
             found.append(matrix)
@@ -138,7 +138,7 @@ class Projected:
         return given
 
     def hand_over(self, *, turned: bool) -> Numbers:
-        """Return Wo, (heads · width, width of out): the identity, or turned around."""
+        """Return Wo (heads · width, width of out): the identity, or it reversed."""
         n, wide = self.where.heads * self.sizes[1], self.sizes[0]
         if n > wide:
             raise NotAskedError(f"its heads are {n} wide together, its out only {wide}")
@@ -146,23 +146,23 @@ class Projected:
         return np.ascontiguousarray(matrix[::-1]) if turned else matrix
 
     def draw_offsets(self, inputs: Inputs) -> list[Numbers]:
-        """Return a bias for q, k and v."""
+        """Return random biases for q, k and v."""
         rng = np.random.default_rng(1)
         n = self.where.heads * self.sizes[1]
         there = self.biases(self.fn) if self.is_module else {}
         if not there:
             raise NotAskedError("its matrices have no biases")
-        kept = [[name in there] for name in self.names]  # Whisper's keys have none
+        kept = [[name in there] for name in self.names]  # Whisper has none for keys
         return list(rng.normal(size=(3, n)) * kept)
 
     def biases(self, module: Any) -> dict[str, Any]:
-        """Return the biases that belong to the matrices."""
+        """Return the biases of the projections by the names of their matrices."""
         known = dict(module.named_parameters())
         pairs = {name: name.replace("weight", "bias") for name in self.names}
         return {name: known[b] for name, b in pairs.items() if b in known and b != name}
 
     def zero_biases(self, module: Any, given: Any, offsets: Any, make: Any) -> Any:
-        """Return all biases: those asked for, else 0."""
+        """Return all biases by name: the given offsets, else 0."""
         names = [name.replace("weight", "bias") for name in given]
         known = dict(module.named_parameters())
         found = {n: make(np.zeros(known[n].shape)) for n in names if n in known}
@@ -174,7 +174,7 @@ class Projected:
         return found
 
     def prepare(self, precision: str) -> Any:
-        """Return the module in a precision, not in training."""
+        """Return a copy of the module in a precision, in eval mode."""
         if precision not in self.copies:
             torch = import_module("torch")
             own = copy.deepcopy(self.fn).eval()  # type: ignore[attr-defined]
@@ -183,7 +183,7 @@ class Projected:
         return self.copies[precision]
 
     def read_out(self, x: Numbers, inputs: Inputs) -> Numbers:
-        """Return (B, H, Nq, D) from what the module gives."""
+        """Convert the output of the module to (B, H, Nq, D)."""
         (batch, heads, n, width), letters = inputs.q.shape, self.convention.layout
         out_letters = self.convention.out_layout or letters
         if "b" not in out_letters:

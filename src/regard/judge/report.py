@@ -1,11 +1,11 @@
-"""What a judgement says: as text, in colour, as Markdown, JSON and JUnit XML.
+"""The report of a check, as text, in colour, as Markdown, JSON and JUnit XML.
 
     print(report)                    plain text
     report.show()                    in colour, in a terminal
     report.to_markdown()  report.to_json()  report.to_junit()
 
-Of each failure: the pitfall, the place, yours, expected and the difference as small
-maps, and what to change.
+A failure shows the pitfall, the place, small heatmaps of yours, expected and the
+difference, and what to change.
 
 Next: plugin.py
 """
@@ -31,46 +31,46 @@ STATUSES: tuple[Status, ...] = ("passed", "failed", "not asked", "waiting")
 MARKS = {"passed": "✓", "failed": "✗", "not asked": "–", "waiting": "…"}
 COLOURS = {"passed": "green", "failed": "bold red", "not asked": "dim"}
 COLOURS["waiting"] = "yellow"
-MANY = 12  # names of a line
-LARGEST = 10  # rows and columns of a map
+MANY = 12  # maximum number of case names in a line
+LARGEST = 10  # maximum rows and columns of a heatmap
 
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """What became of one case."""
+    """The outcome of one case."""
 
     case: Case
     status: Status
-    says: str = ""  # the place, the reason, or the case that is waited for
+    says: str = ""  # the difference, the reason, or the failed case it depends on
     difference: Difference | None = None
     seconds: float = 0
 
     @property
     def name(self) -> str:
-        """The name of the pitfall."""
+        """The name of the case."""
         return self.case.name
 
     @property
     def holds_up(self) -> bool:
-        """Whether cases that build on this one wait."""
+        """Whether cases that depend on this one are not run."""
         return self.status in ("failed", "waiting")
 
     @property
     def mend(self) -> str:
-        """What to change; of a call that does not end, the loop."""
+        """What to change; after a timeout, a hint about loops."""
         if "did not answer within" in self.says:
-            return "Look for a loop that does not end, or allow it more time, limit=…."
+            return "Look for an infinite loop, or allow more time with limit=…."
         return self.case.mend
 
     def explain(self, *, color: Color = False) -> str:
-        """Return everything about a failure."""
+        """Return the full text of a failure, with heatmaps."""
         lines = [f"{self.name}: {self.case.says}", f"  {self.says}"]
         if self.difference is not None:
             lines += [f"  {line}" for line in draw(self.difference, color=color)]
         return "\n".join([*lines, f"  what to change: {self.mend}"])
 
     def note(self) -> str:
-        """Return one line."""
+        """Return a one-line explanation of the status."""
         words = {"failed": self.case.says, "not asked": f"not asked: {self.says}"}
         words["waiting"] = f"waits until {self.says} is right"
         return words.get(self.status, "")
@@ -78,17 +78,17 @@ class Verdict:
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """All verdicts on one attention."""
+    """All verdicts on one attention implementation."""
 
     name: str
     convention: str
     level: str
     verdicts: tuple[Verdict, ...] = field(repr=False)
-    note: str = ""  # the precision it is judged in, if it is not the one it was given
+    note: str = ""  # on the precision it is checked in, if not the one that was given
 
     @property
     def failed(self) -> tuple[Verdict, ...]:
-        """The pitfalls that it falls into."""
+        """The verdicts of the failed cases."""
         return tuple(x for x in self.verdicts if x.status == "failed")
 
     @property
@@ -98,16 +98,16 @@ class Report:
 
     @property
     def counts(self) -> dict[Status, int]:
-        """How many verdicts there are of each kind."""
+        """Number of verdicts of each status."""
         return {s: sum(x.status == s for x in self.verdicts) for s in STATUSES}
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Total run time in seconds."""
         return sum(x.seconds for x in self.verdicts)
 
     def summary(self) -> str:
-        """Return the counts in words."""
+        """Return one line with the counts."""
         counts = ", ".join(f"{n} {status}" for status, n in self.counts.items() if n)
         return f"{self.name}, level {self.level}: {counts} ({self.seconds:.1f} s)"
 
@@ -120,7 +120,7 @@ class Report:
         return "\n".join(lines).rstrip()
 
     def gather(self, status: Status) -> Iterator[str]:
-        """Yield a line for each reason of a status, with the cases that share it."""
+        """Yield one line per reason for a status, with the cases that share it."""
         reasons: dict[str, list[str]] = {}
         for each in self.verdicts:
             if each.status == status:
@@ -133,7 +133,7 @@ class Report:
             yield f"{words}: {listed}{more}"
 
     def show(self, color: Color = "dark", width: int | None = None) -> None:
-        """Print it in a terminal, in colour if that has colours."""
+        """Print the report, in colour if the terminal supports it."""
         from rich.console import Console  # noqa: PLC0415 (only to draw)
         from rich.text import Text  # noqa: PLC0415
 
@@ -155,7 +155,7 @@ class Report:
             console.print(Text(f"precision: {self.note}", COLOURS["waiting"]))
 
     def to_markdown(self) -> str:
-        """Return it for a pull request."""
+        """Return the report as Markdown, for example for a pull request."""
         lines = [f"## {self.summary()}", "", f"Convention: `{self.convention}`", ""]
         lines += [f"Precision: {self.note}", ""] if self.note else []
         lines += ["| case | level | verdict | |", "|---|---|---|---|"]
@@ -169,7 +169,7 @@ class Report:
         return "\n".join(lines) + "\n"
 
     def to_json(self) -> str:
-        """Return it for programs; arrays as nested lists, NaN as null."""
+        """Return the report as JSON; arrays are nested lists, NaN is null."""
         return json.dumps(
             {
                 "name": self.name,
@@ -185,7 +185,7 @@ class Report:
         )
 
     def to_junit(self) -> str:
-        """Return it as CI servers read it."""
+        """Return the report as JUnit XML, for CI servers."""
         counts = self.counts
         skipped = counts["not asked"] + counts["waiting"]
         suite = ET.Element(
@@ -215,7 +215,7 @@ class Report:
 
 
 def draw(found: Difference, *, color: Color = False) -> list[str]:
-    """Return the lines of three small maps: yours, expected, the difference."""
+    """Return the lines of three heatmaps: yours, expected, the difference."""
     if found.yours is None or found.expected is None or found.difference is None:
         return []
     rows, columns = cut(found)
@@ -238,14 +238,14 @@ def draw(found: Difference, *, color: Color = False) -> list[str]:
 
 
 def cut(found: Difference) -> tuple[slice, slice]:
-    """Return rows and columns around the largest difference, few enough to look at."""
+    """Return at most LARGEST rows and columns around the largest difference."""
     assert found.yours is not None
     assert found.expected is not None
     assert found.difference is not None
     apart = np.abs(np.nan_to_num(found.difference, nan=np.inf))
     used = np.asarray(found.yours != 0) | np.asarray(found.expected != 0)
     width = max(2, 1 + int(np.flatnonzero(used.any(0)).max(initial=0)))
-    apart = apart[:, :width]  # what is 0 in both is no news
+    apart = apart[:, :width]  # drops trailing columns that are 0 in both
     at = np.unravel_index(int(np.argmax(apart)), apart.shape)
     firsts = [
         max(0, min(int(i) - 2, n - LARGEST))
@@ -256,7 +256,7 @@ def cut(found: Difference) -> tuple[slice, slice]:
 
 
 def describe(verdict: Verdict) -> dict[str, Any]:
-    """Return a verdict as plain values."""
+    """Return a verdict as JSON values."""
     found = verdict.difference
     maps = {}
     if found is not None and found.yours is not None:
@@ -281,5 +281,5 @@ def describe(verdict: Verdict) -> dict[str, Any]:
 
 
 def list_numbers(x: Numbers) -> list[list[float | None]]:
-    """Return a map as JSON can hold it: what is no number is null."""
+    """Return a 2-d array as nested lists, with None for NaN and infinities."""
     return [[float(n) if np.isfinite(n) else None for n in row] for row in x]

@@ -1,8 +1,8 @@
-"""The cases of sizes: many heads, batches, tokens and columns, alone and together.
+"""Cases about sizes: many heads, batches, tokens and columns, alone and together.
 
-A kernel that is right for three tokens may treat head 8, row 1,024, a width of 64 or a
-single query otherwise. Every size that occurs is asked at least once along every axis,
-the remaining axes small, so that a call costs little:
+A kernel that is right for three tokens may be wrong for head 8, row 1,024, a width of
+64 or a single query. Every size below is used at least once along every axis, with the
+remaining axes small, so that calls are cheap:
 
     B = 1, H = 130, Nq = 3, Nk = 2        B = 2, H = 1, Nq = 4200, Nk = 3        …
 
@@ -34,10 +34,10 @@ WIDTHS = (
 )  # fmt: skip
 MANY = (*range(1, 18), 20, 24, 25, 32, 33, 40, 48, 56, 64, 67, 80, 96, 100, 128, 130)
 FEW = (1, 2, 3, 5, 4, 7, 8, 6, 9)
-ROWS = 12  # so many may spare one
-FEW_SHAPES = 3  # for a library that compiles
+ROWS = 12  # from this many rows on, some are set to 0 or made equal
+FEW_SHAPES = 3  # for a library that compiles every shape
 Item = TypeVar("Item")
-CELLS = 12_000  # of the scores of one call, if Nq must be Nk
+CELLS = 12_000  # maximum number of scores per call, if Nq must equal Nk
 SHARED = ((2, 1), (4, 2), (6, 3), (8, 2), (12, 4), (16, 2), (32, 8), (40, 8), (65, 5))
 SIZED = (
     *RIGHT,
@@ -49,7 +49,7 @@ SIZED = (
     "causal_alignment",
     "chunked_prefill_equals_full",
 )
-SHOWN = (  # what else is compared
+SHOWN = (  # cases of the other parts that are compared
     "weights_are_shown_as_defined",
     "lse_is_natural_log",
     "merge_of_parts_is_whole",
@@ -59,7 +59,7 @@ APART = ("heads_do_not_mix", "batches_do_not_mix", "axes_are_not_confused")
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """The axes of one call."""
+    """The sizes of the axes of one call."""
 
     batch: int = 2
     heads: int = 2
@@ -87,7 +87,7 @@ SHOWN_PARTS = ("out", "weights", "lse")
 
 
 def fit(e: Examiner, sizes: Sizes) -> Sizes:
-    """Return the nearest sizes that a convention has words for."""
+    """Return the nearest sizes that the convention allows."""
     words, given = e.subject.convention, sizes
     if words.projections:
         wide = e.subject.form.sizes[0]  # type: ignore[union-attr]
@@ -115,7 +115,7 @@ def fit(e: Examiner, sizes: Sizes) -> Sizes:
 
 
 def draw(e: Examiner, sizes: Sizes) -> Inputs:
-    """Return random arrays of some sizes; of many rows, a few are 0 or equal."""
+    """Return random inputs of some sizes; of many rows, a few are 0 or equal."""
     shared = sizes.shared or sizes.heads
     q = e.draw(sizes.n_q, batch=sizes.batch, heads=sizes.heads, width=sizes.width)
     k = e.draw(sizes.n_k, batch=sizes.batch, heads=shared, width=sizes.width)
@@ -129,7 +129,7 @@ def draw(e: Examiner, sizes: Sizes) -> Inputs:
 
 
 def thin(e: Examiner, many: Iterable[Item]) -> list[Item]:
-    """Return a few of many sizes if the library compiles for each of them."""
+    """Return a few of many sizes if the library compiles every shape, else all."""
     found = list(many)
     if not e.subject.library.compiles:
         return found
@@ -139,8 +139,8 @@ def thin(e: Examiner, many: Iterable[Item]) -> list[Item]:
 def spread(step: int = 1) -> Iterator[Sizes]:
     """Yield sizes in which every token count, head count and width occurs.
 
-    The longest queries meet the fewest keys, and the other way round; the same for
-    batches and heads, and for the widths of keys and values.
+    Many queries are paired with few keys and vice versa; likewise batches with heads,
+    and the widths of keys with those of values.
     """
     few, two = cycle(FEW), cycle(((1, 2), (2, 1), (2, 2)))
     for n_q, n_k in pair(TOKENS, step):
@@ -157,12 +157,12 @@ def spread(step: int = 1) -> Iterator[Sizes]:
 
 
 def pair(sizes: Sequence[int], step: int) -> Iterator[tuple[int, int]]:
-    """Yield every size twice, the small ones beside the large ones."""
+    """Yield pairs of small and large sizes; each size occurs twice."""
     yield from list(zip(sizes, sizes[::-1], strict=True))[::step]
 
 
 def place(e: Examiner, inputs: Inputs) -> Inputs | None:
-    """Return a causal question, or None if there are no words for it."""
+    """Return the inputs as causal, or None if the convention cannot express it."""
     words, (n_q, n_k) = e.subject.convention, inputs.shape[2:]
     if not e.is_causal or n_q > n_k:
         return None
@@ -180,8 +180,8 @@ def ask_each(
     parts: tuple[str, ...] = ("out", "weights", "lse"),
     precision: str | None = None,
 ) -> Difference | None:
-    """Compare these parts of the answers, if they are returned, until some differ."""
-    asked, why = 0, NotAskedError("it has no words for these sizes")
+    """Compare these parts of each result, if returned, up to the first difference."""
+    asked, why = 0, NotAskedError("its convention excludes these sizes")
     for inputs in questions:
         try:
             found = e.compare_all(inputs, parts=parts, precision=precision)
@@ -190,7 +190,7 @@ def ask_each(
             continue
         except TroubleError as trouble:
             if inputs.causal and (inputs.mask is not None or inputs.bias is not None):
-                continue  # it refuses both at once, in so many words
+                continue  # it may reject causal combined with a mask or bias
             found = Difference(str(trouble), arguments=inputs)
         asked += 1
         if found is not None:
@@ -201,7 +201,7 @@ def ask_each(
 
 
 def describe(inputs: Inputs) -> str:
-    """Return the sizes of a call in words."""
+    """Return the sizes of a call as text."""
     (batch, heads, n_q, n_k), shared = inputs.shape, inputs.k.shape[1]
     widths = {"width": inputs.q.shape[-1], "columns": inputs.v.shape[-1]}
     sizes = Sizes(batch=batch, heads=heads, n_q=n_q, n_k=n_k, **widths)
@@ -211,7 +211,7 @@ def describe(inputs: Inputs) -> str:
 def ask_sizes(
     e: Examiner, many: Iterable[Sizes], parts: tuple[str, ...] = ("out",)
 ) -> Difference | None:
-    """Ask for some sizes, plain and causal."""
+    """Compare results for some sizes, plain and causal."""
 
     def questions() -> Iterator[Inputs]:
         for sizes in thin(e, many):
@@ -225,45 +225,45 @@ def ask_sizes(
 
 
 def decode_unequal(e: Examiner) -> Difference | None:
-    """One query, keys and values that differ."""
+    """Use one query with different keys and values."""
     return ask_sizes(e, (Sizes(n_q=1, n_k=n) for n in (2, 3, 7, 40, 130, 600)))
 
 
 def take_many_heads(e: Examiner) -> Difference | None:
-    """Up to 130 heads."""
+    """Use up to 130 heads."""
     if "h" not in e.subject.convention.layout or e.subject.convention.projections:
         raise NotAskedError("it has no axis for heads")
     return ask_sizes(e, (Sizes(heads=n, n_k=4) for n in (5, 16, 67, 130)))
 
 
 def take_many_batches(e: Examiner) -> Difference | None:
-    """Up to 130 sequences."""
+    """Use up to 130 sequences."""
     if "b" not in e.subject.convention.layout:
         raise NotAskedError("it has no axis for batches")
     return ask_sizes(e, (Sizes(batch=n, n_k=4) for n in (5, 16, 67, 130)))
 
 
 def take_wide_values(e: Examiner) -> Difference | None:
-    """Up to 576 columns of the values, and of all three."""
+    """Use up to 576 columns in the values, and in all three."""
     wide = (64, 128, 256, 576)
     apart = [Sizes(columns=n, n_k=4) for n in wide]
     return ask_sizes(e, [*apart, *(Sizes(width=n, columns=n) for n in wide)])
 
 
 def take_all_sizes(e: Examiner) -> Difference | None:
-    """Every size of every axis, in calls that differ in all of them."""
+    """Use every size of every axis."""
     return ask_sizes(e, spread(), SHOWN_PARTS)
 
 
 def take_many_tokens(e: Examiner) -> Difference | None:
-    """Sequences of several blocks in both directions, with and without a remainder."""
+    """Use several blocks of queries and keys, with and without a partial block."""
     lengths = ((64, 64), (96, 130), (128, 128), (257, 255), (256, 512), (530, 530))
     one = {"batch": 1, "heads": 1}
     return ask_sizes(e, (Sizes(n_q=n, n_k=m, **one) for n, m in lengths), SHOWN_PARTS)
 
 
 def draw_mask(e: Examiner, inputs: Inputs) -> Inputs:
-    """Return a question with a random mask that leaves every row a key."""
+    """Return the inputs with a random mask that leaves every row at least one key."""
     axes, (n_q, n_k) = e.subject.convention.axes_of_mask, inputs.shape[2:]
     shape = [n if a in axes else 1 for a, n in zip("bhqk", inputs.shape, strict=True)]
     mask = e.rng.random(shape) < 0.6
@@ -277,7 +277,7 @@ def draw_mask(e: Examiner, inputs: Inputs) -> Inputs:
 
 
 def mask_all_sizes(e: Examiner) -> Difference | None:
-    """Random masks of all sizes, with causal if it has both."""
+    """Use random masks of all sizes, also with causal if supported."""
     if e.subject.convention.mask is None:
         raise NotAskedError("it has no mask argument")
     many = [Sizes(n_q=130, n_k=130, batch=1), *LONGEST, *spread(4)]
@@ -294,7 +294,7 @@ def mask_all_sizes(e: Examiner) -> Difference | None:
 
 
 def add_options(e: Examiner, inputs: Inputs) -> Inputs:
-    """Return a question with every option that a convention has."""
+    """Return the inputs with every option that the convention supports."""
     words, (batch, heads, n_q, n_k) = e.subject.convention, inputs.shape
     found = place(e, inputs) or inputs
     takes_bias = words.bias or words.float_mask or words.true_means == "added"
@@ -314,7 +314,7 @@ def add_options(e: Examiner, inputs: Inputs) -> Inputs:
 
 
 def take_all_options(e: Examiner) -> Difference | None:
-    """All options at once, of all sizes."""
+    """Use all options at once, in all sizes."""
     words = e.subject.convention
     options = (words.bias, words.softcap, words.sink, words.scale, words.window)
     if not (any(options) or words.float_mask):
@@ -324,7 +324,7 @@ def take_all_options(e: Examiner) -> Difference | None:
 
 
 def share_many(e: Examiner) -> Difference | None:
-    """Groups of heads as models have them, one query and several."""
+    """Use groups of heads as in real models, with one query and with several."""
 
     def questions() -> Iterator[Inputs]:
         for i, (heads, shared) in enumerate(thin(e, SHARED)):
@@ -340,16 +340,16 @@ def share_many(e: Examiner) -> Difference | None:
 
 SIZES = (
     Case("decode_weighs_keys",
-         "One query gets an average of the values that ignores its scores.",
+         "For a single query, the values are averaged without its scores.",
          "Compute scores and softmax for one query as for many.",
          "complete", decode_unequal,
          (*SIZED, *CAUSAL, "decode_one_token_sees_all", "any_length")),
     Case("many_heads",
-         "Heads beyond the first few are lost, or copies of others.",
+         "Heads beyond the first few are lost, or are copies of others.",
          "Loop, or launch blocks, over all H heads; index q, k and v by the same head.",
          "complete", take_many_heads, (*SIZED, *CAUSAL, *APART)),
     Case("many_batches",
-         "Sequences beyond the first few of a batch are lost, or copies of others.",
+         "Sequences beyond the first few are lost, or are copies of others.",
          "Loop, or launch blocks, over all B sequences.",
          "complete", take_many_batches, (*SIZED, *CAUSAL, *APART)),
     Case("wide_values",
@@ -360,18 +360,18 @@ SIZES = (
           "any_width")),
     Case("many_tokens",
          "Sequences of several blocks are wrong.",
-         "Visit every block of keys for every block of queries, the last one as well.",
+         "For every block of queries, visit every block of keys, including the last.",
          "kernel", take_many_tokens, (*SIZED, *CAUSAL, *SHOWN, "any_length")),
     Case("sizes_together",
-         "Some size is treated otherwise than the rest.",
-         "Look for a branch on the size that is named, or for a constant in its place.",
+         "Some sizes give wrong results.",
+         "Look for a branch on the size that is named, or a constant in its place.",
          "kernel", take_all_sizes,
          (*SIZED, *CAUSAL, *APART, *SHOWN, "decode_weighs_keys", "many_heads",
           "many_batches", "wide_values", "any_length", "any_width",
           "largest_score_comes_last")),
     Case("masks_of_any_size",
-         "A mask is read from the wrong place in some sizes.",
-         "Index the mask by batch, head, query and key, with strides 0 where it is 1.",
+         "For some sizes, the mask is read at the wrong index.",
+         "Index the mask by batch, head, query and key, with stride 0 for size 1.",
          "kernel", mask_all_sizes,
          (*SIZED, *CAUSAL, *HIDES, *APART, "mask_per_head", "mask_per_sequence",
           "mask_and_causal_compose", "sizes_together", *SHOWN,
@@ -384,7 +384,7 @@ SIZES = (
           "gqa_one_key_head", "many_heads", "decode_weighs_keys", "mask_per_head",
           "mask_per_sequence", "mask_and_causal_compose")),
     Case("options_of_any_size",
-         "Bias, cap, sink, scale or window are wrong in some sizes.",
+         "Bias, softcap, sink, scale or window are wrong for some sizes.",
          "Index each option by its own axes; apply it in every branch.",
          "kernel", take_all_options,
          (*SIZED, *CAUSAL, *APART, "bias_is_not_scaled", "softcap_is_tanh",

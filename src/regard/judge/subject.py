@@ -1,10 +1,10 @@
-"""The attention under test: asked in its own words, its answer read in ours.
+"""The attention under test: translate the inputs, call it, translate the results.
 
     subject = Subject(fn, convention, limit=10)
     subject.ask(inputs).out                         (B, H, Nq, Dv), float64, NumPy
 
-Whatever the function does, raise, hang, return something else, becomes a sentence
-(TroubleError); what its convention has no words for is NotAskedError.
+If the function raises, hangs or returns something invalid, TroubleError says so. If the
+convention cannot express the inputs, NotAskedError is raised.
 
 Next: case.py
 """
@@ -30,13 +30,13 @@ from regard.judge.projection import Projected
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What the function gave, in the axes of the definition."""
+    """The result of one call, in the axes of the definition."""
 
     out: Numbers  # (B, H, Nq, Dv)
     weights: Numbers | None  # (B, H or 1 if averaged, Nq, Nk)
     lse: Numbers | None  # (B, H, Nq)
     dtypes: dict[str, str]
-    changed: tuple[str, ...]  # arguments that are not what they were
+    changed: tuple[str, ...]  # arguments that the call modified
 
 
 class Direct:
@@ -48,7 +48,7 @@ class Direct:
         self.fn, self.convention, self.library = fn, convention, library
 
     def leaves(self, inputs: Inputs) -> list[Numbers]:
-        """Return q, k and v in the layout of the function."""
+        """Return q, k and v in the function's layout."""
         layout = self.convention.layout
         return [arrange(x, layout) for x in (inputs.q, inputs.k, inputs.v)]
 
@@ -77,7 +77,7 @@ class Direct:
 
 
 class Subject:
-    """A function or module, its convention, and how long it may take."""
+    """A function or module, its convention, and a time limit per call."""
 
     def __init__(
         self, fn: Attention, convention: Convention, *, limit: float = 10
@@ -91,7 +91,7 @@ class Subject:
         self.precisions = self.offered  # those that it computes in, best first
 
     def ask(self, inputs: Inputs, precision: str | None = None) -> Answer:
-        """Ask once; the numbers are rounded to the precision before."""
+        """Call the function once, with inputs rounded to a precision."""
         precision = precision or self.precisions[0]
         leaves, keywords = self.express(inputs, precision)
         if inputs.strided and not self.library.strided:
@@ -133,7 +133,7 @@ class Subject:
         return tuple(self.form.read_gradient(x, shape) for x, shape in pairs)
 
     def lay_out(self, g: Numbers, shape: tuple[int, ...]) -> Numbers:
-        """Return numbers beside out, in its own layout."""
+        """Return g (B, H, Nq, Dv) in the layout and shape of out."""
         layout = self.convention.out_layout or self.convention.layout
         if not self.convention.projections:
             return arrange(g, layout)
@@ -143,13 +143,13 @@ class Subject:
         )
 
     def make(self, x: Any, precision: str | None) -> Any:
-        """Return numbers as an array of the function's library."""
+        """Return x as an array of the function's library."""
         return self.library.make(x, precision, self.convention.device)
 
     def express(
         self, inputs: Inputs, precision: str
     ) -> tuple[list[Any], dict[str, Any]]:
-        """Return the arrays and the named arguments, in the words of the function."""
+        """Return the arrays and keyword arguments of the function for these inputs."""
         words = self.convention
         check_axes(inputs, words)
         named: dict[str, Any] = dict(words.fixed)
@@ -168,7 +168,7 @@ class Subject:
         return leaves, named
 
     def say_positions(self, inputs: Inputs, named: dict[str, Any]) -> Inputs:
-        """Say causal and window by their arguments; return what a mask must say."""
+        """Set the causal and window arguments; return what is left for a mask."""
         words = self.convention
         if inputs.window is not None:
             more = words.window_counts == "all"
@@ -187,12 +187,12 @@ class Subject:
                 named[words.causal or ""] = True
             return replace(inputs, causal=False)
         if words.mask is None or words.always_causal:
-            what = "no causal argument" if not words.causal else "no word for q_start"
+            what = "no causal argument" if not words.causal else "no q_start argument"
             raise NotAskedError(f"it has {what}")
         return inputs
 
     def say_mask(self, inputs: Inputs, named: dict[str, Any], precision: str) -> None:
-        """Say by the mask and bias arguments what is left to say."""
+        """Set the mask and bias arguments."""
         words, allowed, bias = self.convention, allow(inputs), inputs.bias
         added = words.true_means == "added"
         if bias is not None and words.bias:
@@ -218,7 +218,7 @@ class Subject:
             named[name] = self.make(full, None)
 
     def read(self, found: Any, inputs: Inputs, changed: tuple[str, ...]) -> Answer:
-        """Return an answer in the axes of the definition."""
+        """Return the result of a call in the axes of the definition."""
         parts = self.unpack(found, inputs)
         numbers = {name: self.library.read(x) for name, x in parts.items()}
         dtypes = {name: str(x.dtype).split(".")[-1] for name, x in parts.items()}
@@ -236,9 +236,9 @@ class Subject:
         return Answer(out, weights, lse, dtypes, changed)
 
     def unpack(self, found: Any, inputs: Inputs) -> dict[str, Any]:
-        """Return the arrays of an answer by name."""
+        """Return the arrays of a result by name."""
         out = getattr(found, "out", None)
-        if out is not None:  # a record with names
+        if out is not None:  # an object with named fields
             named = {n: getattr(found, n, None) for n in ("out", "weights", "lse")}
             found = {n: x for n, x in named.items() if x is not None}
         elif isinstance(found, tuple | list):
@@ -254,12 +254,12 @@ class Subject:
         return dict(found)
 
     def name_parts(self, parts: Sequence[Any], inputs: Inputs) -> dict[str, Any]:
-        """Return what the parts of a tuple are, as declared or by their shapes."""
+        """Name the parts of a tuple, as declared or by their shapes."""
         declared = self.convention.returns
         if declared is not None:
             if len(declared) != len(parts):
                 raise TroubleError(
-                    f"it returned {len(parts)} things, the convention says {declared}."
+                    f"it returned {len(parts)} values, the convention says {declared}."
                 )
             pairs = zip(declared, parts, strict=True)
             return {n: x for n, x in pairs if n != "other" and x is not None}
@@ -274,8 +274,8 @@ class Subject:
             is_lse = getattr(x, "ndim", 0) == 1 + sum(
                 a in "bh" for a in self.convention.layout
             )
-            for name, axes in kinds[::-1] if is_lse else kinds:  # with one key, both
-                many = getattr(x, "ndim", 0) >= len(axes)  # it may be None
+            for name, axes in kinds[::-1] if is_lse else kinds:  # one key fits both
+                many = getattr(x, "ndim", 0) >= len(axes)  # x may be None
                 if shape == lead + [n for n in axes if n > 1] and many:
                     found.setdefault(name, x)
                     break
@@ -283,7 +283,7 @@ class Subject:
 
 
 def ask_word(words: Convention, name: str) -> str:
-    """Return what an argument is called, or do not ask."""
+    """Return the function's name for an argument, or raise NotAskedError."""
     word: str | None = getattr(words, name)
     if word is None:
         raise NotAskedError(f"it has no {name} argument")
@@ -291,7 +291,7 @@ def ask_word(words: Convention, name: str) -> str:
 
 
 def check_axes(inputs: Inputs, words: Convention) -> None:
-    """Do not ask about sizes that a function declares not to take."""
+    """Raise NotAskedError for sizes that the convention excludes."""
     (_, heads, n_q, width), (_, shared, n_k, _) = inputs.q.shape, inputs.k.shape
     if heads != shared and not words.shared_heads:
         raise NotAskedError("its heads do not share keys")
@@ -302,26 +302,26 @@ def check_axes(inputs: Inputs, words: Convention) -> None:
 
 
 def fit(x: NDArray[Any], shape: tuple[int, ...], name: str) -> NDArray[Any]:
-    """Return x with axes of size 1 added, or say that its shape is another."""
+    """Reshape x by adding or removing axes of size 1; raise if it does not fit."""
     if [n for n in x.shape if n > 1] != [n for n in shape if n > 1]:
         raise TroubleError(f"{name} has shape {x.shape}, expected {shape}.")
     return x.reshape(shape)
 
 
 def within(limit: float, work: Callable[[], Any]) -> Any:
-    """Return what work gives; one sentence if it raises, or takes too long."""
+    """Return work(); raise TroubleError if it raises or exceeds the time limit."""
     box: list[Any] = []
 
     def run() -> None:
         try:
             with np.errstate(all="ignore"):
                 box.append((work(), None))
-        except BaseException as error:  # noqa: BLE001 (a function may even exit)
+        except BaseException as error:  # noqa: BLE001 (it may call sys.exit)
             box.append((None, error))
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if limit == math.inf:  # directly: a browser has no threads
+        if limit == math.inf:  # no thread: a browser has none
             run()
         else:
             thread = threading.Thread(target=run, daemon=True)

@@ -1,7 +1,7 @@
-"""The cases of values: large scores, other dtypes, scales of any sign, NaN; gradients.
+"""Cases about values: large scores, dtypes, scales of any sign, NaN, gradients.
 
-    scores L + δ     L from -30,000 to 30,000, δ a few units: only δ counts
-    NaN in a query   its row is NaN and no other: what is no number is not hidden
+    scores L + δ     L from -30,000 to 30,000, δ a few units: only δ matters
+    NaN in a query   its row of out must be NaN, and no other row
 
 Next: kernel.py
 """
@@ -35,11 +35,11 @@ from regard.judge.sizes import (
 
 LEVELS_OF_SCORES = ((20, 50, 90, 200, 600, 1000), (2000, 5000, 10_000, 30_000))
 KEYS = 12
-SHORT = 512  # tokens of most gradients
+SHORT = 512  # maximum number of tokens in most gradient checks
 
 
 def tell_large_scores_apart(e: Examiner) -> Difference | None:
-    """Rows whose scores are all large, of either sign, and differ by a few units."""
+    """Use rows of scores that are large, of either sign, and differ by a few units."""
     single = e.subject.precisions[0] != "float64"
     narrow = e.subject.precisions[0] == "float16"
     width = e.width if e.subject.convention.projections else 16
@@ -65,9 +65,9 @@ def tell_large_scores_apart(e: Examiner) -> Difference | None:
 
 
 def keep_large_values(e: Examiner) -> Difference | None:
-    """Values from 1e-6 to 30,000, and 0: out is as large as they are."""
+    """Use values from 1e-6 to 30,000, and 0: out has the same magnitude."""
     inputs = draw(e, fit(e, Sizes(n_q=7, n_k=7)))
-    half = e.subject.precisions[0] == "float16"  # 1e-6 is no normal number of it
+    half = e.subject.precisions[0] == "float16"  # 1e-6 is subnormal in float16
     for size in (1e-3 if half else 1e-6, 1e-2, 50.0, 500.0, 30_000.0):
         v = np.copysign(size * (1 + np.abs(inputs.v) / 16), inputs.v)
         v[:, :, 2] = 0
@@ -81,7 +81,7 @@ def keep_large_values(e: Examiner) -> Difference | None:
 
 
 def take_any_scale(e: Examiner) -> Difference | None:
-    """Scales of 0, below 0 and above 1: `scale or default` loses the 0."""
+    """Use scales of 0, below 0 and above 1: `scale or default` loses the 0."""
     plain = draw(e, fit(e, Sizes(n_q=5, n_k=5)))
     for scale in (0.0, -0.5, 1.0, 2.0, 1e-3, -3.0):
         asked = [replace(plain, scale=scale)]
@@ -95,7 +95,7 @@ def take_any_scale(e: Examiner) -> Difference | None:
 
 
 def agree_in_every_precision(e: Examiner) -> Difference | None:
-    """The same questions in every dtype that it takes."""
+    """Repeat the same calls in every supported dtype."""
     many = (
         Sizes(batch=2, heads=3, n_q=5, n_k=7, width=64, columns=64),
         Sizes(n_q=1, n_k=40, width=16),
@@ -123,7 +123,7 @@ def agree_in_every_precision(e: Examiner) -> Difference | None:
 
 
 def mask_in_every_precision(e: Examiner) -> Difference | None:
-    """Masks in every dtype that it takes."""
+    """Use masks in every supported dtype."""
     if e.subject.convention.mask is None:
         raise NotAskedError("it has no mask argument")
     many = (
@@ -141,9 +141,9 @@ def mask_in_every_precision(e: Examiner) -> Difference | None:
 
 
 def show_nan(e: Examiner) -> Difference | None:
-    """NaN in one query, one key, one value: out is NaN where it counts."""
+    """Put NaN into one query, key or value: out is NaN where it depends on it."""
     if e.subject.convention.projections:
-        raise NotAskedError("its matrices take NaN to every row")
+        raise NotAskedError("its matrices spread NaN to every row")
     for name, where in (("q", (-1, -1, 1)), ("k", (-1, -1, 2)), ("v", (-1, -1, 2, 0))):
         inputs = draw(e, fit(e, Sizes(n_q=4, n_k=4)))
         getattr(inputs, name)[where] = np.nan
@@ -154,7 +154,7 @@ def show_nan(e: Examiner) -> Difference | None:
 
 
 def differentiate_all_sizes(e: Examiner) -> Difference | None:
-    """Gradients of many heads, sequences, tokens and columns; causal, and masked."""
+    """Compare gradients for many heads, batches, tokens and widths; causal, masked."""
     words = e.subject.convention
     large = (*LONGEST, Sizes(n_q=1, n_k=33), Sizes(n_q=70, n_k=70, batch=1))
     short = (x for x in spread() if max(x.n_q, x.n_k) <= SHORT)
@@ -172,7 +172,7 @@ def differentiate_all_sizes(e: Examiner) -> Difference | None:
 
 
 def differentiate_in_every_precision(e: Examiner) -> Difference | None:
-    """Gradients in every dtype that it takes, causal if it can be."""
+    """Compare gradients in every supported dtype, also causal if supported."""
     many = (
         Sizes(batch=2, heads=3, n_q=5, n_k=5, width=16, columns=16),
         Sizes(n_q=3, n_k=130),
@@ -195,7 +195,7 @@ def differentiate_in_every_precision(e: Examiner) -> Difference | None:
 VALUES = (
     Case("large_scores_differ",
          "Large scores are capped, clipped or rounded until they are equal.",
-         "Do not limit scores; subtract the largest of each row, and take exp of that.",
+         "Do not limit scores; subtract the maximum of each row before exp.",
          "complete", tell_large_scores_apart,
          (*RIGHT, *APART, "softmax_is_stable", "low_scores_are_as_good")),
     Case("values_of_any_size",
@@ -207,7 +207,7 @@ VALUES = (
          "Write `if scale is None`, not `scale or default`; look for abs and sqrt.",
          "complete", take_any_scale, (*RIGHT, *HIDES, *SHOWN, "scale_is_used")),
     Case("precisions_agree",
-         "Arrays of one dtype are treated otherwise than the rest.",
+         "Arrays of one dtype give other results than the rest.",
          "Look for a branch on the dtype that is named.",
          "complete", agree_in_every_precision,
          (*SIZED, *CAUSAL, *APART, *SHOWN, "half_is_close", "any_length",
@@ -215,13 +215,13 @@ VALUES = (
           "half_scores_do_not_overflow", "values_of_any_width", "dtype_is_kept",
           "decode_weighs_keys", "many_heads", "many_batches", "wide_values")),
     Case("masked_precisions_agree",
-         "Under a mask, arrays of one dtype are treated otherwise than the rest.",
+         "With a mask, arrays of one dtype give other results than the rest.",
          "Look for a branch on the dtype that is named.",
          "complete", mask_in_every_precision,
          (*HIDES, *SHOWN, "precisions_agree", "first_blocks_are_masked",
           "mask_per_head", "mask_per_sequence", "documents_do_not_mix")),
     Case("nan_is_not_hidden",
-         "NaN in q, k or v gives an ordinary number, which nobody will notice.",
+         "NaN in q, k or v gives an ordinary number, so the error goes unnoticed.",
          "Set rows to 0 only where the mask hides all keys, never where out is NaN.",
          "kernel", show_nan, (*RIGHT, *SHOWN, "softmax_is_stable")),
     Case("gradient_precisions_agree",

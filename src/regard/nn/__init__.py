@@ -1,4 +1,4 @@
-"""The transformer as torch modules: trainable, loadable, fast.
+"""Transformer models as torch modules: training, loading weights, generation.
 
 Next: attention.py
 """

@@ -2,10 +2,9 @@
 
     q, k, v = split(x Wqkvᵀ)      out = join(attend(q, k, v, mask)) Woᵀ
 
-Query heads may share heads of keys; positions may be turned into q and k (rotary); q
-and k may be normed first; keys and values of earlier tokens may wait in a cache. Which
-kernel runs is the engine's choice, and no weights are ever written down, unless dropout
-of the weights is asked for in training.
+Options: grouped-query attention, rotary positions, normalization of q and k, and a KV
+cache. The engine chooses the kernel. The attention weights are never materialized,
+except to apply dropout to them in training.
 
 Next: cache.py
 """
@@ -28,11 +27,11 @@ Rotation = tuple[Tensor, Tensor]  # cosines and sines, (N, d) or (B, 1, N, d)
 
 
 class Linear(nn.Linear):  # type: ignore[misc]
-    """x Wᵀ + b. A single row goes through a matrix-vector product.
+    """Linear layer x Wᵀ + b that uses a matrix-vector product for a single row.
 
-    That product reads W at the speed of the memory, which is all that counts when one
-    token is generated; the general one reaches half of it in float32 and a third in
-    bfloat16 (benchmarks/generate.py).
+    Decoding one token is limited by memory bandwidth. The matrix-vector product reaches
+    it; the general product reaches half of it in float32 and a third in bfloat16
+    (benchmarks/generate.py).
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -49,14 +48,14 @@ def apply_matrix(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
 
 
 class RMSNorm(nn.RMSNorm):  # type: ignore[misc]
-    """x / sqrt(mean x² + eps) * weight, as the layer norm of (x, -x).
+    """RMS norm, x / sqrt(mean x² + eps) * weight, as the layer norm of (x, -x).
 
-    That has mean 0 and variance mean x², and is one kernel, where torch takes six steps
-    for an rms norm on a CPU; they are most of what is around the matrices of one token.
+    (x, -x) has mean 0 and variance mean x². The layer norm is one kernel; torch's
+    RMS norm takes six on a CPU, most of the overhead when one token is decoded.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.is_grad_enabled():  # the steps keep less for the gradient
+        if torch.is_grad_enabled():  # torch's version saves less for the backward pass
             return super().forward(x)
         (width,) = self.normalized_shape
         both = torch.cat((x, -x), -1)
@@ -64,19 +63,19 @@ class RMSNorm(nn.RMSNorm):  # type: ignore[misc]
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Turn the pairs (i, i + d/2) of x (B, H, N, d).
+    """Rotate the pairs (i, i + d/2) of x (B, H, N, d).
 
-    The sines come with their signs, so that the other half of each pair is added:
-    first cos - second sin, second cos + first sin.
+    The first half of the sines is negated, so one multiply-add computes both
+    first cos - second sin and second cos + first sin.
     """
     cos, sin = rotation
-    if cos.dtype != x.dtype:  # autocast narrows q and k, but not what turns them
+    if cos.dtype != x.dtype:  # autocast converts q and k, but not the tables
         cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
 class MultiHeadAttention(nn.Module):  # type: ignore[misc]
-    """Attention of x to itself, to a context, or to what a cache holds.
+    """Multi-head self-attention or cross-attention, with an optional KV cache.
 
     >>> import torch, regard
     >>> attention = MultiHeadAttention(64, 8, kv_heads=2)
@@ -93,7 +92,7 @@ class MultiHeadAttention(nn.Module):  # type: ignore[misc]
         head_width: int = 0,  # 0: width / heads
         bias: bool = True,
         qkv_bias: bool | None = None,  # None: as bias
-        qk_norm: float | None = None,  # eps of an rms norm of each head of q and k
+        qk_norm: float | None = None,  # eps of an RMS norm of each head of q and k
         dropout: float = 0.0,  # of the weights, in training only
     ) -> None:
         super().__init__()
@@ -147,7 +146,7 @@ class MultiHeadAttention(nn.Module):  # type: ignore[misc]
         context: Tensor | None = None,
         rotation: Rotation | None = None,
     ) -> Attended:
-        """Return the heads of the same call with its weights, before any dropout."""
+        """Return the output of each head and the attention weights, without dropout."""
         q, k, v = self.project(x, context, rotation)
         return attend(q, k, v, mask, see=("weights",))
 
@@ -175,7 +174,7 @@ class MultiHeadAttention(nn.Module):  # type: ignore[misc]
         return q, k, v
 
     def qkv_rows(self, x: Tensor, first: int, stop: int) -> Tensor:
-        """Return only these heads of q, k and v for x."""
+        """Project x with only the rows of qkv that belong to heads first to stop."""
         rows = slice(first * self.head_width, stop * self.head_width)
         bias = None if self.qkv.bias is None else self.qkv.bias[rows]
         y = apply_matrix(x, self.qkv.weight[rows], bias)

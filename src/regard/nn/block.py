@@ -1,4 +1,4 @@
-"""One layer of a transformer: attention, then a feed-forward layer, around a residual.
+"""One transformer layer: attention and a feed-forward layer, each with a residual.
 
     norm first    x = x + attention(norm(x));   x = x + feed(norm(x))
     norm last     x = norm(x + attention(x));   x = norm(x + feed(x))
@@ -18,19 +18,19 @@ from regard.plain.config import Config
 
 
 def make_norm(config: Config) -> nn.Module:
-    """Return the norm that a config asks for."""
+    """Return the normalization layer of a config."""
     if config.norm == "rms":
         return RMSNorm(config.width, eps=config.eps)
     return nn.LayerNorm(config.width, eps=config.eps, bias=config.bias)
 
 
 def make_dropout(config: Config) -> nn.Module:
-    """Return the dropout of a config; none costs nothing."""
+    """Return the dropout layer of a config, or an identity."""
     return nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
 
 class FeedForward(nn.Module):  # type: ignore[misc]
-    """down(activation(up(x))); swiglu multiplies by the gate's silu instead."""
+    """Feed-forward layer down(activation(up(x))); swiglu is down(silu(gate) * up)."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class FeedForward(nn.Module):  # type: ignore[misc]
 
 
 class TransformerBlock(nn.Module):  # type: ignore[misc]
-    """Attention and feed-forward, each around a residual, with norms first or last."""
+    """Attention and feed-forward, each with a residual, with norms first or last."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()

@@ -1,10 +1,10 @@
-"""Keys and values of the tokens read so far, in arrays whose shape never changes.
+"""KV cache: keys and values of earlier tokens, in arrays of fixed shape.
 
-    slot p of a sequence holds the token at position p; reading on means writing there
+    slot p of a sequence holds the key and value of the token at position p
 
-Sequences of a batch may have different lengths: each has its own next slot. What lies
-behind it is never seen, because a causal query sees no position after its own. So a
-batch needs no padding mask, whatever the lengths.
+Sequences of a batch may have different lengths: each has its own next slot. Slots after
+it hold stale values, but a causal query never attends to later positions, so a batch
+needs no padding mask.
 
 Next: block.py
 """
@@ -22,16 +22,16 @@ from regard.plain.config import Config
 
 @dataclass(frozen=True)
 class Slot:
-    """The cache of one layer, where the next tokens go."""
+    """The cache of one layer, and the range of slots that the next tokens occupy."""
 
     k: Tensor  # (B, Hk, capacity, d)
     v: Tensor
-    start: int | Tensor  # of the next tokens, for all sequences or for each, (B,)
-    stop: int  # behind the last token that any sequence will have
-    first: int = 0  # the first key that is given back
+    start: int | Tensor  # position of the next token, common or per sequence, (B,)
+    stop: int  # length of the longest sequence after the write
+    first: int = 0  # the first key that write returns
 
     def write(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the keys and values (B, Hk, N, d) of new tokens, return all so far."""
+        """Store keys and values (B, Hk, N, d) of new tokens and return all so far."""
         if isinstance(self.start, int):
             self.k[:, :, self.start : self.stop] = k
             self.v[:, :, self.start : self.stop] = v
@@ -46,7 +46,7 @@ class Slot:
 
 
 class Cache:
-    """The keys and values of every layer, and how far each sequence has been read.
+    """The keys and values of every layer, and the length of each sequence.
 
     >>> config = Config(vocabulary=9, context=32, width=8, layers=2, heads=2)
     >>> Cache(config, 3, 16).k.shape
@@ -69,14 +69,14 @@ class Cache:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence."""
+        """Length of the longest sequence, in tokens."""
         at = self.lengths
         return at if isinstance(at, int) else int(at.max())
 
     def slots(self, n: int, *, recent: int | None = None) -> list[Slot]:
-        """Return where each layer puts its next n tokens, and what it gives back.
+        """Return, for each layer, the slot that its next n tokens are written to.
 
-        recent: only so many of the last keys, the new ones included
+        recent: return only this many of the last keys, including the new ones
         """
         stop, capacity = self.longest + n, self.k.shape[3]
         if stop > capacity:

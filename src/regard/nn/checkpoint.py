@@ -1,13 +1,13 @@
-"""A training run on disk: one safetensors file that is whole or not there.
+"""Checkpoints of a training run: one safetensors file, replaced atomically.
 
-    step, losses          how far the run is
+    losses                of every step so far
     weights               under the names of regard.plain.config
     first, second         AdamW's running means of the gradient and of its square
     about                 the Config, the Plan and the task, as JSON in the header
 
-There is no pickle, so a file from elsewhere can hold no code. It is written beside the
-old one, flushed to the disk, and put in its place in one move: whenever the power goes
-off, one of the two is there, and whole. A checksum finds bits that fell over later.
+No pickle is involved, so a checkpoint cannot contain code. The new file is written next
+to the old one, flushed to disk and renamed over it, so a crash at any time leaves one
+complete file. A checksum detects later corruption.
 
 Next: show/curve.py
 """
@@ -36,7 +36,7 @@ PARTS = ("weights", "first", "second")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Everything that a run needs to go on as if nothing had happened."""
+    """The complete state of a run: resuming gives the same bits as not stopping."""
 
     losses: list[float]  # of every step so far
     weights: dict[str, Tensor]
@@ -46,7 +46,7 @@ class Checkpoint:
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Put a checkpoint in the place of the last one, in one move."""
+    """Write a checkpoint, replacing the previous one atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {"losses": torch.tensor(checkpoint.losses, dtype=torch.float64)}
     for part in PARTS:
@@ -54,15 +54,15 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
             tensors[f"{part}.{name}"] = x.detach().contiguous().cpu()
     about = json.dumps(checkpoint.about)
     header = {"regard": about, "checksum": add_up(tensors, about)}
-    new = folder / f"{NAME}.new"  # a cut one is written over
+    new = folder / f"{NAME}.new"  # overwrites one left by a crash
     save_file(tensors, new, header)
     flush(new)
     new.replace(folder / NAME)
-    flush(folder)  # the move itself
+    flush(folder)  # makes the rename durable
 
 
 def add_up(tensors: dict[str, Tensor], about: str) -> str:
-    """Return a checksum of everything in a checkpoint."""
+    """Return a checksum of all tensors and the header of a checkpoint."""
     total = zlib.crc32(about.encode())
     for name in sorted(tensors):
         total = zlib.crc32(name.encode(), total)
@@ -71,7 +71,7 @@ def add_up(tensors: dict[str, Tensor], about: str) -> str:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint | None:
-    """Return the checkpoint of a folder, None if there is none yet."""
+    """Return the checkpoint in a folder, or None if there is none."""
     path = folder / NAME
     if not path.exists():
         return None
@@ -81,12 +81,14 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise FileError(
-            f"{path} is damaged or no safetensors file ({error}). "
+            f"{path} is damaged or not a safetensors file ({error}). "
             "Delete it to train from the start."
         ) from error
     about = header.get("regard", "")
     if "losses" not in tensors or not about:
-        raise FileError(f"{path} is no checkpoint of a training run. Move it away.")
+        raise FileError(
+            f"{path} is not a checkpoint of a training run. Move it elsewhere."
+        )
     if header.get("checksum") != add_up(tensors, about):
         raise FileError(
             f"{path} is damaged: its numbers do not match its checksum. "
@@ -102,12 +104,12 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
 
 
 def read_config(saved: Checkpoint, folder: Path) -> Config:
-    """Return the config of a checkpoint, whose weights must have its shapes."""
+    """Return the config of a checkpoint; raise if its weights have other shapes."""
     try:
         config = Config(**saved.about["config"])
     except (KeyError, TypeError, OptionError) as error:
         raise FileError(
-            f"{folder / NAME} has a config that this version does not know ({error}). "
+            f"{folder / NAME} has a config unknown to this version ({error}). "
             "Read it with the version that wrote it."
         ) from error
     weights, first, second = (
@@ -117,7 +119,7 @@ def read_config(saved: Checkpoint, folder: Path) -> Config:
     expected = dict(config.shapes())
     if weights != expected or first != second or not first.items() <= weights.items():
         raise FileError(
-            f"{folder / NAME} does not hold the weights that its config asks for. "
+            f"{folder / NAME} does not hold the weights that its config describes. "
             "Delete it to train from the start."
         )
     return config
@@ -130,10 +132,10 @@ def save_run(
     losses: list[float],
     about: dict[str, Any],
 ) -> None:
-    """Write down a run as it stands."""
+    """Save the current state of a run."""
     weights = dict(model.named_parameters())
     state = {name: optimizer.state[x] for name, x in weights.items()}
-    taught = {name: x for name, x in state.items() if x}  # all but frozen weights
+    taught = {name: x for name, x in state.items() if x}  # frozen weights have none
     first = {name: x["exp_avg"] for name, x in taught.items()}
     second = {name: x["exp_avg_sq"] for name, x in taught.items()}
     write_checkpoint(folder, Checkpoint(losses, weights, first, second, about))
@@ -145,7 +147,7 @@ def resume_run(
     optimizer: torch.optim.AdamW,
     about: dict[str, Any],
 ) -> list[float]:
-    """Put a run back as it was saved; return its losses, [] if there is none yet."""
+    """Restore a saved run and return its losses; [] if nothing is saved yet."""
     saved = read_checkpoint(folder)
     if saved is None:
         return []
@@ -164,7 +166,7 @@ def resume_run(
 
 
 def check_same(saved: dict[str, Any], ours: dict[str, Any], folder: Path) -> None:
-    """Refuse to go on with another config, plan or task than the run began with."""
+    """Raise if the saved run has another config, plan or task than this one."""
     for part, now in json.loads(json.dumps(ours)).items():
         before = saved.get(part, {})
         for name in before | now:
@@ -177,7 +179,7 @@ def check_same(saved: dict[str, Any], ours: dict[str, Any], folder: Path) -> Non
 
 
 def load_model(folder: str | Path) -> CausalTransformer:
-    """Return the model of a run, as it was when it was last saved."""
+    """Return the model of a run as last saved."""
     checkpoint = read_checkpoint(Path(folder))
     if checkpoint is None:
         raise FileError(f"no {NAME} in {folder}. Train one: train(…, folder=…).")

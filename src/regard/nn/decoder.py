@@ -1,9 +1,9 @@
-"""A causal language model of ordinary torch modules: GPT-2, Llama, and between.
+"""A causal language model as torch modules, configurable as GPT-2, Llama or between.
 
     tokens (B, N) ─▶ embedding (+ positions) ─▶ blocks ─▶ norm ─▶ logits (B, N, V)
 
-`regard.plain.Decoder` computes the same from the same weights, in plain arrays, and is
-the judge of this file.
+`regard.plain.Decoder` computes the same function of the same weights in NumPy. It is
+the reference for the tests of this file.
 
 Next: generation.py
 """
@@ -27,7 +27,7 @@ from regard.plain.config import Config
 
 
 class CausalTransformer(nn.Module):  # type: ignore[misc]
-    """Predicts, at every token, the next one.
+    """Decoder-only transformer that returns the logits of each next token.
 
     >>> config = Config(vocabulary=100, context=64, width=32, layers=2, heads=4)
     >>> model = CausalTransformer(config)
@@ -48,14 +48,15 @@ class CausalTransformer(nn.Module):  # type: ignore[misc]
         self.norm = make_norm(config) if config.norm_first else nn.Identity()
         if not config.tied:
             self.head = Linear(config.width, config.vocabulary, bias=False)
-        self.tables = make_tables(config)  # no buffers: half precision would round them
+        # Not buffers: model.half() would round them.
+        self.tables = make_tables(config)
         self.mask: Mask = causal()
         if config.window is not None:
             self.mask = causal() & window(config.window - 1)
         self.draw_weights()
 
     def draw_weights(self) -> None:
-        """Draw new weights from torch's random numbers."""
+        """Initialize the weights from torch's random generator."""
         for name, weight in self.named_parameters():
             mean, width = self.config.start_from(name)
             nn.init.normal_(weight, mean, width)
@@ -64,23 +65,23 @@ class CausalTransformer(nn.Module):  # type: ignore[misc]
         self,
         tokens: Tensor,  # (B, N)
         *,
-        valid: Tensor | None = None,  # (B, N), False where a batch is padded
-        cache: Cache | None = None,  # of the tokens before these; they are added to it
-        last: bool = False,  # only what comes after the last token: (B, 1, vocabulary)
+        valid: Tensor | None = None,  # (B, N), False for padding
+        cache: Cache | None = None,  # of earlier tokens; these tokens are appended
+        last: bool = False,  # return logits of the last position only, (B, 1, V)
     ) -> Tensor:
-        """Return the logits (B, N, vocabulary) of the token after each token."""
+        """Return the logits (B, N, vocabulary) of the next token at each position."""
         x = self.read(tokens, valid=valid, cache=cache)
         return self.predict(x[:, -1:] if last else x)
 
     def predict(self, x: Tensor) -> Tensor:
-        """Return the logits of states x (..., width)."""
+        """Return the logits (..., vocabulary) of hidden states x (..., width)."""
         head = self.embed if self.config.tied else self.head
         return apply_matrix(x, head.weight)
 
     def read(
         self, tokens: Tensor, *, valid: Tensor | None = None, cache: Cache | None = None
     ) -> Tensor:
-        """Return the states (B, N, width) from which the next tokens are predicted."""
+        """Return the final hidden states (B, N, width), the input of predict."""
         at = self.place(tokens, valid, cache)
         mask, slots = self.choose_keys(tokens, cache)
         x = self.embed(tokens)
@@ -101,13 +102,14 @@ class CausalTransformer(nn.Module):  # type: ignore[misc]
     def choose_keys(
         self, tokens: Tensor, cache: Cache | None
     ) -> tuple[Mask | None, Sequence[Slot | None]]:
-        """Return the mask, and the place of each layer in the cache."""
+        """Return the mask, and the cache slot of each layer."""
         if cache is None:
             return self.mask, [None] * len(self.blocks)
         n = tokens.shape[1]
         if n > 1 or not isinstance(cache.lengths, int):
             return self.mask, cache.slots(n)
-        return None, cache.slots(1, recent=self.config.window)  # it sees all of these
+        # A single new token attends to all returned keys, so it needs no mask.
+        return None, cache.slots(1, recent=self.config.window)
 
     def place(
         self, tokens: Tensor, valid: Tensor | None, cache: Cache | None
@@ -115,8 +117,8 @@ class CausalTransformer(nn.Module):  # type: ignore[misc]
         """Return the position of every token: a slice, or (B, N) if they differ."""
         if valid is not None and cache is not None:
             raise OptionError(
-                "valid= and cache= together: a cache keeps sequences of different "
-                "lengths apart by itself. Give generate() a list of prompts."
+                "valid= cannot be combined with cache=: a cache keeps the length of "
+                "each sequence itself. Pass generate() a list of prompts."
             )
         start, end = 0 if cache is None else cache.lengths, tokens.shape[1]
         if valid is not None:
@@ -127,7 +129,7 @@ class CausalTransformer(nn.Module):  # type: ignore[misc]
         if end > context and self.config.position != "none":
             raise ShapeError(
                 f"{end} tokens, but this model reads {context} at most. "
-                f"Give it the last {context}: tokens[:, -{context}:]."
+                f"Pass the last {context}: tokens[:, -{context}:]."
             )
         if valid is not None:
             return (valid.cumsum(1) - 1).clamp(min=0)
@@ -136,22 +138,22 @@ class CausalTransformer(nn.Module):  # type: ignore[misc]
         return start[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
 
     def turn(self, at: slice | Tensor, like: Tensor) -> Rotation | None:
-        """Return the rotation of these positions, if the model uses it."""
+        """Return the rotary tables of these positions, or None if not rotary."""
         if self.config.position != "rotary":
             return None
         cos, sin = self.look_up("cos", at, like), self.look_up("sin", at, like)
         return (cos, sin) if isinstance(at, slice) else (cos[:, None], sin[:, None])
 
     def look_up(self, table: str, at: slice | Tensor, like: Tensor) -> Tensor:
-        """Return the rows of a table, rounded once to the dtype they are used in."""
+        """Return rows of a float64 table, rounded once to the dtype of like."""
         return self.tables[table][at if isinstance(at, slice) else at.cpu()].to(like)
 
 
 def make_tables(config: Config) -> dict[str, Tensor]:
-    """Return the fixed numbers of every position, in float64."""
+    """Return the fixed position tables in float64."""
     if config.position == "rotary":
         at = angles(np.arange(config.context), config.head, base=config.base)
-        cos, sin = np.cos(at), np.sin(at)  # for both halves, the sines with their signs
+        cos, sin = np.cos(at), np.sin(at)  # for both halves; the first sine is negated
         tables = {"cos": np.hstack([cos, cos]), "sin": np.hstack([-sin, sin])}
     elif config.position == "sinusoidal":
         waves = sinusoidal(config.context, config.width, base=config.base)

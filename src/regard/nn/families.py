@@ -1,11 +1,11 @@
-"""What others call things: their settings and their names of weights, as ours.
+"""Model families: tables that map external settings and weight names to ours.
 
-    their settings ─▶ Config          their tensors ─▶ the weights of Config.shapes
+    config.json or GGUF settings ─▶ Config        tensor names ─▶ names of Config.shapes
 
-Families differ less than their files do: GPT-2 is Config's defaults, and Llama and its
-heirs differ from each other in three options. So a family is a few lines in the tables
-below. A setting that would change the numbers, and is not in them, is refused: a model
-that is loaded wrongly still talks, and nobody notices.
+GPT-2 is Config's defaults; Llama and its derivatives differ from each other in three
+options. So a family is a few lines in the tables below. Unknown settings that would
+change the result raise a FileError, because a model loaded with wrong settings still
+produces plausible text.
 
 Next: gguf_file.py
 """
@@ -19,11 +19,11 @@ from typing import Any
 from regard.errors import FileError, OptionError
 from regard.plain.config import Config
 
-# --- names of weights: theirs -> ours, where # is the number of a layer --------------
-# Several that become one lie in its rows one after the other, in the order given here.
+# --- names of weights: theirs -> ours, where # is the layer number -------------------
+# Tensors that map to one name are concatenated by rows, in the order given here.
 
 NAMES = {
-    # Llama and its heirs, in transformers
+    # Llama and its derivatives, in transformers
     "embed_tokens": "embed",
     "layers.#.input_layernorm": "blocks.#.attention_norm",
     "layers.#.self_attn.q_proj": "blocks.#.attention.qkv",
@@ -66,7 +66,7 @@ NAMES = {
     "output_norm": "norm",
     "output": "head",
 }
-IGNORED = (  # fixed numbers that old files carry along
+IGNORED = (  # constant buffers in old files
     ".rotary_emb.inv_freq",
     ".attn.bias",
     ".attn.masked_bias",
@@ -102,7 +102,7 @@ GPT2_SETTINGS = {
     "layer_norm_epsilon": "eps",
     "tie_word_embeddings": "tied",
 }
-GGUF_SETTINGS = {  # after the name of the family
+GGUF_SETTINGS = {  # prefixed with the family name in the file
     "context_length": "context",
     "embedding_length": "width",
     "block_count": "layers",
@@ -118,7 +118,7 @@ ACTIVATIONS = {
     "gelu": "gelu",
     "relu": "relu",
 }
-ONLY = {  # what config.json may say of these, if anything
+ONLY = {  # the only supported values of these keys in config.json
     "quantization_config": None,
     "dual_chunk_attention_config": None,
     "hidden_act": "silu",
@@ -137,20 +137,20 @@ LLAMA: dict[str, Any] = {
     "tied": False,
 }
 FAMILIES: dict[str, dict[str, Any]] = {
-    "gpt2": {"tied": True},  # and Config's other defaults
+    "gpt2": {"tied": True},  # Config's defaults otherwise
     "llama": LLAMA,
     "mistral": LLAMA,
     "qwen2": {**LLAMA, "qkv_bias": True},
     "qwen3": {**LLAMA, "qk_norm": True},
 }
-OPTIONAL = {  # what files may leave out: where Config's default is theirs as well
+OPTIONAL = {  # settings that files may omit, because the defaults agree with Config's
     "gpt2": {"kv_heads", "head_width", "hidden", "base", "eps"},
     "llama": {"kv_heads", "head_width", "base"},
     "mistral": {"head_width"},
     "qwen2": {"head_width", "base"},
     "qwen3": {"base"},
 }
-LONGEST = 2**18  # the positions of more tokens would fill the memory
+LONGEST = 2**18  # largest context; the position tables would need too much memory
 
 
 def read_config(theirs: Mapping[str, Any]) -> Config:
@@ -176,7 +176,7 @@ def read_config(theirs: Mapping[str, Any]) -> Config:
     if biases not in ([False, False], [True, True]):
         raise FileError(
             f"attention_bias={biases[0]!r:.40}, mlp_bias={biases[1]!r:.40}: expected "
-            "both or neither. (Biases of q, k and v alone are what makes a qwen2.)"
+            "both or neither. (Biases of q, k and v only are model_type 'qwen2'.)"
         )
     options = {"base": find_base(theirs), "window": find_window(family, theirs)}
     if biases[0]:
@@ -185,10 +185,10 @@ def read_config(theirs: Mapping[str, Any]) -> Config:
 
 
 def find_base(theirs: Mapping[str, Any]) -> Any:
-    """Return the base of the rotary angles, which must not be scaled or partial."""
+    """Return the base of the rotary angles; raise if they are scaled or partial."""
     plain = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
     base = theirs.get("rope_theta", 10_000.0)
-    for name in ("rope_scaling", "rope_parameters"):  # of transformers 4, and 5
+    for name in ("rope_scaling", "rope_parameters"):  # transformers 4 and 5
         rope = theirs.get(name) or {}
         if not isinstance(rope, Mapping) or any(
             key != "rope_theta" and plain.get(key) != x for key, x in rope.items()
@@ -202,7 +202,7 @@ def find_base(theirs: Mapping[str, Any]) -> Any:
 
 
 def find_window(family: str, theirs: Mapping[str, Any]) -> Any:
-    """Return how many tokens a token sees, itself included, if not all before it."""
+    """Return the size of the sliding window, including the token itself, or None."""
     window, layers = theirs.get("sliding_window", 4_096), theirs.get("layer_types")
     if family != "mistral" and not theirs.get("use_sliding_window", False):
         window = None
@@ -215,16 +215,16 @@ def find_window(family: str, theirs: Mapping[str, Any]) -> Any:
         return check_number("sliding_window", window, "window")
     raise FileError(
         f"sliding_window={window!r:.40} with layer_types of {sorted(kinds)!r:.200}: "
-        "only layers that all see equally far are supported."
+        "only the same window in all layers is supported."
     )
 
 
 def read_gguf_config(
     settings: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
 ) -> Config:
-    """Return the Config of a GGUF file, from its settings and the shapes in it."""
+    """Return the Config of a GGUF file from its settings and tensor shapes."""
     family = str(settings.get("general.architecture"))
-    if family not in FAMILIES or family == "mistral":  # GGUF counts it as a llama
+    if family not in FAMILIES or family == "mistral":  # in GGUF, mistral is llama
         known = ", ".join(repr(x) for x in FAMILIES if x != "mistral")
         raise FileError(
             f"general.architecture={family!r:.80}, expected one of {known}."
@@ -274,7 +274,7 @@ def make_config(
     table: Mapping[str, str],
     options: Mapping[str, Any],
 ) -> Config:
-    """Return the Config of a family with the settings that a table names."""
+    """Return the Config of a family with the settings listed in a table."""
     found = {**FAMILIES[family], **options}
     missing = []
     for key, ours in table.items():
@@ -283,7 +283,7 @@ def make_config(
         elif ours not in found and ours not in OPTIONAL[family]:
             missing.append(key)
     if missing:
-        raise FileError(f"the settings lack {', '.join(missing)}.")
+        raise FileError(f"settings are missing: {', '.join(missing)}.")
     if found["context"] > LONGEST:
         raise FileError(
             f"a context of {found['context']} tokens, expected at most {LONGEST}."
@@ -295,14 +295,14 @@ def make_config(
 
 
 def check_number(key: str, value: Any, ours: str) -> Any:
-    """Return a setting of theirs, if it is of the kind that Config expects."""
+    """Return a setting; raise if its type or range is not what Config expects."""
     if ours == "tied":
         fits, kind = isinstance(value, bool), "true or false"
     elif ours in ("eps", "base"):
         fits = isinstance(value, int | float) and 0 < value < math.inf
         kind = "a positive number"
     else:
-        fits, kind = type(value) is int and value > 0, "a whole number from 1 on"
+        fits, kind = type(value) is int and value > 0, "an integer of at least 1"
     if not fits:
         raise FileError(f"{key}={value!r:.80}, expected {kind}.")
     return value

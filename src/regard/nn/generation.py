@@ -1,14 +1,13 @@
-"""New tokens from a model, one step at a time, for many prompts at once.
+"""Batched generation: prefill all prompts, then decode one token per step.
 
-    read the prompts once; then, for each step: choose a token, read it, repeat
+    logits = prefill(prompts);   repeat: sample a token from logits, logits = decode(it)
 
 Prompts may have different lengths. Each sequence has its own position in the cache and
-its own random generator, which depends on the seed, its prompt and the number of equal
-prompts before it. So a sequence gets the tokens it would get alone, the n-th copy of
-a prompt gets the n-th sample, in whatever order the other prompts come. This holds for
-the random numbers to the bit. The logits of a padded batch are equal up to rounding: a
-token differs only where two logits, or a draw and the edge of a token's share, are that
-close.
+its own random generator, seeded by the seed, the prompt and the number of equal prompts
+before it. So a sequence gets the same tokens alone or in any batch, and the n-th copy
+of a prompt gets the n-th sample. The random numbers are identical to the bit; the
+logits of a padded batch are equal up to rounding. So a token differs only if two
+logits, or a random number and the boundary between two tokens, are that close.
 
 Next: weights.py
 """
@@ -38,7 +37,7 @@ def generate(
     seed: int = 0,
     stop: Collection[int] = (),
 ) -> list[list[int]]:
-    """Return the new tokens of every prompt, without the one that stopped it.
+    """Return the new tokens of every prompt, without the stop token.
 
     With a temperature, n copies of a prompt get n independent samples.
 
@@ -65,10 +64,10 @@ def stream(
     seed: int = 0,
     stop: Collection[int] = (),
 ) -> Iterator[list[int | None]]:
-    """Yield the next token of every prompt as it comes, None once it has stopped."""
+    """Yield the next token of every prompt at each step, None once it has stopped."""
     check_prompts(model, prompts, n_new)
     if not isinstance(stop, Collection):
-        raise OptionError(f"stop={stop}, expected several tokens. Write stop=[{stop}].")
+        raise OptionError(f"stop={stop}, expected a list. Write stop=[{stop}].")
     was_training = model.training
     model.eval()  # no dropout
     texts = [list(prompt) for prompt in prompts]
@@ -77,7 +76,7 @@ def stream(
     try:
         logits, cache = read_prompts(model, texts, n_new)
         for left in reversed(range(n_new)):
-            tokens = [0] * len(texts)  # what a stopped sequence reads
+            tokens = [0] * len(texts)  # stopped sequences are fed 0
             for i, (row, text) in enumerate(zip(logits, texts, strict=True)):
                 if running[i]:
                     name = f"the logits of prompt {i}"
@@ -97,7 +96,7 @@ def stream(
 def read_prompts(
     model: CausalTransformer, prompts: list[list[int]], n_new: int
 ) -> tuple[np.ndarray, Cache]:
-    """Read all prompts at once; return the logits after each, and the cache."""
+    """Prefill all prompts at once; return the logits after each, and the cache."""
     lengths = [len(prompt) for prompt in prompts]
     longest, like = max(lengths), model.embed.weight
     cache = Cache(
@@ -109,17 +108,17 @@ def read_prompts(
     )
     filled = [prompt + [0] * (longest - len(prompt)) for prompt in prompts]
     tokens = torch.tensor(filled, device=like.device)
-    if min(lengths) == longest:  # a lens is told the tokens of a whole pass
+    if min(lengths) == longest:  # calls the model itself, so a lens gets the tokens
         return to_numpy(model(tokens, cache=cache, last=True)[:, 0]), cache
     states, ends = model.read(tokens, cache=cache), torch.tensor(lengths)
-    ends = cache.lengths = ends.to(like.device)  # new tokens overwrite the filling
+    ends = cache.lengths = ends.to(like.device)  # new tokens overwrite the padding
     last = states[torch.arange(len(prompts), device=like.device), ends - 1]
     return to_numpy(model.predict(last)), cache
 
 
 @torch.inference_mode()  # type: ignore[untyped-decorator]
 def read_next(model: CausalTransformer, tokens: list[int], cache: Cache) -> np.ndarray:
-    """Read one more token of every sequence; return the logits (B, V) after it."""
+    """Decode one more token of every sequence; return the logits (B, V) after it."""
     device = model.embed.weight.device
     logits: Tensor = model(torch.tensor(tokens, device=device)[:, None], cache=cache)
     return to_numpy(logits[:, 0])
@@ -128,21 +127,21 @@ def read_next(model: CausalTransformer, tokens: list[int], cache: Cache) -> np.n
 def check_prompts(
     model: CausalTransformer, prompts: Sequence[Sequence[int]], n_new: int
 ) -> None:
-    """Refuse what the model cannot read."""
+    """Raise if the prompts are not lists of known tokens or do not fit the context."""
     one = is_array(prompts)
     if one or any(map(is_array, prompts)):
         write = "prompts.tolist()" if one else "[x.tolist() for x in prompts]"
         raise OptionError(
-            "prompts are arrays, expected lists of token numbers, one list for each "
+            "prompts are arrays, expected lists of token numbers, one list per "
             f"sequence. Write {write}."
         )
     if isinstance(prompts, str) or any(isinstance(p, (int, str)) for p in prompts):
         raise OptionError(
-            "prompts must be lists of token numbers, one list for each sequence. "
+            "prompts must be lists of token numbers, one list per sequence. "
             "Write [tokenizer.encode(text)]."
         )
     if not prompts or not all(prompts):
-        raise ShapeError("an empty prompt, expected at least one token in each.")
+        raise ShapeError("a prompt is empty, expected at least one token in each.")
     if n_new < 0:
         raise OptionError(f"n_new={n_new}, expected at least 0.")
     config, longest = model.config, max(map(len, prompts))

@@ -1,13 +1,13 @@
-"""A GGUF file: settings and named tensors, read without trusting a byte of it.
+"""Reader of untrusted GGUF files: settings and named tensors.
 
     magic, version, two counts ─▶ settings: key, kind, value
                                ─▶ tensors: name, shape, kind, offset ─▶ padding ─▶ data
 
-A file comes from a stranger, and may be cut off or damaged. So every count is held
-against the bytes that are left before anything is made of it; what does not fit is a
-FileError. The numbers of a tensor stay in the mapped file until they are asked for.
-(`gguf.GGUFReader` believes the counts, and makes an array of each of 49 152 tokens,
-which takes seconds. The quantized kinds are its package's work here as well.)
+A file may be truncated, damaged or malicious. So every count is checked against the
+number of bytes left before it is used; a mismatch raises a FileError. Tensors stay in
+the memory-mapped file until they are read. (`gguf.GGUFReader` trusts the counts and
+makes an array of each of 49 152 tokens, which takes seconds. Dequantization is done by
+the gguf package.)
 
 Next: tokens.py
 """
@@ -30,9 +30,9 @@ from regard.errors import FileError
 VERSIONS = (2, 3)
 NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 TEXT, ARRAY = 8, 9
-AXES = 4  # the most that a tensor may have
-LONGEST = 200  # characters of a name; the format allows a tensor 64 bytes
-PLAIN: dict[GGMLQuantizationType, Any] = {  # kinds that are numbers already
+AXES = 4  # maximum number of axes of a tensor
+LONGEST = 200  # maximum length of a name; the format allows 64 bytes for a tensor
+PLAIN: dict[GGMLQuantizationType, Any] = {  # kinds that are not quantized
     GGMLQuantizationType.F64: np.dtype("<f8"),
     GGMLQuantizationType.F32: np.dtype("<f4"),
     GGMLQuantizationType.F16: np.dtype("<f2"),
@@ -41,9 +41,9 @@ PLAIN: dict[GGMLQuantizationType, Any] = {  # kinds that are numbers already
 
 @dataclass(frozen=True)
 class Entry:
-    """Where the numbers of a tensor stand, and how they are written."""
+    """Location, shape and number format of a tensor in the file."""
 
-    shape: tuple[int, ...]  # as NumPy counts: the last axis lies together
+    shape: tuple[int, ...]  # in NumPy order: the last axis is contiguous
     kind: GGMLQuantizationType
     start: int  # in bytes, from the start of the file
     size: int  # in bytes
@@ -51,10 +51,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class GgufFile:
-    """What a file says of itself, and its tensors."""
+    """The settings and the tensors of a GGUF file."""
 
     path: Path
-    settings: dict[str, Any]  # arrays of numbers are NumPy's, of texts are lists
+    settings: dict[str, Any]  # numeric arrays are ndarrays, text arrays are lists
     entries: dict[str, Entry]
     data: NDArray[np.uint8]  # the whole file, mapped
 
@@ -66,19 +66,19 @@ class GgufFile:
             numbers: NDArray[Any] = raw.view(PLAIN[entry.kind]).astype(np.float32)
             return numbers.reshape(entry.shape)
         _, width = GGML_QUANT_SIZES[entry.kind]
-        together = width * math.gcd(entry.size // width, 256)  # longer rows: faster
+        together = width * math.gcd(entry.size // width, 256)  # long rows are faster
         try:
             numbers = dequantize(raw.reshape(-1, together), entry.kind)
         except NotImplementedError:
             raise FileError(
                 f"{self.path.name}: {name} is quantized as {entry.kind.name}, which "
-                "gguf cannot read. Use another quantization of the model, as Q8_0."
+                "gguf cannot read. Use another quantization of the model, such as Q8_0."
             ) from None
         return numbers.reshape(entry.shape)
 
 
 def open_gguf(path: Path) -> GgufFile:
-    """Read the head of a GGUF file, and map the rest."""
+    """Read the header of a GGUF file and memory-map the rest."""
     try:
         data = np.memmap(path, np.uint8, mode="r")
     except (OSError, ValueError) as error:  # an empty file cannot be mapped
@@ -95,7 +95,7 @@ def open_gguf(path: Path) -> GgufFile:
     for _ in range(keys):
         key = cursor.label("a key")
         if key in settings:
-            raise FileError(f"{path.name}: the key {key!r} stands there twice.")
+            raise FileError(f"{path.name}: the key {key!r} occurs twice.")
         settings[key] = cursor.value(cursor.number("I", key), key)
     return GgufFile(path, settings, read_entries(cursor, tensors, settings), data)
 
@@ -103,7 +103,7 @@ def open_gguf(path: Path) -> GgufFile:
 def read_entries(
     cursor: Cursor, count: int, settings: dict[str, Any]
 ) -> dict[str, Entry]:
-    """Return where each tensor stands; none may reach beyond the file."""
+    """Return the entry of each tensor; raise if one exceeds the file."""
     heads: list[tuple[str, tuple[int, ...], int, int]] = []
     for _ in range(count):
         name = cursor.label("the name of a tensor")
@@ -113,12 +113,12 @@ def read_entries(
         heads.append((name, shape, cursor.number("I", name), cursor.number("Q", name)))
     step = settings.get("general.alignment", 32)
     if not isinstance(step, int) or step < 1:
-        cursor.refuse(f"general.alignment is {step!r}, expected 32 or the like")
+        cursor.refuse(f"general.alignment is {step!r}, expected a positive integer")
     first = -(-cursor.at // step) * step
     entries: dict[str, Entry] = {}
     for name, shape, kind, offset in heads:
         if name in entries:
-            cursor.refuse(f"the tensor {name} stands there twice")
+            cursor.refuse(f"the tensor {name} occurs twice")
         entry = measure(cursor, name, shape, kind, first + offset)
         if entry.start + entry.size > cursor.size:
             cursor.refuse(
@@ -127,14 +127,14 @@ def read_entries(
             )
         entries[name] = entry
     if sum(entry.size for entry in entries.values()) > cursor.size:
-        cursor.refuse("its tensors share bytes, so that it is larger than it looks")
+        cursor.refuse("its tensors overlap: together they are larger than the file")
     return entries
 
 
 def measure(
     cursor: Cursor, name: str, shape: tuple[int, ...], kind: int, start: int
 ) -> Entry:
-    """Return how many bytes a tensor takes."""
+    """Return the entry of a tensor, with its size in bytes."""
     try:
         found = GGMLQuantizationType(kind)
     except ValueError:
@@ -144,19 +144,19 @@ def measure(
     if not shape or not numbers or shape[-1] % block:
         cursor.refuse(
             f"{name} has the shape {shape}, expected rows of a multiple of {block}, "
-            f"as {found.name} demands"
+            f"as {found.name} requires"
         )
     return Entry(shape, found, start, numbers // block * width)
 
 
 class Cursor:
-    """Reads one thing after the other, and never beyond the end."""
+    """Sequential reader that never reads beyond the end."""
 
     def __init__(self, data: NDArray[np.uint8], name: str) -> None:
         self.data, self.size, self.name, self.at = data.data, data.size, name, 0
 
     def refuse(self, what: str) -> NoReturn:
-        """Say what is wrong with the file."""
+        """Raise a FileError that says what is wrong with the file."""
         raise FileError(f"{self.name} is damaged: {what}.")
 
     def take(self, n: int, what: str) -> bytes:
@@ -169,12 +169,12 @@ class Cursor:
         return bytes(self.data[self.at - n : self.at])
 
     def number(self, code: str, what: str) -> Any:
-        """Return the next number, of a kind that struct knows."""
+        """Return the next number; code is a format character of struct."""
         (number,) = struct.unpack(f"<{code}", self.take(struct.calcsize(code), what))
         return number
 
     def text(self, what: str) -> str:
-        """Return the next text."""
+        """Return the next string."""
         raw = self.take(self.number("Q", what), what)
         try:
             return raw.decode()
@@ -182,7 +182,7 @@ class Cursor:
             self.refuse(f"{what} is not UTF-8 text: {raw[:40]!r}")
 
     def label(self, what: str) -> str:
-        """Return the next text, which must be fit to stand in a sentence."""
+        """Return the next string, which must be short and printable."""
         name = self.text(what)
         if len(name) > LONGEST or not name.isprintable():
             self.refuse(
@@ -191,7 +191,7 @@ class Cursor:
         return name
 
     def value(self, kind: int, key: str) -> Any:
-        """Return the next value of a kind: a number, a text, or an array of these."""
+        """Return the next value: a number, a string, or an array of these."""
         if kind in NUMBERS:
             return self.number(NUMBERS[kind], key)
         if kind == TEXT:

@@ -1,13 +1,13 @@
-"""What a small model can learn in minutes: copy, reverse, sort, add; and any text.
+"""Training tasks that a small model learns in minutes: copy, reverse, sort, add, text.
 
     3 1 4 1 5 = 5 1 4 1 3          question, separator, answer
 
-A batch is a pure function of (size, seed, step): a run that resumes needs no memory of
-the data it has seen. The loss counts the answer only. The answer starts after the whole
-question, so "copy" is not trivial: a causal model has to look back to find each token.
+A batch is a pure function of (size, seed, step), so a resumed run needs no state of the
+data. The loss covers the answer only. The answer starts after the whole question, so
+"copy" is not trivial: a causal model has to attend to each token of the question.
 
-One question in ten is held out. A hash of the question decides, so that no held-out
-question can ever be trained on, whatever the seeds and however long the run.
+One question in ten is held out. A hash of the question decides, so a held-out question
+is never trained on, whatever the seed and the length of the run.
 
 Next: train.py
 """
@@ -34,19 +34,19 @@ Ints = NDArray[np.int64]
 
 SIGNS = "0123456789abcdefghijklmnopqrstuvwxyz"
 SHARE = 10  # one question, or token of a text, in ten is held out
-TRIES = 100  # draws before a task is said to have too few questions
+TRIES = 100  # attempts before a task is rejected for having too few questions
 
 
 class Task(Protocol):
-    """Sequences of tokens, some of which are to be predicted."""
+    """A source of token sequences, and of which tokens are to be predicted."""
 
     @property
     def vocabulary(self) -> int:
-        """How many different tokens there are."""
+        """Number of different tokens."""
 
     @property
     def length(self) -> int:
-        """Tokens of a sequence; a model needs a context of as many."""
+        """Number of tokens of a sequence, the minimum context of a model."""
 
     def batch(
         self, size: int, seed: int, step: int, *, held_out: bool = False
@@ -57,27 +57,27 @@ class Task(Protocol):
         """Return a sequence as text."""
 
     def describe(self) -> dict[str, Any]:
-        """Return what tells this task from others, for JSON."""
+        """Return what identifies this task, as JSON values."""
 
 
 class Puzzle(ABC):
-    """A question, a separator, and the one right answer."""
+    """A task whose sequences are a question, a separator and the unique answer."""
 
     name: ClassVar[str]
 
     @property
     @abstractmethod
     def length(self) -> int:
-        """Tokens of the question, the separator and the answer."""
+        """Number of tokens of the question, the separator and the answer."""
 
     @property
     @abstractmethod
     def prompt(self) -> int:
-        """Tokens before the answer: the question and the separator."""
+        """Number of tokens before the answer: the question and the separator."""
 
     @abstractmethod
     def ask(self, size: int, rng: np.random.Generator) -> Ints:
-        """Draw questions (size, prompt - 1)."""
+        """Draw random questions (size, prompt - 1)."""
 
     @abstractmethod
     def answer(self, questions: Ints) -> Ints:
@@ -93,7 +93,7 @@ class Puzzle(ABC):
         return len(self.signs)
 
     def identify(self, questions: Ints) -> Ints:
-        """Return what decides whether a question is held out."""
+        """Return the keys (size, n) that are hashed to decide what is held out."""
         return questions
 
     def batch(
@@ -110,7 +110,7 @@ class Puzzle(ABC):
     def draw_questions(
         self, size: int, rng: np.random.Generator, *, held_out: bool
     ) -> Ints:
-        """Draw until there are enough questions of the right side of the split."""
+        """Draw questions until enough are on the requested side of the split."""
         found: list[Ints] = []
         for _ in range(TRIES):
             asked = self.ask(2 * size + SHARE, rng)
@@ -129,9 +129,9 @@ class Puzzle(ABC):
 
 
 def is_held_out(keys: Ints) -> NDArray[np.bool_]:
-    """Tell for each row of keys whether its question is held out: one in ten is."""
+    """Return, for each row of keys, whether its question is held out (one in ten)."""
     h = np.zeros(len(keys), np.uint64)
-    for column in keys.T:  # splitmix64, one number after the other
+    for column in keys.T:  # splitmix64, applied column by column
         h = h + column.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
         h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -141,7 +141,7 @@ def is_held_out(keys: Ints) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class Rearrangement(Puzzle):
-    """A row of items, each one of some symbols, to be written in another order."""
+    """Write a row of items in another order; each item is one of some symbols."""
 
     items: int = 10
     symbols: int = 10
@@ -172,7 +172,7 @@ class Rearrangement(Puzzle):
 
 @dataclass(frozen=True)
 class Copy(Rearrangement):
-    """Write the question again, after all of it has been read.
+    """Repeat the question.
 
     >>> task = Copy(5)
     >>> tokens, answers = task.batch(2, seed=0, step=0)
@@ -198,9 +198,9 @@ class Reverse(Rearrangement):
 
 @dataclass(frozen=True)
 class Sort(Rearrangement):
-    """Write the question in order.
+    """Write the items of the question in ascending order.
 
-    The split ignores the order: no held-out answer is the answer of a trained question.
+    The split ignores the order, so no held-out answer occurs in training.
     """
 
     name: ClassVar[str] = "sort"
@@ -214,12 +214,12 @@ class Sort(Rearrangement):
 
 @dataclass(frozen=True)
 class Addition(Puzzle):
-    """Add two numbers: 123+989=2111 says that the sum is 1112.
+    """Add two numbers: 123+989=2111 means that the sum is 1112.
 
-    The sum is written LAST DIGIT FIRST, as on paper: each digit then needs only digits
-    that stand before it and the carry. Written first digit first, the model would have
-    to know all carries before it writes anything. Numbers keep their leading zeros.
-    The split ignores the order: a + b is held out if b + a is.
+    The sum is written LAST DIGIT FIRST, so each digit depends only on digits before it
+    and the carry. Written first digit first, the first digit would depend on all
+    carries. Numbers keep their leading zeros. The split ignores the order of the two
+    numbers: a + b is held out if b + a is.
     """
 
     digits: int = 3
@@ -267,7 +267,7 @@ PUZZLES: dict[str, type[Puzzle]] = {
 
 
 class Codec(Protocol):
-    """Text to numbers and back, as every tokenizer does it."""
+    """The part of a tokenizer that a text task uses."""
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text."""
@@ -278,7 +278,7 @@ class Codec(Protocol):
 
 @dataclass(frozen=True)
 class Bytes:
-    """A token for each byte of UTF-8."""
+    """Codec with one token per UTF-8 byte."""
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
@@ -289,7 +289,7 @@ class Bytes:
 
 @dataclass(frozen=True)
 class Characters:
-    """A token for each character of an alphabet."""
+    """Codec with one token per character of an alphabet."""
 
     alphabet: str
 
@@ -298,8 +298,8 @@ class Characters:
         unknown = sorted(set(text) - index.keys())
         if unknown:
             raise OptionError(
-                f"the character {unknown[0]!r} was not in the text that this alphabet "
-                f"of {len(index)} was made of. Leave it out, or take Bytes()."
+                f"the character {unknown[0]!r} is not in this alphabet of {len(index)} "
+                "characters. Remove it from the text, or use Bytes()."
             )
         return [index[sign] for sign in text]
 
@@ -309,7 +309,7 @@ class Characters:
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """Random windows of a text; its last tenth is held out. Made by `read_text`."""
+    """Random windows of a text whose last tenth is held out. Made by `read_text`."""
 
     tokens: NDArray[np.integer[Any]] = field(repr=False)  # of the whole text
     codec: Codec
@@ -326,7 +326,7 @@ class Text:
         starts = rng.integers(low, high - self.length + 1, size=(size, 1))
         tokens = self.tokens[starts + np.arange(self.length)].astype(np.int64)
         answers = np.ones(tokens.shape, dtype=bool)
-        answers[:, 0] = False  # nothing stands before it
+        answers[:, 0] = False  # the first token cannot be predicted
         return torch.from_numpy(tokens), torch.from_numpy(answers)
 
     def show(self, tokens: Sequence[int] | Tensor) -> str:
@@ -349,7 +349,7 @@ def read_text(
     *,
     length: int = 128,
 ) -> Text:
-    """Read a plain file as a task, by bytes, characters, or a tokenizer's tokens."""
+    """Read a text file as a task of bytes, characters, or a tokenizer's tokens."""
     try:
         raw = Path(path).read_bytes()
         text = "" if codec == "bytes" else raw.decode()
@@ -367,7 +367,7 @@ def read_text(
         if codec == "characters":
             codec = Characters("".join(sorted(set(text))))
         tokens = np.asarray(codec.encode(text), np.int32)
-        vocabulary = int(tokens.max(initial=0)) + 1  # a tokenizer may have more
+        vocabulary = int(tokens.max(initial=0)) + 1  # the largest token that occurs
     if not 2 <= length <= len(tokens) // SHARE:
         raise OptionError(
             f"length={length}, but {path} has {len(tokens)} tokens, of which the last "
@@ -379,14 +379,13 @@ def read_text(
 def measure(
     model: CausalTransformer, task: Task, n: int = 1000, *, batch: int = 250
 ) -> float:
-    """Return the fraction of n held-out answers that the model writes exactly.
+    """Return the fraction of n held-out answers that the model generates exactly.
 
-    It writes them itself, the likeliest token each time; one wrong token is enough to
-    make an answer wrong.
+    Decoding is greedy; an answer with one wrong token is wrong.
     """
     if not isinstance(task, Puzzle):
         raise OptionError(
-            "a text has no right answer. Take its loss: train.evaluate(model, task)."
+            "a text has no right answer. Use its loss: train.evaluate(model, task)."
         )
     tokens, _ = task.batch(n, 0, 0, held_out=True)
     right = 0

@@ -1,11 +1,11 @@
-"""Text to tokens and back, as a model's own files say.
+"""The tokenizer and the chat template of a model, read from its files.
 
-    text ─▶ cut into words ─▶ each word into tokens of the vocabulary ─▶ ids
+    text ─▶ split into words ─▶ merge each word into tokens of the vocabulary ─▶ ids
     ids ─▶ the bytes of their tokens ─▶ text
 
-The work is done by the `tokenizers` package. A folder brings its tokenizer ready made,
-as tokenizer.json. A GGUF file brings only the vocabulary, the merges, and the name of
-the way in which text is cut into words (WAYS); from these it is built again.
+The work is done by the `tokenizers` package. A folder contains the tokenizer as
+tokenizer.json. A GGUF file contains only the vocabulary, the merges and the name of the
+pre-tokenizer (WAYS); the tokenizer is rebuilt from these.
 
 Next: tasks.py
 """
@@ -36,9 +36,9 @@ from tokenizers.processors import TemplateProcessing
 
 from regard.errors import FileError, OptionError, RegardError
 
-HALF = "\ufffd"  # stands for bytes that are no character, or not yet one
-CONTROL, USER = 3, 4  # types of a GGUF file's tokens: those that are never cut
-SPECIAL = {  # what templates call a token, and what GGUF does
+HALF = "\ufffd"  # replacement character: invalid or incomplete UTF-8
+CONTROL, USER = 3, 4  # GGUF token types that are never split
+SPECIAL = {  # name of a token in templates -> name in GGUF
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
@@ -46,12 +46,12 @@ SPECIAL = {  # what templates call a token, and what GGUF does
 }
 ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 PATIENCE = 2.0  # seconds that a chat template may take
-LARGEST = 10**6  # digits or parts of a product in it
+LARGEST = 10**6  # largest size of a product in it, in bits or items
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A model's own tokenizer, and its chat template.
+    """The tokenizer of a model, with its chat template.
 
     >>> from regard.nn.weights import load  # doctest: +SKIP
     >>> model, tokenizer = load("SmolLM2-135M-Instruct.Q4_1.gguf")  # doctest: +SKIP
@@ -62,28 +62,28 @@ class Tokenizer:
     core: Core
     template: str | None = None  # of a chat, in Jinja
     stop: frozenset[int] = frozenset()  # tokens that end an answer
-    names: Mapping[str, str] = field(default_factory=dict)  # the texts of SPECIAL
+    names: Mapping[str, str] = field(default_factory=dict)  # texts of special tokens
 
     def encode(self, text: str, *, whole: bool = True) -> list[int]:
         """Return the tokens of a text.
 
-        A whole text gets the tokens that begin or end every text, if the model has
-        such. Say whole=False for the text of a chat, which brings its own.
+        whole: add the model's begin and end tokens, if any; use False for the text of a
+            chat, which already contains them
         """
         return list(self.read(text, whole=whole).ids)
 
     def offsets(self, text: str, *, whole: bool = True) -> list[tuple[int, int]]:
-        """Return the first character of each token of a text, and one past its last."""
+        """Return the character range (start, stop) of each token of a text."""
         return list(self.read(text, whole=whole).offsets)
 
     def read(self, text: str, *, whole: bool) -> Any:
-        """Return what the core makes of a text."""
+        """Return the encoding of a text, as an object of the tokenizers package."""
         wanted = "encode takes a str of whole characters that the vocabulary has, given"
         with refusing(OptionError, f"{wanted} {text!r:.60}"):
             return self.core.encode(text, add_special_tokens=whole)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of some tokens, with that of control tokens."""
+        """Return the text of some tokens, including control tokens."""
         ids = [int(i) for i in ids]
         if any(not 0 <= i < 2**32 for i in ids):
             raise OptionError(f"tokens are 0 or more, given {min(ids)} … {max(ids)}.")
@@ -91,8 +91,8 @@ class Tokenizer:
             return str(self.core.decode(ids, skip_special_tokens=False))
 
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
-        """Yield the text of tokens while they come, never a part of a character."""
-        before: list[int] = []  # the last tokens given out, since some decoders trim
+        """Yield the text of a stream of tokens, in pieces of complete characters."""
+        before: list[int] = []  # last tokens yielded: some decoders trim at the start
         held: list[int] = []
         for i in ids:
             held.append(i)
@@ -105,14 +105,14 @@ class Tokenizer:
             yield rest
 
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Return a conversation as the model was taught to read it, ready to answer.
+        """Return a conversation formatted by the chat template, ready for an answer.
 
         >>> tokenizer.chat([{"role": "user", "content": "Hi"}])  # doctest: +SKIP
         """
         if self.template is None:
             raise OptionError(
-                "this model has no chat template: it goes on with a text, and was not "
-                "taught to answer. Use encode(text) instead."
+                "this model has no chat template: it continues texts and was not "
+                "trained on chats. Use encode(text) instead."
             )
         UNTIL.set(time.monotonic() + PATIENCE)
         try:
@@ -127,7 +127,7 @@ class Tokenizer:
             raise OptionError(
                 f"the model's chat template fails: {tell(error)}. "
                 'Messages look like [{"role": "user", "content": "Hi"}]; some models '
-                "want user and assistant to take turns."
+                "require user and assistant to alternate."
             ) from None
 
 
@@ -135,7 +135,7 @@ class Tokenizer:
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, in which no product has more than LARGEST digits or parts."""
+    """Jinja's sandbox, with products limited to LARGEST bits or items."""
 
     intercepted_binops = frozenset({"*", "**"})
 
@@ -149,12 +149,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
             case ("*", int(n), Sequence() as x) | ("*", Sequence() as x, int(n)):
                 size = n * len(x)
         if size > LARGEST:
-            raise TemplateError(f"a product of {size} digits or parts")
+            raise TemplateError(f"a product of {size} bits or items is too large")
         return super().call_binop(context, operator, left, right)
 
 
 def add_looks(template: nodes.Template) -> nodes.Template:
-    """Let each turn of a loop, and each call of a macro, look at the clock."""
+    """Insert a time check into every loop body and macro of a template."""
     for node in template.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
         call = nodes.Call(nodes.ImportedName(f"{__name__}.look"), [], [], None, None)
         node.body.insert(0, nodes.ExprStmt(call))  # type: ignore[attr-defined]
@@ -162,13 +162,13 @@ def add_looks(template: nodes.Template) -> nodes.Template:
 
 
 def look() -> None:
-    """End a template that takes too long."""
+    """Raise if the template has used up its time."""
     if time.monotonic() > UNTIL.get():
         raise TemplateError(f"it takes more than {PATIENCE:g} seconds")
 
 
 class Notes(Namespace):
-    """Jinja's namespace without the names that Python itself looks up."""
+    """Jinja's namespace without access to private and dunder attributes."""
 
     def __getattribute__(self, name: str) -> Any:
         if name.startswith("_") and name not in ("_Namespace__attrs", "__class__"):
@@ -177,22 +177,22 @@ class Notes(Namespace):
 
 
 def refuse_messages(reason: str) -> NoReturn:
-    """Let a template say what it does not accept."""
+    """Raise an error from a template (its raise_exception)."""
     raise TemplateError(reason)
 
 
 def write_json(x: Any, *, indent: int | None = None, ensure_ascii: bool = False) -> str:
-    """Return x as JSON; Jinja's own filter escapes for HTML."""
+    """Return x as JSON; unlike Jinja's filter, without HTML escapes."""
     return json.dumps(x, indent=indent, ensure_ascii=ensure_ascii)
 
 
 def tell_time(layout: str) -> str:
-    """Return the present time."""
+    """Return the current time in a strftime format."""
     return datetime.now().astimezone().strftime(layout)
 
 
 def make_jinja() -> Sandbox:
-    """Return what renders the templates of strangers, as transformers sets it up."""
+    """Return the environment for untrusted templates, set up as in transformers."""
     jinja = Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
@@ -204,21 +204,21 @@ def make_jinja() -> Sandbox:
 
 
 JINJA = make_jinja()
-UNTIL: ContextVar[float] = ContextVar("UNTIL")  # when the patience ends
+UNTIL: ContextVar[float] = ContextVar("UNTIL")  # deadline of the current template
 
 
 # --- from a folder -------------------------------------------------------------------
 
 
 def tell(error: BaseException) -> str:
-    """Return what an error says, shortened, without what could steer a terminal."""
+    """Return the message of an error, shortened, without control characters."""
     said = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     return "".join(c if c.isprintable() else HALF for c in said[:200])
 
 
 @contextmanager
 def refusing(kind: type[RegardError], words: str) -> Iterator[None]:
-    """Turn what the core raises, be it a panic of Rust, into a sentence."""
+    """Convert errors and Rust panics of the tokenizers package into a RegardError."""
     try:
         yield
     except BaseException as error:
@@ -239,7 +239,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_folder_tokenizer(folder: Path) -> Tokenizer:
-    """Return the tokenizer that lies beside a model."""
+    """Return the tokenizer in a model's folder."""
     path = folder / "tokenizer.json"
     if not path.exists():
         raise FileError(
@@ -248,14 +248,14 @@ def read_folder_tokenizer(folder: Path) -> Tokenizer:
         )
     with refusing(FileError, f"{path.name} is damaged"):
         core = Core.from_file(str(path))
-    core.no_truncation()  # settings of its training, not of the model
+    core.no_truncation()  # leftovers of its training
     core.no_padding()
     files = ("config.json", "generation_config.json", "tokenizer_config.json")
     model, generation, own = (
         read_json(folder / name) if (folder / name).exists() else {} for name in files
     )
     names = {name: text for name in SPECIAL if (text := find_text(own.get(name)))}
-    with refusing(FileError, f"{files[-1]} is damaged"):  # half a character
+    with refusing(FileError, f"{files[-1]} is damaged"):  # by a lone surrogate
         ends = [core.token_to_id(names.get("eos_token", ""))]
     for settings in (model, generation):
         given = settings.get("eos_token_id")
@@ -265,13 +265,13 @@ def read_folder_tokenizer(folder: Path) -> Tokenizer:
 
 
 def find_text(token: Any) -> str | None:
-    """Return the text of a token, which may be written as an object."""
+    """Return the text of a token, given as a string or an object with content."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
 
 
 def find_template(folder: Path, settings: dict[str, Any]) -> str | None:
-    """Return the chat template; of several, the default one."""
+    """Return the chat template, the default one if there are several."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8", errors="replace")
@@ -287,22 +287,22 @@ def find_template(folder: Path, settings: dict[str, Any]) -> str | None:
 
 @dataclass(frozen=True)
 class Way:
-    """How text is cut into words before the merges join their bytes."""
+    """A pre-tokenizer: how text is split into words before the merges."""
 
     steps: tuple[PreTokenizer, ...]
-    nfc: bool = False  # accents are joined to their letters first
-    entire: bool = False  # a word of the vocabulary is taken whole, merges or not
-    bos: bool = False  # texts begin with bos, unless the file says otherwise
+    nfc: bool = False  # apply Unicode normalization NFC first
+    entire: bool = False  # a word that is in the vocabulary skips the merges
+    bos: bool = False  # texts start with bos, unless the file says otherwise
 
 
 def cut(*patterns: str) -> tuple[PreTokenizer, ...]:
-    """Cut by one pattern, the pieces by the next, and write them as bytes."""
+    """Return steps that split by each pattern in turn, then convert to bytes."""
     splits = (Split(Regex(pattern), "isolated") for pattern in patterns)
     return (*splits, ByteLevel(add_prefix_space=False, use_regex=False))
 
 
 def match_words(digits: str) -> str:
-    """Return the pattern of Llama 3 and its heirs, which differ in runs of digits."""
+    """Return the pattern of Llama 3 with the given pattern of digits."""
     return (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + digits + "|"
         r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -312,8 +312,8 @@ def match_words(digits: str) -> str:
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 WAYS = {  # by tokenizer.ggml.pre
     "gpt-2": Way((ByteLevel(add_prefix_space=False),)),
-    # Digits come apart before anything else, as in the model's training. transformers
-    # 5.22 does not know "smollm" and forgets it: its "\n\n1" is \n, \n, 1, not \n\n, 1.
+    # Digits are split first, as in the model's training. transformers 5.22 does not
+    # know "smollm" and omits this: its "\n\n1" is \n, \n, 1, not \n\n, 1.
     "smollm": Way((Digits(individual_digits=True), ByteLevel(add_prefix_space=False))),
     "llama-bpe": Way(cut(match_words(r"\p{N}{1,3}")), entire=True, bos=True),
     "qwen2": Way(cut(match_words(r"\p{N}")), nfc=True),
@@ -322,15 +322,15 @@ WAYS = {  # by tokenizer.ggml.pre
 
 
 def build_gguf_tokenizer(settings: Mapping[str, Any]) -> Tokenizer:
-    """Build the tokenizer that the settings of a GGUF file describe."""
+    """Build the tokenizer described by the settings of a GGUF file."""
     start = "tokenizer.ggml."
     own = {k.removeprefix(start): x for k, x in settings.items() if k.startswith(start)}
     way, tokens = choose_way(own), find_tokens(own)
     ids = find_ids(own, len(tokens))
     begin = ["bos_token_id"] if own.get("add_bos_token", way.bos) is True else []
     end = ["eos_token_id"] if own.get("add_eos_token", False) is True else []
-    words = "the weights can be loaded, by read_weights(path), but the tokenizer of the"
-    with refusing(FileError, f"{words} file cannot be built"):
+    words = "the tokenizer of the file cannot be built (read_weights(path) loads the"
+    with refusing(FileError, f"{words} weights alone)"):
         core = build_core(own, tokens, way)
         core.post_processor = TemplateProcessing(
             single=[tokens[ids[x]] for x in begin]
@@ -348,7 +348,7 @@ def build_gguf_tokenizer(settings: Mapping[str, Any]) -> Tokenizer:
 
 
 def build_core(own: Mapping[str, Any], tokens: list[str], way: Way) -> Core:
-    """Put vocabulary, merges and words together."""
+    """Build the tokenizers object from the vocabulary, merges and pre-tokenizer."""
     merges = [tuple(merge.split(" ")) for merge in own["merges"]]
     vocabulary = {token: i for i, token in enumerate(tokens)}
     core = Core(BPE(vocabulary, merges, ignore_merges=way.entire))
@@ -366,23 +366,23 @@ def build_core(own: Mapping[str, Any], tokens: list[str], way: Way) -> Core:
 
 
 def choose_way(own: Mapping[str, Any]) -> Way:
-    """Return how the file's tokenizer cuts text, if it is known here."""
+    """Return the pre-tokenizer of the file; raise if it is unknown."""
     model, pre = str(own.get("model")), str(own.get("pre"))
     spaced = own.get("add_space_prefix", False) is not False
     if model != "gpt2" or pre not in WAYS or spaced:
         raise FileError(
             f"tokenizer.ggml.model={model!r:.40} with pre={pre!r:.40}: expected 'gpt2' "
-            f"(byte-level) with one of {', '.join(map(repr, WAYS))}, no space added. "
+            f"(byte-level) with one of {', '.join(map(repr, WAYS))}, no space prefix. "
             "To load the weights alone: read_weights(path)."
         )
     return WAYS[pre]
 
 
 def find_tokens(own: Mapping[str, Any]) -> list[str]:
-    """Return the vocabulary; each token must be there once."""
+    """Return the vocabulary; raise if it is missing or has duplicates."""
     tokens = own.get("tokens")
     if not isinstance(tokens, list) or not tokens:
-        raise FileError("tokenizer.ggml.tokens is missing, expected a list of texts.")
+        raise FileError("tokenizer.ggml.tokens is missing, expected a list of strings.")
     if len(set(tokens)) != len(tokens):
         raise FileError(
             f"tokenizer.ggml.tokens has {len(tokens)} tokens, but only "
@@ -392,7 +392,7 @@ def find_tokens(own: Mapping[str, Any]) -> list[str]:
 
 
 def find_ids(own: Mapping[str, Any], n: int) -> dict[str, int]:
-    """Return the special tokens that a file names."""
+    """Return the ids of the special tokens that a file defines."""
     ids = {x: own[x] for x in (*SPECIAL.values(), *ENDS) if x in own}
     for x, i in ids.items():
         if not isinstance(i, int) or not 0 <= i < n:

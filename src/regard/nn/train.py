@@ -1,17 +1,17 @@
-"""One training loop: AdamW, warm-up and cosine, in one process or many.
+"""The training loop: AdamW, warm-up and cosine schedule, on one or more processes.
 
     for each step:   draw the batch of (seed, step)
                      loss = mean cross entropy of its answer tokens
-                     gradients, part by part; clip them
-                     set the rate, move the weights; now and then, save
+                     accumulate the gradients, clip them
+                     set the learning rate, update the weights, save a checkpoint if due
 
-All that is random in a step, its data and its dropout, is a function of (seed, step,
-rank). So a run that was killed goes on from its last checkpoint to the same bits.
+The data and the dropout of a step are functions of (seed, step, rank), so a run resumed
+from its last checkpoint gives the same bits as an uninterrupted one.
 
     losses = train(CausalTransformer(config), Copy(), Plan(steps=1000), "runs/copy")
 
-Started by torchrun, the same call shares every batch among the processes and gives the
-same losses. Rank 0 saves and shows; all must see the same folder.
+Under torchrun the same call splits every batch among the processes and gives the same
+losses. Rank 0 saves and shows progress; all ranks need access to the same folder.
 
 Next: checkpoint.py
 """
@@ -47,7 +47,7 @@ Precision = Literal["float32", "bfloat16"]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How a model is trained.
+    """Training hyperparameters.
 
     >>> plan = Plan(steps=1001, warmup=100, rate=0.01, floor=0.1)
     >>> [round(plan.rate_at(step), 4) for step in (0, 49, 99, 550, 1000)]
@@ -55,15 +55,15 @@ class Plan:
     """
 
     steps: int = 1000
-    batch: int = 64  # sequences of a step, over all parts and processes
-    rate: float = 1e-3  # at its highest
-    floor: float = 0.1  # of the rate, at the last step
-    warmup: int = 100  # steps until the rate is reached
+    batch: int = 64  # sequences per step, over all micro-batches and processes
+    rate: float = 1e-3  # peak learning rate
+    floor: float = 0.1  # learning rate at the last step, as a fraction of the peak
+    warmup: int = 100  # steps of linear warm-up
     weight_decay: float = 0.1
-    betas: tuple[float, float] = (0.9, 0.98)  # memory of AdamW's two means
-    clip: float = 1.0  # the longest gradient
-    accumulate: int = 1  # parts that a batch is cut into, to save memory
-    precision: Precision = "float32"  # of matrix products; weights keep their own
+    betas: tuple[float, float] = (0.9, 0.98)  # of AdamW
+    clip: float = 1.0  # maximum norm of the gradient
+    accumulate: int = 1  # micro-batches per batch and process, to save memory
+    precision: Precision = "float32"  # of matrix products; weights keep their dtype
     seed: int = 0
     save_every: int = 500  # steps
 
@@ -89,7 +89,7 @@ class Plan:
             )
 
     def rate_at(self, step: int) -> float:
-        """Return the rate of a step: a line up, then half a wave down."""
+        """Return the learning rate of a step: linear warm-up, then cosine decay."""
         if step < self.warmup:
             return self.rate * (step + 1) / self.warmup
         way = (step - self.warmup) / max(1, self.steps - 1 - self.warmup)
@@ -106,11 +106,13 @@ def train(
     show: bool = True,
     watch: Callable[[int, float], None] | None = None,
 ) -> list[float]:
-    """Train a model in place; return the loss of every step.
+    """Train a model in place and return the loss of every step.
 
-    With a folder the run is saved there, and goes on from what it finds there. Ctrl-C
-    ends it after the current step, saves, and raises KeyboardInterrupt with how to go
-    on. `watch` is called after every step with its number and its loss.
+    folder: where the run is saved, and resumed from if it holds a checkpoint
+    show: show a progress bar
+    watch: called after every step with its number and its loss
+
+    Ctrl-C ends the run after the current step, saves it and raises KeyboardInterrupt.
     """
     place = None if folder is None else Path(folder)
     group = join_group(model)
@@ -123,11 +125,12 @@ def train(
     with (
         show_progress(plan, task, losses, shown=show and group.rank == 0) as report,
         notice_stop() as is_stopped,
-        torch.random.fork_rng(),  # the caller's own randomness stays untouched
+        torch.random.fork_rng(),  # leaves the caller's random state unchanged
     ):
         for step in range(len(losses), plan.steps):
             loss = take_step(objective, optimizer, task, plan, step=step, group=group)
-            loss, stops = group.add_up(loss, is_stopped())  # all stop, or none
+            # A signal to one process stops all of them.
+            loss, stops = group.add_up(loss, is_stopped())
             losses.append(loss)
             report(loss)
             due = stops or len(losses) % plan.save_every == 0 or step + 1 == plan.steps
@@ -149,13 +152,13 @@ def take_step(
     step: int,
     group: Group,
 ) -> float:
-    """Move the weights once; return what this process adds to the loss."""
+    """Update the weights once; return the contribution of this process to the loss."""
     weights = [x for part in optimizer.param_groups for x in part["params"]]
     device = weights[0].device
     seeds = np.random.SeedSequence([plan.seed, step, group.rank])
     torch.manual_seed(int(seeds.generate_state(1)[0]))  # for dropout
     tokens, answers = (x.to(device) for x in task.batch(plan.batch, plan.seed, step))
-    count = int(answers[:, 1:].sum())  # of the whole batch: every process draws it all
+    count = int(answers[:, 1:].sum())  # of the whole batch, which every process draws
     rows = slice(group.rank, None, group.world)
     parts = (x[rows].tensor_split(plan.accumulate) for x in (tokens, answers))
     objective.train()
@@ -167,7 +170,7 @@ def take_step(
                 device.type, torch.bfloat16, enabled=plan.precision == "bfloat16"
             ):
                 loss = objective(*part) / count
-            (loss * group.world).backward()  # processes take the mean, we the sum
+            (loss * group.world).backward()  # DDP averages gradients; we need the sum
         total += float(loss.detach())
     norm = float(nn.utils.clip_grad_norm_(weights, plan.clip))
     if not math.isfinite(norm):
@@ -182,9 +185,9 @@ def take_step(
 
 
 class Objective(nn.Module):  # type: ignore[misc]
-    """The loss as a module: DistributedDataParallel sees only what is called on it.
+    """The loss as a module, because DistributedDataParallel only hooks forward.
 
-    It is a sum, not a mean: sums over parts of a batch add up, whatever their sizes.
+    It is a sum, not a mean, so micro-batches of different sizes add up correctly.
     """
 
     def __init__(self, model: CausalTransformer) -> None:
@@ -192,9 +195,9 @@ class Objective(nn.Module):  # type: ignore[misc]
         self.model = model
 
     def forward(self, tokens: Tensor, answers: Tensor) -> Tensor:
-        """Return the cross entropy of the answer tokens, added up."""
+        """Return the summed cross entropy of the answer tokens."""
         wanted = answers[:, 1:]
-        states = self.model.read(tokens)[:, :-1][wanted]  # the head needs no others
+        states = self.model.read(tokens)[:, :-1][wanted]  # logits only where needed
         logits = self.model.predict(states)
         exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return F.cross_entropy(exact, tokens[:, 1:][wanted], reduction="sum")
@@ -216,11 +219,11 @@ def evaluate(
 
 
 def make_optimizer(model: nn.Module, plan: Plan) -> torch.optim.AdamW:
-    """Return AdamW that decays matrices only.
+    """Return AdamW with weight decay on matrices only.
 
-    Decay keeps a matrix from growing without need. The gain of a norm rests at 1, not
-    at 0, and a bias is too few numbers to overfit. An embedding is a table: the row of
-    a rare token would be decayed at every step, and taught at few.
+    Norm gains should not be pulled to 0 (they start at 1), and biases have too few
+    parameters to overfit. In an embedding, the row of a rare token would be decayed at
+    every step but trained at few.
     """
     decayed: list[Tensor] = []
     free: list[Tensor] = []
@@ -236,19 +239,19 @@ def make_optimizer(model: nn.Module, plan: Plan) -> torch.optim.AdamW:
 
 @dataclass(frozen=True)
 class Group:
-    """The processes that share every batch."""
+    """The group of processes that split every batch."""
 
     rank: int = 0
     world: int = 1
 
     def wrap(self, objective: nn.Module) -> nn.Module:
-        """Let the gradients of all processes become one."""
+        """Wrap the objective in DistributedDataParallel if there are more processes."""
         if self.world == 1:
             return objective
         return DistributedDataParallel(objective, forward_sync_buffers=False)
 
     def hold_back(self, objective: nn.Module, more: bool) -> Any:  # noqa: FBT001
-        """Send no gradients while there are more parts to come."""
+        """Return a context that skips gradient sync if more micro-batches follow."""
         return objective.no_sync() if self.world > 1 and more else nullcontext()
 
     def add_up(self, *numbers: float) -> list[float]:
@@ -260,17 +263,17 @@ class Group:
         return sums.tolist()  # type: ignore[no-any-return]
 
     def check_equal(self, step: int) -> None:
-        """Refuse to start when not all processes found the same checkpoint."""
+        """Raise if the processes found checkpoints of different steps."""
         steps, squares = self.add_up(step, step * step)
         if steps * steps != self.world * squares:
             raise FileError(
-                f"this process found a checkpoint of step {step}, others another one. "
-                "Give all of them the same folder."
+                f"this process found a checkpoint of step {step}, others found a "
+                "different one. Give all processes the same folder."
             )
 
 
 def join_group(model: CausalTransformer) -> Group:
-    """Join the processes that torchrun has started, if it has."""
+    """Join the process group of torchrun, or return a group of one."""
     if not dist.is_initialized():
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             return Group()
@@ -280,7 +283,7 @@ def join_group(model: CausalTransformer) -> Group:
 
 
 def check_fit(model: CausalTransformer, task: Task, plan: Plan, group: Group) -> None:
-    """Refuse a model that is too small for its task, and a batch for its parts."""
+    """Raise if the model is too small for the task, or the batch cannot be split."""
     config = model.config
     for name, has, needs in (
         ("vocabulary", config.vocabulary, task.vocabulary),
@@ -293,13 +296,13 @@ def check_fit(model: CausalTransformer, task: Task, plan: Plan, group: Group) ->
             )
     if plan.batch < group.world * plan.accumulate:
         raise OptionError(
-            f"batch={plan.batch} cannot be cut into accumulate={plan.accumulate} parts "
-            f"for each of {group.world} processes. Make batch larger."
+            f"batch={plan.batch} cannot be split into accumulate={plan.accumulate} "
+            f"parts for each of {group.world} processes. Make batch larger."
         )
 
 
 def describe_run(model: CausalTransformer, task: Task, plan: Plan) -> dict[str, Any]:
-    """Return what decides the outcome of a run; how often it is saved does not."""
+    """Return the settings that determine the result of a run, so not save_every."""
     return {
         "config": asdict(model.config),
         "weights": {"dtype": str(model.embed.weight.dtype)},
@@ -310,16 +313,16 @@ def describe_run(model: CausalTransformer, task: Task, plan: Plan) -> dict[str, 
 
 @contextmanager
 def notice_stop() -> Iterator[Callable[[], bool]]:
-    """Turn Ctrl-C, and a polite kill, into a question to ask between two steps."""
+    """Catch SIGINT and SIGTERM; yield a function that returns whether one arrived."""
     asked: list[int] = []
 
     def note(number: int, _frame: Any) -> None:
         if number == signal.SIGINT and number in asked:
-            raise KeyboardInterrupt  # the second Ctrl-C does not wait
+            raise KeyboardInterrupt  # a second Ctrl-C stops immediately
         asked.append(number)
 
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: False  # only the main thread hears signals
+        yield lambda: False  # only the main thread can handle signals
         return
     before = {n: signal.signal(n, note) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -330,9 +333,9 @@ def notice_stop() -> Iterator[Callable[[], bool]]:
 
 
 def explain_stop(done: int, plan: Plan, folder: Path | None) -> str:
-    """Say what is left of a run that was stopped."""
+    """Return a message on where a stopped run was saved and how to resume it."""
     kept = "nothing is saved: give a folder" if folder is None else f"saved in {folder}"
-    how = "" if folder is None else "; the same call goes on from there"
+    how = "" if folder is None else "; repeat the same call to resume"
     return f"stopped after {done} of {plan.steps} steps, {kept}{how}."
 
 
@@ -340,7 +343,7 @@ def explain_stop(done: int, plan: Plan, folder: Path | None) -> str:
 def show_progress(
     plan: Plan, task: Task, losses: list[float], *, shown: bool
 ) -> Iterator[Callable[[float], None]]:
-    """Show steps, loss, tokens a second and the time left, while the run goes on."""
+    """Show a progress bar with the loss, tokens per second and the time left."""
     columns = (
         TextColumn("{task.completed:,.0f} / {task.total:,.0f} steps"),
         BarColumn(),

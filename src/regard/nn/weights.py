@@ -1,12 +1,12 @@
-"""Real weights: a GGUF file, or a folder of safetensors, becomes a model.
+"""Load pretrained weights from a GGUF file or a folder of safetensors.
 
     file ─▶ settings ─▶ Config
          ─▶ tensors ─▶ our names, rows of q, k, v in one matrix ─▶ CausalTransformer
          ─▶ vocabulary ─▶ Tokenizer
 
-What others call things stands in families.py. Tensors are read and converted one by
-one, so that little more than the model itself is ever in memory. A file that is cut
-off, damaged or of an unknown kind ends in a FileError, never in a model that is wrong.
+The mapping of names and settings is in families.py. Tensors are read and converted one
+at a time, so peak memory is little more than the model. A truncated, damaged or unknown
+file raises a FileError.
 
 Next: families.py
 """
@@ -48,8 +48,8 @@ from regard.plain.config import Config
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 ONE, INDEX = "model.safetensors", "model.safetensors.index.json"
-PREFIX = re.compile(r"^(model|transformer)\.")  # of transformers, but for the head
-NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")  # of a layer
+PREFIX = re.compile(r"^(model|transformer)\.")  # in transformers, except on lm_head
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")  # layer number
 
 
 def load(
@@ -71,14 +71,14 @@ def load(
 
 
 def read_weights(path: str | Path) -> tuple[Config, dict[str, NDArray[np.float32]]]:
-    """Return the config and the weights as NumPy arrays, for regard.plain.Decoder."""
+    """Return the config and the weights as NumPy arrays for regard.plain.Decoder."""
     source = open_source(Path(path))
     weights = convert_state(source.state, source.config)
     return source.config, {name: x.numpy() for name, x in weights.items()}
 
 
 class Undrawn(TorchFunctionMode):  # type: ignore[misc]
-    """Leaves out random weights: on "meta", they would load the compiler, in 1.5 s."""
+    """Skip random initialization: on "meta" it would import the compiler (1.5 s)."""
 
     def __torch_function__(
         self, func: Any, _types: Any, args: Any = (), named: Any = None
@@ -89,13 +89,13 @@ class Undrawn(TorchFunctionMode):  # type: ignore[misc]
         return func(*args, **named)
 
 
-# --- theirs to ours ------------------------------------------------------------------
+# --- conversion ----------------------------------------------------------------------
 
 
 def convert_state(
     state: Mapping[str, Tensor], config: Config, *, dtype: torch.dtype = torch.float32
 ) -> dict[str, Tensor]:
-    """Return the weights of a state dict of transformers, or of a file, as ours.
+    """Convert a state dict of transformers or of a file to our names and layout.
 
     >>> theirs = transformers.AutoModelForCausalLM.from_pretrained(…)  # doctest: +SKIP
     >>> config = read_config(theirs.config.to_dict())  # doctest: +SKIP
@@ -112,19 +112,19 @@ def convert_state(
                 f"{ours} should be {shape}, but {' + '.join(sources[ours])} "
                 f"{'is' if len(given) == 1 else 'are'} {', '.join(map(str, given))}."
             )
-        weights[ours] = torch.cat([x.to(dtype) for x in parts])  # a copy in any case
+        weights[ours] = torch.cat([x.to(dtype) for x in parts])  # always copies
     if config.tied and "head.weight" in sources:
         (embed,), (head,) = sources["embed.weight"], sources["head.weight"]
         if not torch.equal(state[embed], state[head]):
             raise FileError(
-                f"{head} differs from {embed}, but the settings say that they are the "
-                "same. Say tie_word_embeddings=false there if they are not."
+                f"{head} differs from {embed}, but the settings tie them. Set "
+                "tie_word_embeddings=false there if they are not tied."
             )
     return weights
 
 
 def match_names(names: Iterable[str], config: Config) -> dict[str, list[str]]:
-    """Return which of their tensors make each of ours; none may lack or be left."""
+    """Map each of our weights to its source tensors; raise if any miss or remain."""
     names = [name for name in names if not name.endswith(IGNORED)]
     if config.layers > len(names):
         raise FileError(f"{config.layers} layers, but only {len(names)} tensors.")
@@ -133,25 +133,25 @@ def match_names(names: Iterable[str], config: Config) -> dict[str, list[str]]:
         place, ours = translate(name)
         parts = found.setdefault(ours, [])
         if place in dict(parts):
-            raise FileError(f"{name} and {dict(parts)[place]} are the same tensor.")
+            raise FileError(f"{name} and {dict(parts)[place]} map to the same weight.")
         parts.append((place, name))
     wanted = dict(config.shapes())
     if missing := [name for name in wanted if name not in found]:
         raise FileError(
             f"{len(missing)} of {len(wanted)} weights are missing, the first is "
-            f"{missing[0]} (elsewhere {', '.join(translate_back(missing[0]))})."
+            f"{missing[0]} (expected {' or '.join(translate_back(missing[0]))})."
         )
     if config.tied:
-        wanted["head.weight"] = ()  # may be there, and is compared
+        wanted["head.weight"] = ()  # optional; compared with the embedding
     if extra := [x for ours in found.keys() - wanted.keys() for x in found[ours]]:
         raise FileError(
-            f"{len(extra)} tensors have no place in such a model, one is {extra[0][1]}."
+            f"{len(extra)} tensors do not belong to this model, such as {extra[0][1]}."
         )
     return {ours: [name for _, name in sorted(x)] for ours, x in found.items()}
 
 
 def translate(name: str) -> tuple[int, str]:
-    """Return our name of their tensor, and its place among those that share it."""
+    """Return the position of a source tensor within our weight, and our name."""
     short = PREFIX.sub("", name)
     layer = NUMBER.search(short)
     stem, _, kind = NUMBER.sub("#", short, count=1).rpartition(".")
@@ -162,7 +162,7 @@ def translate(name: str) -> tuple[int, str]:
 
 
 def translate_back(name: str) -> list[str]:
-    """Return what others call a tensor of ours."""
+    """Return the names of the source tensors of one of our weights."""
     layer = NUMBER.search(name)
     stem, _, kind = NUMBER.sub("#", name, count=1).rpartition(".")
     theirs = [x for x, ours in NAMES.items() if ours == stem]
@@ -170,7 +170,7 @@ def translate_back(name: str) -> list[str]:
 
 
 def fetch(state: Mapping[str, Tensor], name: str) -> Tensor:
-    """Return one of their tensors as (out, in)."""
+    """Return a source tensor as (out, in)."""
     x = state[name]
     if x.dtype not in FLOATS:
         raise FileError(f"{name} is {x.dtype}, expected {', '.join(map(str, FLOATS))}.")
@@ -181,7 +181,7 @@ def fetch(state: Mapping[str, Tensor], name: str) -> Tensor:
 
 
 class Lazy(Mapping[str, Tensor]):
-    """Named tensors, each read when it is asked for."""
+    """Mapping of tensors that are read on access."""
 
     def __init__(self, names: Iterable[str], read: Callable[[str], Tensor]) -> None:
         self.names, self.read = dict.fromkeys(names), read
@@ -198,7 +198,7 @@ class Lazy(Mapping[str, Tensor]):
 
 @dataclass(frozen=True)
 class Source:
-    """A model on disk: what it is made of, its tensors under their names, its words."""
+    """A model on disk: config, tensors under their original names, tokenizer."""
 
     config: Config
     state: Mapping[str, Tensor]
@@ -206,7 +206,7 @@ class Source:
 
 
 def open_source(path: Path) -> Source:
-    """Open a GGUF file or a folder of safetensors; refuse everything else."""
+    """Open a GGUF file or a folder of safetensors; raise for anything else."""
     if path.is_dir():
         return open_folder(path)
     if path.suffix in PICKLES:
@@ -215,8 +215,8 @@ def open_source(path: Path) -> Source:
         raise FileError(f"there is no file or folder {path}.")
     if path.suffix == ".safetensors":
         raise FileError(
-            f"{path.name} says nothing of its model. Give the folder that it is in, "
-            "with config.json and tokenizer.json."
+            f"{path.name} does not describe its model. Give the folder that contains "
+            "it, with config.json and tokenizer.json."
         )
     file = open_gguf(path)
     shapes = {name: entry.shape for name, entry in file.entries.items()}
@@ -231,20 +231,20 @@ def open_source(path: Path) -> Source:
 
 
 def read_gguf_tensor(file: GgufFile, config: Config, name: str) -> Tensor:
-    """Return a tensor of a GGUF file as transformers has it."""
+    """Return a tensor of a GGUF file in the layout of transformers."""
     x = torch.from_numpy(file.read(name))
     heads = {"attn_q": config.heads, "attn_k": config.shared}.get(name.split(".")[-2])
     if file.settings["general.architecture"] != "llama" or heads is None:
         return x
     if x.shape[0] != heads * config.head:
-        return x  # convert_state says what is wrong
-    # llama.cpp turns neighbours, so its files store the halves interleaved
+        return x  # convert_state raises
+    # llama.cpp rotates adjacent pairs, so its files store the two halves interleaved.
     pairs = x.unflatten(0, (heads, config.head // 2, 2))
     return pairs.transpose(1, 2).reshape(x.shape)
 
 
 def open_folder(folder: Path) -> Source:
-    """Open a folder as transformers writes it."""
+    """Open a folder written by transformers."""
     files = find_files(folder)
     config = read_config(read_json(folder / "config.json"))
     homes: dict[str, Any] = {}
@@ -257,7 +257,7 @@ def open_folder(folder: Path) -> Source:
         for name in names:
             if len(name) > LONGEST or not name.isprintable():
                 raise FileError(
-                    f"{file.name} has a tensor called {name!r:.80}, expected at most "
+                    f"{file.name} has a tensor named {name!r:.80}, expected at most "
                     f"{LONGEST} printable characters."
                 )
             if name in homes:
@@ -281,11 +281,11 @@ def find_files(folder: Path) -> list[Path]:
         shards = read_json(folder / INDEX).get("weight_map")
         names = set(map(str, shards.values())) if isinstance(shards, dict) else set()
         there = {path.name for path in folder.iterdir() if path.is_file()}
-        if lost := sorted(names - there):  # so none leads out of the folder
+        if lost := sorted(names - there):  # also rejects paths out of the folder
             raise FileError(f"{INDEX} names {lost[0]!r:.80}, which is not there.")
         if names:
             return [folder / name for name in sorted(names)]
-        raise FileError(f"{INDEX} has no weight_map, expected names of files.")
+        raise FileError(f"{INDEX} has no weight_map, expected file names.")
     for path in sorted(folder.iterdir()):
         if path.suffix in PICKLES:
             refuse_pickle(path)
@@ -296,9 +296,9 @@ def find_files(folder: Path) -> list[Path]:
 
 
 def refuse_pickle(path: Path) -> NoReturn:
-    """Say why, and what to do instead."""
+    """Raise a FileError that explains how to convert the file."""
     raise FileError(
-        f"{path.name} is a pickle, which may run any program when it is opened: it is "
-        "never loaded here. Convert it where you trust it, with "
-        "safetensors.torch.save_file, or take the model's safetensors files."
+        f"{path.name} is a pickle, which can run arbitrary code when it is opened, so "
+        "it is never loaded. If you trust it, convert it with "
+        "safetensors.torch.save_file, or use the model's safetensors files."
     )
