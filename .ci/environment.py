@@ -8,9 +8,11 @@ of everything that decides its contents, so a second clone installs nothing:
     ~/.cache/regard/environments/HASH      (XDG_CACHE_HOME is respected)
 
 The .venv of a clone adds only regard itself, as an editable install, and its own copies
-of the shared commands. Both are built under a temporary name and then renamed, so runs
-at the same time do not disturb each other. A .venv made in another way is used as it
-is. REGARD_TORCH chooses the torch requirement; pip's own settings choose the index.
+of the shared commands; mypy's cache starts as a copy of the shared one. Each is built
+under a temporary name and then renamed, so that simultaneous runs do not interfere. A
+.venv made in another way is used as it is. REGARD_TORCH chooses the torch requirement;
+pip's own settings choose the index. To free the space, delete ~/.cache/regard.
+
 Standard library only: this file runs before anything is installed.
 """
 
@@ -125,6 +127,12 @@ def fill_own(folder: Path, shared: Path) -> None:
             command.write_bytes(re.sub(rb"\A#!.*/bin/python\S*", b"#!" + PYTHON, text))
 
 
+def fill_types(folder: Path) -> None:
+    """Let mypy read the dependencies once: it takes a minute."""
+    command = [str(OWN / "bin" / "mypy"), "--cache-dir", str(folder)]
+    subprocess.run(command, check=False, cwd=ROOT, stdout=subprocess.DEVNULL)  # noqa: S603
+
+
 def main() -> None:
     """Make what is missing."""
     shared = find_shared()
@@ -143,6 +151,10 @@ def main() -> None:
             (folder / STAMP).write_text(stamp, encoding="utf-8")
 
         put_in_place(OWN, fill)
+    if not (types := shared / "types").exists():
+        put_in_place(types, fill_types)
+    if not (ROOT / ".mypy_cache").exists():
+        shutil.copytree(types, ROOT / ".mypy_cache")
 
 
 if __name__ == "__main__":
