@@ -193,10 +193,12 @@ def test_the_bare_import_loads_nothing_heavy():
     assert not load("import regard; import regard.masks") & HEAVY
 
 
+@pytest.mark.slow
 def test_the_test_of_the_bare_import_can_fail():
     assert "torch" in load("import regard.engine.flex")
 
 
+@pytest.mark.slow
 def test_the_engine_is_loaded_when_it_is_used():
     assert "torch" in load("import regard; regard.engine.attend")
 
@@ -210,6 +212,7 @@ def test_a_missing_torch_is_named_with_what_to_install():
     assert run.stderr.splitlines()[-1] == words
 
 
+@pytest.mark.slow
 def test_importing_patches_nothing():
     code = (
         "import torch, torch.nn.functional as F; from torch import nn;"

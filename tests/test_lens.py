@@ -621,6 +621,7 @@ def test_nothing_is_left_behind(error, where):
     assert torch.compiler.is_compiling() is False
 
 
+@pytest.mark.slow
 def test_importing_the_lens_patches_nothing():
     code = (
         "import torch, torch.nn.functional as F; from torch import nn;"

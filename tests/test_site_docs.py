@@ -58,6 +58,7 @@ def site(tmp_path_factory):
     return {path: Page(path) for path in pages}
 
 
+@pytest.mark.slow
 def test_every_page_is_built(site):
     built = {path.name for path in site}
     assert {path.stem + ".html" for path in DOCS.rglob("*.md")} <= built
