@@ -14,6 +14,7 @@ import pytest
 import regard
 from regard import engine, lens, masks, stats
 
+pytestmark = pytest.mark.slow  # the site is built
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text("utf-8")
@@ -58,7 +59,6 @@ def site(tmp_path_factory):
     return {path: Page(path) for path in pages}
 
 
-@pytest.mark.slow
 def test_every_page_is_built(site):
     built = {path.name for path in site}
     assert {path.stem + ".html" for path in DOCS.rglob("*.md")} <= built
