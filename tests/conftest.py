@@ -1,8 +1,10 @@
 """The four array libraries that every promise of the definition is tested on."""
 
+import hashlib
 import importlib.util
 import json
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +19,22 @@ import pytest
 import torch
 from hypothesis import settings
 
+
+def name_processor():
+    """Return a name for what this processor can do: programs are compiled for it."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text("utf-8").splitlines() if file.exists() else []
+    flags = next((x for x in lines if x.startswith("flags")), platform.processor())
+    return hashlib.sha256(flags.encode()).hexdigest()[:16]
+
+
 jax.config.update("jax_enable_x64", True)
+# every program is compiled once per machine: a test compiles hundreds of small ones
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+PROGRAMS = CACHE / "regard" / f"jax-{jax.__version__}-{name_processor()}"
+jax.config.update("jax_compilation_cache_dir", str(PROGRAMS))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 TOOLS = str(Path(__file__).parent.parent / "benchmarks")
 sys.path.append(TOOLS)  # last: names of tests go first
 

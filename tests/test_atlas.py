@@ -118,6 +118,7 @@ def test_every_number_is_what_the_lens_says_of_each_document(plain, corpus):
         np.testing.assert_allclose(table.mean(name), expected, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_pool_and_any_number_of_workers_give_the_same_bits(tmp_path, plain, corpus):
     run(tmp_path, crew=Crew(workers=3), plan=plan_for(corpus))
     check_same(plain, tmp_path)
@@ -133,6 +134,7 @@ def test_the_order_of_the_files_and_their_kind_do_not_matter(tmp_path, plain, co
     assert one.sums.tobytes() == two.sums.tobytes()
 
 
+@pytest.mark.slow
 def test_ray_gives_the_same_bits_with_one_actor_and_with_two(
     tmp_path, plain, corpus, monkeypatch
 ):
@@ -155,6 +157,7 @@ def test_ray_gives_the_same_bits_with_one_actor_and_with_two(
     check_same(plain, tmp_path / "2")
 
 
+@pytest.mark.slow
 def test_batches_and_pieces_change_only_what_they_say(tmp_path, plain, corpus):
     run(tmp_path / "a", crew=Crew(runner="loop"), plan=plan_for(corpus, batch=4))
     one, two = read_table(plain), read_table(tmp_path / "a")
@@ -192,6 +195,7 @@ def spoil(folder):
     (folder / "short.txt").write_text("x")
 
 
+@pytest.mark.slow
 def test_documents_that_cannot_be_done_are_named_and_the_rest_is_as_without_them(
     tmp_path, monkeypatch
 ):
@@ -316,6 +320,7 @@ def is_worker(pid):
         return False
 
 
+@pytest.mark.slow
 def test_workers_and_the_driver_may_be_killed_and_nothing_is_lost_or_counted_twice(
     tmp_path, plain, corpus
 ):
@@ -394,6 +399,7 @@ def test_a_full_disk_is_said_and_the_run_goes_on_when_there_is_room(
         subprocess.run(["umount", str(small)], check=True)
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_loaded_is_said_with_its_last_words(
     tmp_path, corpus, monkeypatch
 ):
@@ -408,6 +414,7 @@ def open_corpus_for(folder, corpus):
     return plan_corpus([corpus], folder / "corpus.parquet")
 
 
+@pytest.mark.slow
 def test_a_document_whose_process_dies_twice_is_unlucky_and_not_guilty(
     tmp_path, monkeypatch
 ):
@@ -428,6 +435,7 @@ def test_who_was_stopped_starts_no_process(corpus, plain):
         assert guard.child is None
 
 
+@pytest.mark.slow
 def test_documents_that_all_end_their_process_are_not_blamed(tmp_path, monkeypatch):
     monkeypatch.setattr("regard.atlas.guard.LIVES", 1)
     for i in range(2):
@@ -440,6 +448,7 @@ def test_documents_that_all_end_their_process_are_not_blamed(tmp_path, monkeypat
         guard.run(known.shard(0))
 
 
+@pytest.mark.slow
 def test_it_stops_after_the_first_shard_at_which_enough_is_known(tmp_path, corpus):
     rule = plan_for(corpus, statistics=("sink", "local"), until_interval=0.3)
     ends = []
@@ -533,6 +542,7 @@ def test_two_runs_do_not_work_in_one_folder(tmp_path, plain):
         run(plain, crew=Crew())
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_workers_and_keeps_what_was_done(tmp_path, corpus, monkeypatch):
     monkeypatch.setenv("ATLAS_SLOW", "0.2")
     seen = []

@@ -522,6 +522,7 @@ def test_t5_is_healthy():
     assert "queries not placed" in {x.what for x in cross}
 
 
+@pytest.mark.slow
 def test_smollm_rests_on_its_first_token_and_has_no_fault(smollm):
     model, tokenizer = regard.load(smollm)
     text = "The capital of France is Paris, and the capital of Italy is"

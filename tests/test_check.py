@@ -57,6 +57,7 @@ def names(report):
     return [verdict.name for verdict in report.failed]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "library"),
     [(define, "numpy"), (define, "torch"), (attend, "torch")],
@@ -72,6 +73,7 @@ def test_our_own_attentions_pass_every_case(run, library):
     assert report.seconds < 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_jax_is_judged_with_gradients_and_16_bits(seed):
     def plain(q, k, v, causal=False):
@@ -128,6 +130,7 @@ def test_every_case_has_a_mistake_that_it_names():
     assert len({x.name for x in BROKEN}) == len(BROKEN)
 
 
+@pytest.mark.slow
 def test_verdicts_do_not_depend_on_the_seed():
     for each in BROKEN[::6]:
         found = {
@@ -321,6 +324,7 @@ def test_a_fused_causal_module_is_judged_out_of_training():
     assert names(check(module, words)) == ["scale_is_one_over_root_width"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float16", "bfloat16", "float32"])
 def test_a_kernel_of_one_precision_is_judged_in_it(precision):
     words = replace(EVERYTHING, library="torch", precisions=(precision,))

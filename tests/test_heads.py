@@ -40,6 +40,7 @@ def list_heads(table, by, n):
     return [(int(row["layer"]), int(row["head"])) for row in rows]
 
 
+@pytest.mark.slow
 def test_the_heads_of_smollm_are_found(table):
     assert list_heads(table, "previous", 1) == [(16, 0)]
     assert table.sort("previous").rows["previous"][0] > 0.7
@@ -48,6 +49,7 @@ def test_the_heads_of_smollm_are_found(table):
     assert list_heads(table, "sink", 1) == [(18, 8)]
 
 
+@pytest.mark.slow
 def test_a_head_that_sleeps_on_short_texts_repeats_over_thousands_of_tokens(scene):
     model, _, _ = scene
     rng, far, name = torch.Generator().manual_seed(0), 2500, "blocks.18.attention"
@@ -71,6 +73,7 @@ class Answer:
         self.loss = torch.nn.functional.cross_entropy(guess, wanted)
 
 
+@pytest.mark.slow
 def test_without_its_induction_heads_a_model_repeats_worse(scene, table):
     model, tokens, start = scene
 

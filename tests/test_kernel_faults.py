@@ -39,6 +39,7 @@ FAULTS = load("faults")
 FAULTY = sys.modules["faulty_kernels"]
 
 
+@pytest.mark.slow
 def test_random_faults_are_noticed():
     faults, _ = FAULTS.draw_faults(5, 20)
     assert {x.kind for x in faults} == set(FAULTY.KINDS)
@@ -221,6 +222,7 @@ def test_unusual_kernels_are_not_blamed(fn):
     assert report.counts["passed"] >= 35
 
 
+@pytest.mark.slow
 def test_libraries_own_kernels_are_not_blamed():
     words = Convention(library="torch")
     assert check(mapped, level="kernel").ok

@@ -14,6 +14,7 @@ import pytest
 import regard
 from regard import engine, lens, masks, stats
 
+pytestmark = pytest.mark.slow  # the site is built
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text("utf-8")

