@@ -1,10 +1,10 @@
-"""Read a RAG answer: the documents that it drew on, and those that it did not.
+"""Read a RAG answer: the documents that it is based on.
 
     python examples/documents.py [model]          needs: pip install "regard[torch]"
 
-Look at the two columns: the mass that the new tokens give each document, and how far
-the next token moves (KL, in nats) when the document is hidden from the model. They
-disagree. Mass is where to look; name a document as the source for the second.
+Look at the two columns: the attention mass from the new tokens to each document, and
+how much the next token changes (KL, in nats) when the document is ablated. They
+disagree. Use the mass to decide where to look, and the ablation to name the source.
 """
 
 import torch
