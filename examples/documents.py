@@ -34,7 +34,7 @@ def main() -> None:
         pairs = [span_pairs(x, [new], [span], per="query") for x in seen.records]
         mass = sum(float(x.values.mean()) for x in pairs) / len(pairs)
         gone = regard.lens.effect(model, lambda m: m(torch.tensor([prompt])), keys=span)
-        print(f"mass {mass:.3f}   hidden: KL {gone.kl[0]:.3f}   {document}")
+        print(f"mass {mass:.3f}   ablated: KL {gone.kl[0]:.3f}   {document}")
 
 
 if __name__ == "__main__":
