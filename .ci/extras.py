@@ -77,7 +77,7 @@ def main() -> None:
         print(rows[-1], flush=True)
     version = ".".join(map(str, sys.version_info[:2]))
     head = "| install | for | packages | size |\n|---|---|---|---|\n"
-    tail = f"\n\nPython {version}, torch {build}; with all that is asked for.\n"
+    tail = f"\n\nPython {version}, torch {build}; including dependencies.\n"
     above, _, rest = PAGE.read_text("utf-8").partition(MARK)
     _, _, below = rest.partition(MARK)
     table = head + "\n".join(rows) + tail

@@ -196,7 +196,7 @@ def run_command(options: tuple[str, ...], corpus: Path, folder: Path) -> dict[st
 def render(result: dict[str, Any]) -> str:
     """Return the tables as Markdown."""
     names = [*result["steps"][0]["parts"]]
-    head = ["tokens of a piece", "bare forward, ms a token", "the atlas, of it", *names]
+    head = ["tokens", "unwatched forward, ms/token", "atlas / unwatched", *names]
     rows = [
         [x["length"], x["bare_ms_a_token"], x["whole"], *x["parts"].values()]
         for x in result["steps"]
@@ -216,10 +216,10 @@ def render(result: dict[str, Any]) -> str:
     name, half = first["widest"]
     need = first["documents"] * (half / 0.01) ** 2
     told += (
-        f" Of all mean weights the least known is one of {name}, ± {half:.3f}; "
+        f" The widest interval of a mean weight is one of {name}, ± {half:.3f}; "
         f"± 0.01 for every head would take about {need:,.0f} documents."
     )
-    runners = draw(["runner", "CPU s", "of the loop", "wall s", "bits"], more)
+    runners = draw(["runner", "CPU s", "relative to loop", "wall s", "checksum"], more)
     return "\n".join([*draw(head, rows), "", *runners, "", told])
 
 

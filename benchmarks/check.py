@@ -295,7 +295,7 @@ def render(result: dict[str, Any]) -> str:
     for status in ("passed", "failed"):
         cells = " | ".join(f"**{x.count(status)}**" for x in counts)
         lines.append(f"| **{status}** | {cells} |")
-    lines += ["", "| attention | case | what was seen |", "|---|---|---|"]
+    lines += ["", "| attention | case | result |", "|---|---|---|"]
     for name, found in result.items():
         whose = found["version"] or "regard"
         for case, says in found["failed"].items():

@@ -2,9 +2,9 @@
 
     python benchmarks/claims.py        writes the tables and the dates (claims.json)
 
-A claim is a sentence of the README with holes; what fills them is read from a committed
-result or counted in the source, never typed. A result is dated when its file is seen to
-have changed. tests/test_site_docs.py holds README, results and page together.
+A claim is a sentence of the README with placeholders. Their values are read from a
+committed result or counted in the source, never typed. A result gets a new date when
+its file changes. tests/test_site_docs.py checks that README, results and page agree.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from regard.judge.judgement import CASES
 from regard.learn.course import ORDER
 
 HERE = Path(__file__).parent
-NOT_RUN = "not run"  # who died at half of the length
+NOT_RUN = "not run"  # already out of memory at half the length
 ROOT = HERE.parent
 MARK = "<!-- benchmark:claims -->"
 BESIDE = "<!-- benchmark:beside -->"
@@ -41,13 +41,13 @@ def list_papers() -> set[str]:
 
 
 class Claim(NamedTuple):
-    """Words of the README, and what stands behind them."""
+    """A sentence of the README, and the script and result behind it."""
 
-    says: str  # {} where a number belongs
-    script: str  # makes the result again
-    result: str  # holds it: a JSON file, or what is counted
-    read: Callable[[], tuple[object, ...]]  # fills the holes
-    when: str = "in every run"  # unless the result has a date
+    says: str  # {} is the placeholder of a number
+    script: str  # produces the result
+    result: str  # the JSON file of the result, or the file that is counted
+    read: Callable[[], tuple[object, ...]]  # returns the placeholder values
+    when: str = "every CI run"  # unless the result has a date
 
 
 def load(name: str) -> Any:
@@ -115,13 +115,13 @@ CLAIMS = (
     ),
     Claim(
         "The outputs of {} small models, of many families and styles, are "
-        "bit-identical under the lens; it sees the attention of {} of them",
+        "bit-identical under the lens; it records the attention of {} of them",
         "benchmarks/families.py",
         "benchmarks/families.json",
         count_families,
     ),
     Claim(
-        "all weights of {} heads within reach",
+        "every weight of all {} heads available afterwards",
         "benchmarks/lens.py",
         "benchmarks/lens.json",
         lambda: measure_picture()[:1],
@@ -133,7 +133,7 @@ CLAIMS = (
         lambda: (load("peers.json")["about"]["limit_GB"],),
     ),
     Claim(
-        "a watched model takes {} of its time",
+        "generation under the lens takes {} times as long",
         "benchmarks/lens.py",
         "benchmarks/lens.json",
         lambda: (f"{load('lens.json')['generation']['ratio']:.2f}",),
@@ -170,11 +170,11 @@ CLAIMS = (
         count_standard,
     ),
     Claim(
-        "{} deliberate errors that the tests must notice",
+        "{} deliberate errors (mutations) that the tests must catch",
         "tests/mutate.py",
         "tests/mutate.py",
         count_mutations,
-        "those of the core in every run, each when it was written",
+        "core mutations in every CI run, each one when it was written",
     ),
     Claim(
         "{} combinations of masks, dtypes, head counts, widths, biases and sinks",
@@ -224,14 +224,14 @@ def date_results(known: dict[str, Any], today: str) -> dict[str, Any]:
 
 def render(dates: dict[str, Any]) -> str:
     """Return both tables as Markdown."""
-    lines = ["| the README says | made by | result | date |", "|---|---|---|---|"]
+    lines = ["| claim in the README | script | result | date |", "|---|---|---|---|"]
     for claim in CLAIMS:
         name = Path(claim.result).name
         date = dates[name]["date"] if name in dates else claim.when
         sentence = write_sentence(claim)
         lines.append(f"| {sentence} | `{claim.script}` | `{claim.result}` | {date} |")
-    lines += ["", "The other measurements, each on its page:", ""]
-    lines += ["| page | made by | result | date |", "|---|---|---|---|"]
+    lines += ["", "Other measurements, shown on their own pages:", ""]
+    lines += ["| page | script | result | date |", "|---|---|---|---|"]
     for name, result in dates.items():
         stem = Path(name).stem
         page = find_page(stem)
@@ -242,7 +242,7 @@ def render(dates: dict[str, Any]) -> str:
 
 
 def render_beside() -> str:
-    """Return what a look costs here and elsewhere, from the results of both."""
+    """Return the table that compares memory and time with other tools."""
     ours, theirs = load("lens.json")["sizes"], load("peers.json")["sizes"]
     sizes = sorted(ours, key=int)
     rows = {
@@ -265,10 +265,10 @@ def render_beside() -> str:
 
 
 def write_size(found: Any) -> str:
-    """Return the memory of a peer; one that died has none."""
+    """Return the peak memory of a peer, or OOM."""
     if found == NOT_RUN:
         return NOT_RUN
-    return f"{found['MB']:,.0f} MB" if isinstance(found, dict) else "dies"
+    return f"{found['MB']:,.0f} MB" if isinstance(found, dict) else "OOM"
 
 
 def main() -> None:

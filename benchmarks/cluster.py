@@ -142,8 +142,8 @@ def render(result: dict[str, Any]) -> str:
         f"Two nodes on loopback, {x['shards']} shards of SmolLM2: one node was killed "
         f"with all its {x['processes killed with it']} processes after "
         f"{x['when the node died']} shards, the driver after "
-        f"{x['when the driver died']}; the command went on, and the table has {same} "
-        "bits as that of a loop."
+        f"{x['when the driver died']}; the resumed command produced {same} bits "
+        "as the loop runner."
     )
 
 

@@ -65,11 +65,11 @@ def look(name: str) -> dict[str, Any]:
 
 def render(result: dict[str, Any]) -> str:
     """Return the table as Markdown."""
-    columns = ("family", "kind", "calls seen", "door", "same bits", "weights off by")
+    columns = ("family", "kind", "calls recorded", "via", "same bits", "error")
     lines = [f"| {' | '.join(columns)} |", "|---|---|---|---|---|---|"]
     for name, x in result.items():
         error = "" if x["weights_error"] is None else f"{x['weights_error']:.0e}"
-        doors = ", ".join(x["doors"]) or "not seen, and said so"
+        doors = ", ".join(x["doors"]) or "not observed, listed"
         if not x["calls"]:
             doors = "no attention"
         bits = "yes" if x["same_bits"] else "NO"

@@ -96,7 +96,7 @@ def clock(run: Callable[[], Any]) -> tuple[float, Any]:
 def render(result: dict[str, Any]) -> str:
     """Return the table as Markdown."""
     lines = [
-        "| SmolLM2-135M, tokens a second | regard | transformers | ratio | limit |",
+        "| SmolLM2-135M, tokens/s | regard | transformers | ratio | limit |",
         "|---|---|---|---|---|",
     ]
     for name in ("float32", "bfloat16"):
@@ -105,12 +105,12 @@ def render(result: dict[str, Any]) -> str:
             f"| {name} | {x['regard']:.1f} | {x['transformers']:.1f} | "
             f"{x['ratio']:.2f} | {x['limit']:.0f} |"
         )
-    about = f"The memory is read at {result['bandwidth_GB_s']:.1f} GB/s. "
+    about = f"Memory bandwidth: {result['bandwidth_GB_s']:.1f} GB/s. "
     if "llama.cpp" in result["speed"]:
         speed = result["speed"]["llama.cpp"]
         about += (
             "llama.cpp, on the quantized weights of the same file (Q4_1), reaches "
-            f"{speed['llama.cpp']:.1f} tokens a second; their limit is "
+            f"{speed['llama.cpp']:.1f} tokens/s; their limit is "
             f"{speed['limit']:.0f}."
         )
     return "\n".join([*lines, "", about.strip()])

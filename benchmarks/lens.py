@@ -38,7 +38,7 @@ from transformers import logging as transformers_logging
 from regard.seen import watch
 
 HERE = Path(__file__).parent
-NOT_RUN = "not run"  # who died at half of the length
+NOT_RUN = "not run"  # already out of memory at half the length
 MARK = "<!-- benchmark:lens -->"
 SIZES, ROUNDS, PROMPT, NEW = (1024, 2048, 4096, 8192), 2, 1024, 128
 GENERATIONS = 10  # rounds; a shared machine disturbs single ones
@@ -140,7 +140,7 @@ def render(result: dict[str, Any]) -> str:
     """Return the table as Markdown."""
     peers = json.loads((HERE / "peers.json").read_text("utf-8"))["sizes"]
     columns = ("tokens", "watched / unwatched, time", "unwatched, MB", "watched, MB")
-    columns += ("of which q, k, lse", "eager with weights, MB")
+    columns += ("of which q, k, lse, MB", "eager with weights, MB")
     columns += tuple(f"{name}, MB" for name in PEERS.values())
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for n, x in result["sizes"].items():
@@ -150,8 +150,9 @@ def render(result: dict[str, Any]) -> str:
         cells += [write_peer(other) for other in others]
         lines.append(f"| {' | '.join(cells)} |")
     about = result["generation"]
-    text = f"{NEW} tokens after {PROMPT:,}, watched / unwatched: {about['ratio']:.3f}; "
-    text += f"the weights of its records are within {about['error']:.0e} of one pass's."
+    text = f"Generating {NEW} tokens after {PROMPT:,}, watched / unwatched: "
+    text += f"{about['ratio']:.3f}; the recorded weights are within "
+    text += f"{about['error']:.0e} of those of a single forward pass."
     return "\n".join([*lines, "", text])
 
 
@@ -159,7 +160,7 @@ def write_peer(found: Any) -> str:
     """Return what another way needed."""
     if found == NOT_RUN:
         return NOT_RUN
-    return f"{found['MB']:,.0f}" if isinstance(found, dict) else "dies at 18 GB"
+    return f"{found['MB']:,.0f}" if isinstance(found, dict) else "OOM at 18 GB"
 
 
 def write(result: dict[str, Any]) -> None:

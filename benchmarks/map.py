@@ -269,7 +269,7 @@ def render(result: dict[str, Any]) -> str:
     """Return the table as Markdown."""
     model, long = result["model"], result["long"]
     lines = ["| what | measured | goal |", "|---|---|---|"]
-    name = f"gallery of {model['heads']} heads at {N:,} tokens, in bare passes"
+    name = f"gallery of {model['heads']} heads at {N:,} tokens / bare walk"
     worst = {key: max(model[f"{key}_ms"]) for key in ("overview", "exact")}
     rows = (
         (name, f"{model['gallery']:.2f}", f"{GOALS['gallery']}"),

@@ -92,7 +92,7 @@ def render(result: dict[str, Any]) -> str:
         )
     ratio = results["torch_16384"]["seconds"] / results["ours_16384"]["seconds"]
     lines.append(
-        f"\nThe BlockMask is made {ratio:.0f} times faster than torch makes it."
+        f"\nBuilding the BlockMask is {ratio:.0f} times faster than with torch."
     )
     return "\n".join(lines)
 

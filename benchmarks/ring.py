@@ -79,7 +79,7 @@ def render(result: dict[str, Any]) -> str:
     """Return the result as a sentence."""
     lines = [f"{ratio:.2f} {name}" for name, ratio in result["ratio"].items()]
     return (
-        f"CPU time of {result['ranks']} ranks together against one process, "
+        f"Total CPU time of {result['ranks']} ranks relative to one process, "
         f"{result['tokens']:,} tokens, causal, float32: {', '.join(lines)}."
     )
 

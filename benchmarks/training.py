@@ -139,7 +139,7 @@ def make_step(
 def render(result: dict[str, Any]) -> str:
     """Return the table as Markdown."""
     lines = [
-        "| one training step | it, ms | ours, ms | ours / it |",
+        "| one training step of | theirs, ms | regard, ms | ratio |",
         "|---|---|---|---|",
     ]
     for name, line in result["time"].items():

@@ -1,11 +1,11 @@
-"""Build an atlas: the heads that do something else in code than in prose.
+"""Build an atlas: heads that behave differently in code than in prose.
 
     python examples/atlas.py [model]          needs: pip install "regard[atlas]"
 
-One prompt is an anecdote. Here every head reads all of prose.jsonl and code.jsonl, and
-each mean has its interval over them. Look at the heads that are marked: they differ
-by more than an interval that holds for all heads at once. The two folders that it makes
-go on where they stopped, and hold tables for pandas. For more texts: regard atlas run.
+One prompt proves little. Here every head is measured on all of prose.jsonl and
+code.jsonl, and each mean has a confidence interval. Look at the marked heads: they
+differ by more than an interval that holds for all heads at once. The script creates two
+folders with tables for pandas; a stopped run resumes. For more texts: regard atlas run.
 """
 
 from pathlib import Path
@@ -20,25 +20,25 @@ from regard.atlas.table import compare, read_table
 from regard.atlas.text import tell_marked
 
 HERE = Path(__file__).parent
-NAMES = ("prose", "code")  # the files here, and the folders that are made
+NAMES = ("prose", "code")  # of the files here, and of the folders created
 
 
 def main() -> None:
-    """Make two small atlases, then print what differs."""
+    """Build two small atlases, then print the heads that differ."""
     model = find_smollm()
     for name in NAMES:
         plan = Plan(
             model=model,
             corpus=(str(HERE / f"{name}.jsonl"),),
             statistics=("induction", "previous"),
-            length=64,  # tokens of a text, at most
+            length=64,  # maximum number of tokens of a text
         )
         done = run(f"atlas-{name}", plan=plan, crew=Crew(runner="loop"))
         print(f"atlas-{name}: {done.documents} documents, {done.tokens} tokens")
     prose, code = (read_table(f"atlas-{name}") for name in NAMES)
     for statistic in prose.statistics:
         found = compare(prose, code, statistic)
-        print(f"\n{statistic}, code less prose: {tell_marked(found)}")
+        print(f"\n{statistic}, code minus prose: {tell_marked(found)}")
         size = np.where(found.marked, np.abs(found.difference), -1)
         for at in np.argsort(-size, axis=None)[: min(4, found.marked.sum())]:
             layer, head = np.unravel_index(at, size.shape)

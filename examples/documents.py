@@ -1,10 +1,10 @@
-"""Read a RAG answer: the documents that it drew on, and those that it did not.
+"""Read a RAG answer: the documents that it is based on.
 
     python examples/documents.py [model]          needs: pip install "regard[torch]"
 
-Look at the two columns: the mass that the new tokens give each document, and how far
-the next token moves (KL, in nats) when the document is hidden from the model. They
-disagree. Mass is where to look; name a document as the source for the second.
+Look at the two columns: the attention mass from the new tokens to each document, and
+how much the next token changes (KL, in nats) when the document is ablated. They
+disagree. Use the mass to decide where to look, and the ablation to name the source.
 """
 
 import torch
@@ -34,7 +34,7 @@ def main() -> None:
         pairs = [span_pairs(x, [new], [span], per="query") for x in seen.records]
         mass = sum(float(x.values.mean()) for x in pairs) / len(pairs)
         gone = regard.lens.effect(model, lambda m: m(torch.tensor([prompt])), keys=span)
-        print(f"mass {mass:.3f}   hidden: KL {gone.kl[0]:.3f}   {document}")
+        print(f"mass {mass:.3f}   ablated: KL {gone.kl[0]:.3f}   {document}")
 
 
 if __name__ == "__main__":

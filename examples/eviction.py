@@ -1,11 +1,11 @@
-"""Choose keys for a cache: what may be forgotten before the answer, by five policies.
+"""KV cache eviction: five policies choose the keys to keep before the answer.
 
     python examples/eviction.py [model]          needs: pip install "regard[torch]"
 
-A prompt holds one fact among six. Each policy keeps a quarter of its keys; the others
-are hidden from the question and what follows, in all layers. Look at the next token,
-which begins the code word, at how far it moved (KL, in nats), and at what was kept. The
-scores are those of papers, added up over layers and heads; theirs choose for each head.
+One of six facts in a prompt answers the question. Each policy keeps a quarter of the
+keys; the others are masked for the question and everything after it, in all layers.
+Look at the next token, which should begin the code word, its change (KL, in nats), and
+the kept tokens. Scores are summed over layers and heads; the papers score per head.
 """
 
 import numpy as np
@@ -26,7 +26,7 @@ QUESTION = "What is the code word of the library?"
 
 
 def main() -> None:
-    """Score the keys, hide all but the best, and ask again."""
+    """Score the keys, mask all but the best, and ask again."""
     model, tokenizer = regard.load(find_smollm())
     text = tokenizer.chat([{"role": "user", "content": f"{FACTS}\n{QUESTION}"}])
     tokens = tokenizer.encode(text + "The code word of the library is", whole=False)
@@ -38,7 +38,7 @@ def main() -> None:
 
     with regard.watch(model) as seen, torch.no_grad():
         ask(model)
-    last = len(tokens) - old  # the tokens that ask
+    last = len(tokens) - old  # the tokens of the question
     scores = {
         "snapkv": sum(snapkv(x, last=last).values.sum(0) for x in seen.records),
         "h2o": sum(h2o(x).values.sum(0)[:old].numpy() for x in seen.records),
@@ -47,7 +47,7 @@ def main() -> None:
         "random": np.random.default_rng(0).random(old),
     }
     for name, score in scores.items():
-        kept = {0, *np.argsort(score)[-(old // 4) :].tolist()}  # the first is a sink
+        kept = {0, *np.argsort(score)[-(old // 4) :].tolist()}  # with the sink
         gone = sorted(set(range(old)) - kept)
         done = effect(model, ask, keys=gone, queries=range(old, len(tokens)))
         told = [f"{tokenizer.decode([x])!r} {p:.0%}" for x, p in done.after]

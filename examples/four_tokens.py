@@ -1,10 +1,10 @@
-"""Learn: what attention does to one word of four, step by step, with small numbers.
+"""Learn: attention of four words, step by step, with small numbers.
 
     python examples/four_tokens.py          needs: pip install regard
 
-Every word is two numbers that one can read: how much it is about water, and about
-money. "bank" is about both. Look at its line in `weights`: the word that came before
-decides what it becomes in `out`. Change the numbers, and run it again.
+Every word is represented by two numbers: how much it is about water, and about money.
+"bank" is about both. Look at its row in `weights`: the previous word determines its
+meaning in `out`. Change the numbers, and run it again.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ WORDS = {  # (water, money)
 
 
 def read(sentence: str) -> Steps:
-    """Return every step of attention, each word asking all words up to itself."""
+    """Return every step of causal attention over the words."""
     words = sentence.split()
     x = np.array([WORDS[word] for word in words])  # (words, 2): q, k and v alike
     return regard.explain(x, x, x, regard.causal(), tokens=words)

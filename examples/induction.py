@@ -1,12 +1,12 @@
-"""Find induction heads, knock them out, and look at one on the map.
+"""Find induction heads, ablate them, and look at one on the map.
 
     python examples/induction.py [model]     needs: pip install "regard[torch,serve]"
 
-Forty random tokens come twice. An induction head looks from a token to what followed it
-the first time, so that the model can go on. Look at the loss on the second forty: one
-head is missed, twelve leave less than nothing (even odds for all 49,152 tokens would be
-10.8), and twelve others hardly count. Then the map opens in a browser, at the strongest
-head: its line lies 39 tokens beside the diagonal. Ctrl-C ends it.
+Forty random tokens are repeated once. An induction head attends from a token to the one
+that followed it the first time, so the model can continue. Look at the loss on the
+second half: without one head it rises, without twelve it is worse than a uniform guess
+(10.8 for 49,152 tokens), and twelve other heads hardly matter. Then the map opens in a
+browser, at the strongest head: its line is 39 tokens off the diagonal. Ctrl-C ends it.
 """
 
 from contextlib import nullcontext
@@ -20,11 +20,11 @@ import regard
 from regard.lens import knock_out
 from regard.seen import Seen
 
-N, MANY = 40, 12  # tokens, and heads to take out
+N, MANY = 40, 12  # tokens, and heads to ablate
 
 
 def main() -> None:
-    """Find, cut, show."""
+    """Find induction heads, ablate them, and show the map."""
     model, tokenizer = regard.load(find_smollm())
     dice = torch.Generator().manual_seed(0)
     once = torch.randint(1000, 40_000, (1, N), generator=dice)

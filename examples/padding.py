@@ -1,10 +1,10 @@
-"""Debug: a sentence gets another embedding in a batch, and a mask is to blame.
+"""Debug: the embedding of a sentence changes in a batch because of a missing mask.
 
     python examples/padding.py [folder]          needs: pip install "regard[hf]"
 
-A search engine embeds texts in batches, and its results depend on what else is in the
-batch. Look at the cosine first: without a fault it is 1. The audit then says what the
-model did, in which layers and rows, and what to do; below that, it is done.
+A search engine embeds texts in batches, and its results depend on the rest of the
+batch. Look at the cosine first: it should be 1. The audit then reports the fault, the
+layers and rows, and the fix; the second part of the output is with the fix.
 """
 
 import torch
@@ -22,7 +22,7 @@ TEXTS = [
 
 
 def look(model: torch.nn.Module, ids: Tensor, mask: Tensor | None, pad: int) -> None:
-    """Embed the first text alone and in its batch, and audit what the batch did."""
+    """Embed the first text alone and in its batch, and audit the batch."""
     n = int((ids[0] != pad).sum())
     with torch.no_grad():
         alone = model(input_ids=ids[:1, :n]).last_hidden_state[0]
@@ -35,7 +35,7 @@ def look(model: torch.nn.Module, ids: Tensor, mask: Tensor | None, pad: int) -> 
 
 
 def main() -> None:
-    """Forget the mask, find it out, and pass it on."""
+    """Run without the mask, audit, and run with it."""
     disable_progress_bar()
     folder = find_minilm()
     tokenizer = AutoTokenizer.from_pretrained(folder)

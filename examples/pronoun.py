@@ -2,9 +2,9 @@
 
     python examples/pronoun.py [model]          needs: pip install "regard[torch,show]"
 
-Which head leads "it" to what it stands for? The one that does so most in one sentence
-is drawn: pronoun.png for a slide, pronoun.html for a browser, where it is one of all.
-Look at its numbers in the other sentences before you call it a pronoun head.
+Which head attends from "it" to its antecedent? The strongest one in one sentence is
+drawn: pronoun.png for a slide, pronoun.html (with all other heads) for a browser. Look
+at its weights in the other sentences before you call it a pronoun head.
 """
 
 import torch
@@ -13,7 +13,7 @@ from models import find_smollm
 import regard
 from regard.show.figure import plot_weights
 
-SENTENCES = {  # and what "it" is
+SENTENCES = {  # and what "it" refers to
     "The animal did not cross the street because it was too tired.": " animal",
     "The cake was gone because it was so good.": " cake",
     "After the storm the bridge was closed because it was damaged.": " bridge",
@@ -22,7 +22,7 @@ SENTENCES = {  # and what "it" is
 
 
 def main() -> None:
-    """Find the head in the first sentence, draw it, and try it on the others."""
+    """Find the head in the first sentence, draw it, and test it on the others."""
     model, tokenizer = regard.load(find_smollm())
     best, found = None, []
     for sentence, noun in SENTENCES.items():

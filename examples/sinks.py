@@ -1,14 +1,14 @@
 # %% [markdown]
-"""Find sinks: heads that give the first token nearly everything, whatever it is.
+"""Find attention sinks: heads with nearly all weight on the first token.
 
     python examples/sinks.py [model]     needs: pip install "regard[torch,notebook]"
 
-Or cell by cell in VS Code or Spyder, or with jupytext in Jupyter: the last cell is the
-map, opened at the strongest sink. Look at where sinks begin, layer by layer, and at
-what is left of a sink when another token comes first.
+Or run it cell by cell in VS Code or Spyder, or with jupytext in Jupyter: the last cell
+is the map, opened at the strongest sink. Look at the layers in which sinks begin, and
+at how little changes when another token comes first.
 """
 
-# %% a text, and what every head did with it
+# %% run the model on a text, and list the strongest sinks
 import sys
 
 import torch
@@ -24,12 +24,12 @@ TEXT = "The old keeper counted seventeen grey ships before the fog came from the
 NOTEBOOK = get_ipython() is not None
 
 if NOTEBOOK:
-    sys.argv = sys.argv[:1]  # the arguments of a notebook are not ours
+    sys.argv = sys.argv[:1]  # these are the arguments of the notebook kernel
 model, tokenizer = regard.load(find_smollm())
 
 
 def read(text: str) -> Seen:
-    """Return what was seen of the model on a text."""
+    """Run the model on a text under the lens, and return the recording."""
     with regard.watch(model) as found, torch.no_grad():
         model(torch.tensor([tokenizer.encode(text)]))
     return found.label(tokenizer.decode)
@@ -45,7 +45,7 @@ print(f"{len(sinks)} of {len(table)} heads are sinks; ", end="")
 print(f"{table.rows['sink'].mean():.0%} of all weight is on the first token")
 print(draw_table(table, numbers=["sink"]))
 
-# %% is it the word, or the place?
+# %% does the sink depend on the word, or on the position?
 for first in ("The", "Suddenly", "1871", "ships"):
     mean = read(first + TEXT[3:]).table().rows["sink"].mean()
     print(f"{mean:.0%} when the first word is {first!r}")

@@ -1,11 +1,11 @@
-"""Watch training: a run that learns, and one that is sick before its loss says so.
+"""Watch training: a run that learns, and one that diverges before its loss shows it.
 
     python examples/training.py          needs: pip install "regard[torch]"
 
-Two small models learn to copy digits, the second with a rate far too high. At step 10,
-says the loss, neither has learned anything. Look at the heads of the second: its logits
-run away, and with an entropy of 0 no gradient passes the softmax. Below, two heads of
-the first: layer 0 looks one back, so layer 1 finds a digit in the token after it.
+Two small models learn to copy digits, the second with a learning rate far too high. At
+step 10, neither loss shows any learning. Look at the heads of the second: its logits
+explode, and with an entropy of 0 no gradient passes the softmax. Then two heads of the
+first: layer 0 attends one token back, so layer 1 finds a digit in the token after it.
 """
 
 from contextlib import nullcontext
@@ -23,7 +23,7 @@ SIZES = {"vocabulary": TASK.vocabulary, "context": TASK.length, "width": 32}
 
 
 def learn(rate: float, steps: int) -> CausalTransformer:
-    """Train a model, and say at some steps what its heads do."""
+    """Train a model, and print loss, entropy and largest logit at some steps."""
     torch.manual_seed(0)
     model = CausalTransformer(Config(**SIZES, layers=2, heads=2, position="rotary"))
     optimizer = torch.optim.Adam(model.parameters(), lr=rate)
@@ -37,7 +37,7 @@ def learn(rate: float, steps: int) -> CausalTransformer:
         loss.backward()
         optimizer.step()
         if look:
-            rows = seen.table().rows  # one for each sequence, layer and head
+            rows = seen.table().rows  # one per sequence, layer and head
             bits, top = rows["entropy"].mean(), rows["logit"].max()
             print(f"step {step:3}: loss {loss:.2f} entropy {bits:.2f} logit {top:.1f}")
     return model.eval()

@@ -1,11 +1,11 @@
-"""Prototype: an idea for a mask, checked against the definition, then on the kernel.
+"""Prototype: a new mask, checked against loops and the definition, then timed.
 
     python examples/variant.py          needs: pip install "regard[torch]"
 
-The idea: see the first token and the last 512, and forget what is between (Xiao et al.
-2023, "attention sinks"). Look at the mask first, then at the errors, which should be
-rounding, then at what it saves: with the length, all of causal attention grows by its
-square, and this does not. Write your own idea into `make_mask`.
+The idea: attend to the first token and the last 512, and skip those in between (Xiao et
+al. 2023, "attention sinks"). Look at the mask first, then at the errors, which should
+be rounding, then at the times: with the length, full causal attention grows
+quadratically, and this mask does not. Write your own idea into `make_mask`.
 """
 
 import time
@@ -21,12 +21,12 @@ from regard.show.text import draw_mask
 
 
 def make_mask(near: int) -> Mask:
-    """Let a query see the first key and the last `near` ones."""
+    """Return a mask that allows the first key and the last `near` ones."""
     return regard.causal() & (regard.window(near - 1) | keys(0, 1))
 
 
 def by_hand(q: np.ndarray, k: np.ndarray, v: np.ndarray, near: int) -> np.ndarray:
-    """Write the idea as loops over queries: nothing to trust but these lines."""
+    """Compute the idea with loops over queries, as an independent check."""
     out = np.zeros_like(v)
     for i in range(len(q)):
         may = [j for j in range(i + 1) if j == 0 or j > i - near]
@@ -36,7 +36,7 @@ def by_hand(q: np.ndarray, k: np.ndarray, v: np.ndarray, near: int) -> np.ndarra
 
 
 def main() -> None:
-    """Compare three ways to compute it, and time the last."""
+    """Compare three implementations, and time the last one."""
     print(draw_mask(make_mask(4), 10))
     q, k, v = np.random.default_rng(0).normal(size=(3, 100, 16))
     slow = regard.attention(q, k, v, make_mask(4))

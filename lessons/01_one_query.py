@@ -1,13 +1,13 @@
 # %% [markdown]
-# # 1. One query looks at keys
+# # 1. One query attends to keys
 #
-# A dictionary in Python is strict: you ask with a key, and you get the one value that
-# is stored under exactly this key, or an error. Attention is a soft dictionary. You ask
-# with a *query*; every *key* answers a little, better or worse; and you get an average
-# of all *values*, in which the values of the better keys count more.
+# A Python dictionary is strict: you look up a key, and you get the one value stored
+# under exactly this key, or an error. Attention is a soft dictionary. You look up a
+# *query*; every *key* matches it to some degree; and you get a weighted average of all
+# *values*, in which the values of better matching keys have more weight.
 #
-# All of them are rows of numbers. This lesson has one query, three keys and three
-# values, small enough for paper.
+# All of them are vectors. This lesson has one query, three keys and three values, small
+# enough to compute by hand.
 
 # %%
 import numpy as np
@@ -19,10 +19,10 @@ keys = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
 values = np.array([[10.0], [20.0], [30.0]])
 
 # %% [markdown]
-# ## How well does a key answer?
+# ## How well does a key match?
 #
-# By the dot product: multiply number by number, and add up. For the third key that is 1
-# × 0 + 2 × 1 = 2.
+# The dot product measures it: multiply element by element, and sum. For the third key
+# that is 1 × 0 + 2 × 1 = 2.
 
 # %%
 scores = keys @ query
@@ -32,9 +32,9 @@ assert scores.tolist() == [0, 1, 2]
 # %% [markdown]
 # ## From scores to weights
 #
-# Scores can be negative, and they add up to anything. Weights should be positive and
-# sum to 1. Two steps do it: `exp` makes every number positive and keeps the order;
-# dividing by the sum makes it 1. With e = 2.718… the exponentials are 1, 2.718 and
+# Scores can be negative and can have any sum. Weights should be positive and sum to 1.
+# Two steps achieve this: `exp` makes every number positive and preserves the order;
+# dividing by the sum makes the sum 1. With e = 2.718… the exponentials are 1, 2.718 and
 # 7.389, their sum is 11.107, and the first weight is 1 / 11.107 = 0.090.
 
 # %%
@@ -46,8 +46,8 @@ assert np.allclose(weights, [0.090, 0.245, 0.665], atol=5e-4)
 assert np.isclose(weights.sum(), 1)
 
 # %% [markdown]
-# One more point of score is a factor of e in the weight, wherever the scores lie. So
-# only differences of scores matter: add 5 to all of them, and nothing changes.
+# Increasing a score by 1 multiplies its weight relative to the others by e. So only
+# differences of scores matter: add 5 to all of them, and nothing changes.
 
 # %%
 assert np.isclose(weights[2] / weights[1], np.e)
@@ -57,8 +57,8 @@ assert np.allclose(moved / moved.sum(), weights)
 # %% [markdown]
 # ## The average
 #
-# 0.090 × 10 + 0.245 × 20 + 0.665 × 30 = 25.75. It lies between the smallest and the
-# largest value, as every average does, and nearest to the value of the best key.
+# 0.090 × 10 + 0.245 × 20 + 0.665 × 30 = 25.75. Like every average, it is between the
+# smallest and the largest value, and here closest to the value of the best key.
 
 # %%
 out = weights @ values
@@ -66,9 +66,9 @@ print(out.round(2))
 assert np.allclose(out, 25.75, atol=5e-3)
 
 # %% [markdown]
-# A longer query is a firmer question. Ten times as long, it gives all the weight to one
-# key, and the soft dictionary has become a strict one. A query of zeros asks nothing,
-# and gets the plain average.
+# A longer query gives sharper weights. Ten times as long, it puts nearly all weight on
+# one key, and the soft dictionary becomes a strict one. A query of zeros matches all
+# keys equally, and gets the plain average.
 
 # %%
 firm = regard.attention(10 * query[None], keys, values, scale=1.0)
@@ -78,9 +78,9 @@ assert np.allclose(firm.out, 30, atol=1e-2)
 assert np.allclose(vague.out, 20)
 
 # %% [markdown]
-# `regard.attention` is the same computation for any number of queries: it takes them as
-# rows, so one query is `query[None]`. (`scale=1.0` switches off what lesson 2 is
-# about.)
+# `regard.attention` is the same computation for any number of queries, given as rows,
+# so one query is `query[None]`. (`scale=1.0` turns off the scaling, the topic of lesson
+# 2.)
 
 # %%
 seen = regard.attention(query[None], keys, values, scale=1.0, see=("weights",))
@@ -88,11 +88,11 @@ assert np.allclose(seen.weights[0], weights)
 assert np.allclose(seen.out[0], out)
 
 # %% [markdown]
-# ## A check that costs nothing
+# ## A simple check
 #
 # A row of weights sums to 1. A widely read tutorial prints the row below as the weights
-# of a word, and it does not: such a row cannot have come from a softmax. What the
-# tutorial's own code gives is computed in lesson 3.
+# of a word, and it does not sum to 1, so it cannot be the result of a softmax. Lesson 3
+# computes what the tutorial's own code returns.
 
 # %%
 printed = [0.187, 0.124, 0.399, 0.315]

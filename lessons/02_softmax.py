@@ -2,8 +2,8 @@
 # # 2. Softmax, and why scores are scaled
 #
 # Lesson 1 turned scores into weights: exponentials, divided by their sum. This function
-# is called softmax. Written down as it stands, it breaks on large scores, and wide
-# queries make large scores. Both have a simple cure.
+# is called softmax. Implemented literally, it fails for large scores, and wide queries
+# give large scores. Both problems have a simple solution.
 
 # %%
 from importlib.util import find_spec
@@ -19,9 +19,9 @@ with np.errstate(over="ignore", invalid="ignore"):
     assert np.isinf(parts).all()
 
 # %% [markdown]
-# exp(1000) does not fit into a number, and infinity over infinity is not one. But only
+# exp(1000) overflows to infinity, and infinity divided by infinity is NaN. But only
 # differences of scores matter, so subtract the largest first. Then the largest
-# exponential is exp(0) = 1, no other is larger, and the sum is at least 1.
+# exponential is exp(0) = 1, and the sum is at least 1.
 
 # %%
 scores = np.array([1000.0, 1001.0])
@@ -31,14 +31,14 @@ assert np.allclose(parts / parts.sum(), [0.269, 0.731], atol=5e-4)
 assert np.allclose(softmax(scores), parts / parts.sum())
 
 # %% [markdown]
-# A score of minus infinity gets the weight 0, exactly. That is how a key is hidden
-# (lesson 4). Two slips are seen in hand-written softmaxes:
+# A score of minus infinity gets a weight of exactly 0. That is how a key is masked
+# (lesson 4). Two mistakes are common in hand-written softmaxes:
 #
 # - A widely read text divides by the sum plus 1e-10, so that its rows sum to less than
-#   1. With the largest subtracted the sum is at least 1 and needs no help; rows that
-#   see nothing at all are a matter of lesson 4.
-# - The same text treats *plus* infinity as hidden as well. The limit says the opposite:
-#   a score that grows without end takes all of the weight.
+#   1. After the largest score is subtracted, the sum is at least 1 and needs no
+#   epsilon; lesson 4 covers fully masked rows.
+# - The same text also treats *plus* infinity as masked. The limit is the opposite: a
+#   score that grows without bound takes all of the weight.
 
 # %%
 guarded = np.exp([0.0]) / (np.exp([0.0]).sum() + 1e-10)
@@ -47,19 +47,19 @@ assert guarded.sum() < 1
 assert softmax(np.array([0.0])).sum() == 1
 
 assert softmax(np.array([0.0, -np.inf])).tolist() == [1, 0]
-assert softmax(np.array([0.0, 800.0])).tolist() == [0, 1]  # on the way to infinity
+assert softmax(np.array([0.0, 800.0])).tolist() == [0, 1]  # the limit for a large score
 with np.errstate(invalid="ignore"):
     endless = softmax(np.array([0.0, np.inf]))
 print(endless)
-assert np.isnan(endless).any()  # inf - inf is undefined, and that is not hidden here
+assert np.isnan(endless).any()  # inf - inf is NaN, and the NaN is kept
 
 # %% [markdown]
-# ## Wide queries make large scores
+# ## Wide queries give large scores
 #
-# Let all numbers of q and k be random, with mean 0 and variance 1. A score is a sum of
-# d products, each of variance 1, so its variance is d, and it is √d large. For d = 64
-# that is 8, and two scores that differ by 8 have weights that differ by a factor of
-# 3,000.
+# Let all elements of q and k be random, with mean 0 and variance 1. A score is a sum of
+# d products, each of variance 1, so its variance is d and its standard deviation √d.
+# For d = 64 that is 8, and if two scores differ by 8, their weights differ by a factor
+# of 3,000.
 
 # %%
 rng = np.random.default_rng(0)
@@ -71,10 +71,11 @@ for d in (4, 64, 256):
 assert round(np.exp(8)) == 2981
 
 # %% [markdown]
-# Divided by √d, scores are about 1 large whatever the width is. This is the scale in
-# "scaled dot-product attention", and the default of `regard.attention`. Below, four
-# random tokens: without the scale one key soon takes everything. Where a weight is 1, a
-# small change of the scores changes nothing, so nothing is learned there.
+# Divided by √d, scores have a standard deviation of 1 at any width. This is the scale
+# in "scaled dot-product attention", and the default of `regard.attention`. Below are
+# four random tokens: without the scale, one key soon gets all the weight. The softmax
+# is then saturated: small changes of the scores change nothing, and the gradient
+# vanishes.
 
 # %%
 print(draw_scaling())
@@ -85,15 +86,16 @@ scaled, bare = largest.values()
 assert (np.median(bare, 0)[3:] > 0.999).all()
 assert (np.median(scaled, 0) < 0.8).all()
 
-# %% The largest weight over the width of a head, scaled and not
+# %% The largest weight against the head width, scaled and unscaled
 if find_spec("matplotlib"):
     figure = plot_scaling()
 
 # %% [markdown]
-# A widely read tutorial has this experiment, with a table. Its claim holds: unscaled
-# weights saturate. Its numbers are not those of its own code, which are the rows of
-# seed 42 above. They also show how little a single draw says: the scaled ones happen to
-# *grow* from d = 64 to d = 512, while the median of a hundred draws hardly moves.
+# A widely read tutorial has this experiment, with a table. Its claim is right: unscaled
+# weights saturate. But its numbers are not those of its own code, which are the rows
+# for seed 42 above. They also show how little a single draw means: the scaled ones
+# happen to *grow* from d = 64 to d = 512, while the median of a hundred draws hardly
+# changes.
 
 # %%
 assert scaled[0].round(4).tolist() == [0.6650, 0.4708, 0.4617, 0.7101, 0.7490]

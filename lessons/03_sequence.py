@@ -1,12 +1,12 @@
 # %% [markdown]
 # # 3. A whole sequence, two widths, batches
 #
-# Lesson 1 had one query. In a sentence every word asks, so there are as many queries as
-# words, and all are answered by one product of matrices:
+# Lesson 1 had one query. In a sentence every word has a query, and matrix products
+# compute all of them at once:
 #
-#     scores  = q kᵀ / √d_k       (N, N)      row i: the query i, column j: the key j
-#     weights = softmax(scores)   (N, N)      each row by itself
-#     out     = weights v         (N, d_v)    row i: the average that query i gets
+#     scores  = q kᵀ / √d_k       (N, N)      row i: query i, column j: key j
+#     weights = softmax(scores)   (N, N)      each row separately
+#     out     = weights v         (N, d_v)    row i: the weighted average for query i
 
 # %%
 from importlib.util import find_spec
@@ -26,11 +26,11 @@ print(weights.round(3))
 # %% [markdown]
 # Check the first row by hand. The dot products are 1, 0 and 0.5; over √2 = 1.414 they
 # are 0.707, 0 and 0.354; the exponentials 2.028, 1 and 1.424 sum to 4.452; and 2.028 /
-# 4.452 is 0.456. The third token is as near to the first as to the second, and as to
-# itself: its weights are equal.
+# 4.452 is 0.456. The third token has the same dot product with the first, the second
+# and itself, so its weights are equal.
 #
-# A widely read tutorial grades an exercise on these three tokens, and expects other
-# numbers than these. If your code was graded wrong there, it may have been right.
+# A widely read tutorial has an exercise on these three tokens and expects different
+# numbers. If it marked your code as wrong, your code may have been correct.
 
 # %%
 expected = [[0.456, 0.225, 0.320], [0.225, 0.456, 0.320], [0.333, 0.333, 0.333]]
@@ -40,10 +40,10 @@ assert np.allclose(regard.attention(x, x, x, see=("weights",)).weights, weights)
 # %% [markdown]
 # ## Where q, k and v come from
 #
-# In a model a token is a row of D numbers, and three matrices that are learned make its
-# query, its key and its value: what it looks for, what it offers, and what it hands
-# over. Queries and keys meet in dot products, so they share a width, d_k. Values are
-# only averaged: they may have another width, d_v, and so has the output.
+# In a model a token is a vector of D numbers, and three learned matrices project it to
+# its query, its key and its value: what it looks for, what it offers, and what it
+# passes on. Dot products need queries and keys of the same width, d_k. Values are only
+# averaged: they may have another width, d_v, which is also the width of the output.
 
 # %%
 words = ["life", "is", "short"]
@@ -61,8 +61,8 @@ if find_spec("matplotlib"):
     figure = plot_steps(steps, columns=2)
 
 # %% [markdown]
-# The scale is that of d_k, because the scores are sums of d_k products. √d_v in its
-# place is a common slip, and gives no error: only other weights.
+# The scale uses d_k, because the scores are sums of d_k products. Using √d_v instead is
+# a common mistake that raises no error and gives wrong weights.
 
 # %%
 slip = regard.attention(q, k, v, scale=1 / np.sqrt(5), see=("weights",)).weights
@@ -71,8 +71,8 @@ assert np.abs(slip - steps["weights"].values).max() > 0.01
 # %% [markdown]
 # ## Printed numbers
 #
-# A widely read tutorial computes four tokens of width 6 from the seed 42 and prints
-# weights whose rows do not sum to 1 (lesson 1). Its own code gives these:
+# A widely read tutorial computes four tokens of width 6 from seed 42 and prints weights
+# whose rows do not sum to 1 (lesson 1). Its own code gives these:
 
 # %%
 state = np.random.RandomState(42)
@@ -87,9 +87,9 @@ assert np.allclose(weights.sum(-1), 1)
 # %% [markdown]
 # ## Batches
 #
-# Many sequences are computed together: one more axis in front, and nothing else
-# changes. Code that counts axes from the end works for any number of them. Only `.T`
-# does not: it turns *all* axes around. `swapaxes(-1, -2)` turns the last two.
+# Many sequences are computed together with one more leading axis; nothing else changes.
+# Code that counts axes from the end works for any number of them. `.T` does not: it
+# reverses *all* axes. `swapaxes(-1, -2)` swaps only the last two.
 
 # %%
 many = rng.normal(size=(8, 3, 4))  # B = 8

@@ -1,10 +1,11 @@
 # %% [markdown]
 # # 4. Masks
 #
-# A model that writes text must not read what it is about to write. So a query may see
-# itself and what came before it: the *causal* mask. Other masks hide padding, or other
-# documents. Here a mask is a table of truth values, and True means *may attend*. (Some
-# libraries mean the opposite; a mask read the wrong way round gives no error.)
+# A model that generates text must not attend to the tokens it is about to predict. So a
+# query may attend to itself and to earlier tokens: the *causal* mask. Other masks
+# exclude padding, or other documents. Here a mask is a boolean array, and True means
+# *may attend*. (In some libraries it means the opposite; an inverted mask raises no
+# error.)
 
 # %%
 from importlib.util import find_spec
@@ -19,8 +20,8 @@ may_see = np.tril(np.ones((3, 3), dtype=bool))
 print(may_see.astype(int))
 
 # %% [markdown]
-# A hidden key must get the weight 0. exp(-∞) is 0, so its score becomes minus infinity
-# *before* the softmax; the rest of the row then sums to 1 by itself.
+# A masked key must get the weight 0. exp(-∞) is 0, so its score is set to minus
+# infinity *before* the softmax; the rest of the row then sums to 1.
 
 # %%
 state = np.random.RandomState(0)
@@ -32,15 +33,15 @@ assert np.allclose(weights[1], [0.460, 0.540, 0], atol=5e-4)
 assert np.allclose(weights[2], [0.780, 0.132, 0.089], atol=5.1e-4)
 
 # %% [markdown]
-# The first token sees only itself, whatever its score is. (These q and k are those of a
-# graded exercise of a widely read tutorial, seed 0, which expects other numbers. The
-# ones above are what its code computes.)
+# The first token attends only to itself, whatever its score. (These q and k are from a
+# graded exercise of a widely read tutorial, seed 0, which expects different numbers.
+# The ones above are what its code computes.)
 #
-# ## Three ways that agree
+# ## Three equivalent ways
 #
-# The mask as truth values; as numbers to add, 0 or -∞; and after the softmax, if every
-# row is then divided by its new sum. The last works because both the old and the new
-# sum only divide the row: what remains is exp(score) over the sum of the visible ones.
+# A boolean mask; an additive mask of 0 and -∞; or masking after the softmax, if every
+# row is then divided by its new sum. The last one works because the old and the new sum
+# only rescale the row: the result is exp(score) over the sum of the unmasked ones.
 
 # %%
 added = np.where(may_see, 0.0, -np.inf)
@@ -53,9 +54,9 @@ assert np.allclose(
 )
 
 # %% [markdown]
-# Without that division the rows sum to what is printed above, and the output shrinks.
-# It is one of three common mistakes. The others are known from lessons 2 and 3: no
-# scale, and the scale of d_v.
+# Without that division, the rows have the sums printed above, and the output shrinks.
+# This is one of three common mistakes. The others are from lessons 2 and 3: no scale,
+# and scaling by d_v.
 
 # %%
 mistakes = list_mistakes(*make_example())
@@ -72,9 +73,9 @@ if find_spec("matplotlib"):
 # %% [markdown]
 # ## Zero times infinity
 #
-# A widely read text makes the numbers to add from a table of 0 and 1, as `table *
-# -inf`. But 0 × ∞ is not 0, it is undefined, so every cell that *may* be seen becomes
-# NaN. Choose with `where`, as above; do not multiply.
+# A widely read text computes the additive mask from an array of 0 and 1, as `array *
+# -inf`. But 0 × ∞ is NaN, not 0, so every *unmasked* cell becomes NaN. Use `where`, as
+# above, instead of multiplying.
 
 # %%
 with np.errstate(invalid="ignore"):
@@ -83,15 +84,15 @@ print(product)
 assert np.isnan(product[may_see]).all()
 
 # %% [markdown]
-# A large finite number such as -1e9 avoids that, and has a fault of its own: in a row
-# that may see nothing all scores are about -1e9, float32 loses their differences, and
-# the softmax spreads the weight evenly over keys that are all forbidden.
+# A large finite number such as -1e9 avoids that, but has another problem: in a fully
+# masked row all scores are about -1e9, float32 loses their differences, and the softmax
+# distributes the weight uniformly over masked keys.
 #
-# ## Rows that may see nothing
+# ## Fully masked rows
 #
-# They exist: a row of padding, a token alone in its window. With -∞ a careless softmax
-# computes -∞ - (-∞), which is NaN, and one NaN soon spoils the whole model. Here such a
-# row gets the weights 0 and the output 0: nothing was seen, so nothing was handed over.
+# They occur in practice, for example for padding. With -∞, a careless softmax computes
+# -∞ - (-∞), which is NaN, and one NaN soon spreads through the whole model. In regard,
+# such a row has weights 0 and output 0.
 
 # %%
 nothing = np.zeros((1, 3), dtype=bool)

@@ -2,8 +2,8 @@
 # # 5. Masks as formulas
 #
 # A mask for N tokens has N² cells: at 131,072 tokens that is 17 billion, for a rule
-# that fits into a few words. So write the rule. A formula answers for a query at
-# position q and a key at position k, and formulas combine: `&` and, `|` or, `~` not.
+# that takes a few words. So write the rule instead. A formula is a predicate of a query
+# position q and a key position k, and formulas combine: `&` and, `|` or, `~` not.
 
 # %%
 from importlib.util import find_spec
@@ -22,14 +22,14 @@ near = (causal() & window(2)).dense((6, 6))
 assert near.sum(-1).tolist() == [1, 2, 3, 3, 3, 3]
 
 # %% [markdown]
-# `window(2)` is itself and the *two others* before it, three keys in all. Whether a
-# window counts the query itself differs between libraries, and is a common error by
-# one.
+# `window(2)` is the token itself and the *two others* before it, three keys in total.
+# Libraries differ in whether a window size includes the query itself: a common
+# off-by-one error.
 #
 # ## Packed documents
 #
-# To train without waste, short documents are put one after the other into one sequence.
-# `same` keeps them apart: a query sees the keys that carry its number.
+# To train without padding, short documents are concatenated into one sequence. `same`
+# separates them: a query may attend to keys with the same document id.
 
 # %%
 documents = np.array([0, 0, 0, 1, 1, 2])
@@ -43,7 +43,7 @@ if find_spec("matplotlib"):
     figure = plot_mask(mask, 6)
 
 # %% [markdown]
-# If the numbers are right, each document is computed as if it were alone:
+# If the ids are right, each document gets the same result as alone:
 
 # %%
 x = np.random.default_rng(0).normal(size=(6, 4))
@@ -54,22 +54,22 @@ for at in (slice(0, 3), slice(3, 5), slice(5, 6)):
 # %% [markdown]
 # ## Anything else
 #
-# `where` takes any function of batch, head, query and key. `padding` says how long the
-# sequences of a batch really are.
+# `where` takes any function of batch, head, query and key. `padding` takes the actual
+# lengths of the sequences in a batch.
 
 # %%
 every_second = where(lambda _b, _h, q, k: (q - k) % 2 == 0)
 print(draw_mask(causal() & every_second, 6))
 lengths = padding(lengths=np.array([6, 4]))
 assert lengths.dense((2, 1, 6, 6))[:, 0, 0].sum(-1).tolist() == [6, 4]
-assert (~causal()).dense((3, 3)).sum() == 3  # what the causal mask hides
+assert (~causal()).dense((3, 3)).sum() == 3  # the future
 
 # %% [markdown]
-# ## A rule can be asked about whole tiles
+# ## Proofs for whole tiles
 #
-# Cut the square into tiles. For most of them the rule can prove that no cell is
-# allowed, or that all are, without looking at a single one. The first are skipped, the
-# second need no mask. This is why a formula is fast where a table is slow.
+# Divide the matrix into tiles. For most tiles, the formula can prove that no cell is
+# allowed, or that all are, without evaluating a single one. The former are skipped, the
+# latter need no mask. This is why a formula is faster than a mask array.
 
 # %%
 long = np.arange(131_072) // 30_000
@@ -81,9 +81,9 @@ assert drawn.count("·") > 200  # of 256 tiles
 # %% [markdown]
 # ## What is refused
 #
-# A mask of 0 and 1 could mean "allowed", or numbers to add. Two queries over six keys
-# could be the first two or the last two. Here one has to say which, and the message
-# tells how; a guess would give no error, only wrong numbers.
+# A mask of 0 and 1 could be boolean or additive. Two queries over six keys could be the
+# first two or the last two. In regard you have to say which, and the error message
+# tells you how; a wrong guess would raise no error and give wrong numbers.
 
 # %%
 refused = []

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 6. Heads
 #
-# One softmax makes one average. A word may want several things at once: its verb, its
-# article, the word before it. So attention is done several times side by side, each
-# time with its own, narrower q, k and v. Each of these is a *head*.
+# One softmax gives one average. A word may need several things at once: its verb, its
+# article, the previous word. So attention is computed several times in parallel, each
+# time with separate, narrower q, k and v. Each of these is a *head*.
 
 # %%
 from importlib.util import find_spec
@@ -25,10 +25,11 @@ heads = [tuple(Linear(rng.normal(size=(d, D))) for _ in "qkv") for _ in range(H)
 out = Linear(rng.normal(size=(D, H * d)))
 
 # %% [markdown]
-# ## One after the other
+# ## One head after the other
 #
-# The direct way: attention for each head, the results side by side (N, H × d), and a
-# last matrix (D, H × d) that mixes them and brings them back to the width of the model.
+# The direct way: compute attention for each head, concatenate the results (N, H × d),
+# and apply the output projection (D, H × d), which mixes them and restores the model
+# width.
 
 # %%
 parts = [regard.attention(q(x), k(x), v(x)).out for q, k, v in heads]
@@ -40,9 +41,9 @@ assert np.allclose(listed, attend_listed(x, heads, out))
 # ## All at once
 #
 # The matrices of all heads can be stacked into one: first the rows of all q, then of
-# all k, then of all v. One product gives everything, and a reshape cuts it into heads.
-# Its order matters: (N, H × d) becomes (N, H, d) first, and only then do the axes
-# change places.
+# all k, then of all v. One product computes everything, and a reshape splits it into
+# heads. The order matters: (N, H × d) becomes (N, H, d) first, and only then are the
+# axes swapped.
 
 # %%
 together = multi_head(x, fuse(heads), out, heads=H)
@@ -55,10 +56,10 @@ assert small.reshape(2, 2, 2).tolist() == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]  
 assert (join(split(small, 2)) == small).all()
 
 # %% [markdown]
-# The two lines before the last differ: reshaping straight to (H, N, d) mixes tokens and
-# heads, and gives no error.
+# The two lines before the last differ: reshaping directly to (H, N, d) mixes tokens and
+# heads, and raises no error.
 #
-# Each head has weights of its own:
+# Each head has different weights:
 
 # %%
 q, k, v = (np.stack([head[i](x) for head in heads]) for i in range(3))  # (H, N, d)
@@ -73,19 +74,19 @@ if find_spec("matplotlib"):
 # %% [markdown]
 # ## How wide is a head?
 #
-# Usually D / H. A widely read tutorial says that GPT-3 has heads of 64; its published
-# sizes are a width of 12,288 and 96 heads, and that is 128.
+# Usually D / H. A widely read tutorial says that GPT-3 has heads of width 64; with its
+# published width of 12,288 and 96 heads, it is 128.
 
 # %%
 assert split(np.zeros((1, 12_288)), 96).shape == (96, 1, 128)
 
 # %% [markdown]
-# ## How large are the matrices in the beginning?
+# ## Initialization
 #
-# Glorot's rule draws a matrix (out, in) from ±√(6 / (in + out)): its own shape counts.
-# A widely read text draws the fused matrix and the output matrix from one range, that
-# of a matrix (d_model, d_k), which neither of them is. For 512 and 8 heads of 64 both
-# start too large, the fused one by a factor of 1.9.
+# Glorot initialization draws a matrix (out, in) from ±√(6 / (in + out)), which depends
+# on its shape. A widely read text draws the fused matrix and the output matrix from the
+# range of a (d_model, d_k) matrix, although neither has that shape. For 512 and 8 heads
+# of 64, both start too large, the fused one by a factor of 1.9.
 
 # %%
 shared, fused, output = (np.sqrt(6 / n) for n in (512 + 64, 512 + 3 * 512, 512 + 512))
@@ -94,10 +95,10 @@ assert np.isclose(shared / fused, 1.89, atol=5e-3)
 assert np.isclose(shared / output, 1.33, atol=5e-3)
 
 # %% [markdown]
-# ## Heads that share keys
+# ## Grouped-query attention
 #
-# Many models have fewer heads of k and v than of q: head h looks at key head h // (H /
-# Hk).
+# Many models have fewer heads of k and v than of q: query head h uses key head
+# h // (H / Hk).
 
 # %%
 q, k, v = rng.normal(size=(4, N, d)), *rng.normal(size=(2, 2, N, d))

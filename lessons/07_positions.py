@@ -1,10 +1,10 @@
 # %% [markdown]
 # # 7. Cross-attention, and positions
 #
-# So far the queries and the keys came from one sequence. They need not: a translation
-# asks the original, a caption asks a picture. The queries then come from x (N tokens),
-# the keys and values from another sequence y (M tokens), and the weights are a table
-# (N, M).
+# So far, queries and keys came from the same sequence. In cross-attention they do not:
+# a translation attends to the original, a caption to a picture. The queries come from x
+# (N tokens), the keys and values from another sequence y (M tokens), and the weights
+# have shape (N, M).
 
 # %%
 from importlib.util import find_spec
@@ -25,11 +25,11 @@ print(draw_weights(seen.weights, rows=["le", "chat"], keys=["the", "black", "cat
 assert (seen.weights.shape, seen.out.shape) == ((2, 3), (2, 4))
 
 # %% [markdown]
-# ## Shapes do not prove anything
+# ## Shape tests are not enough
 #
 # The companion code of a widely read tutorial swaps the matrices of q and k here, and
-# its test looks at the shape of the result only. The shape is right, the numbers are
-# not:
+# its test checks only the shape of the result. The shape is right, the numbers are
+# wrong:
 
 # %%
 swapped = regard.attention(x @ w_k, y @ w_q, y @ w_v).out
@@ -37,10 +37,10 @@ assert swapped.shape == seen.out.shape
 assert np.abs(swapped - seen.out).max() > 0.8
 
 # %% [markdown]
-# ## Attention sees a bag, not a row
+# ## Attention ignores the order
 #
-# Shuffle the tokens, and every token gets what it got before: nothing in the formula
-# knows where a token stands. "Dog bites man" and "man bites dog" would be the same.
+# Shuffle the tokens, and every token gets the same result as before: the formula does
+# not depend on positions. "Dog bites man" and "man bites dog" would be the same.
 
 # %%
 tokens = rng.normal(size=(5, 8))
@@ -50,13 +50,13 @@ shuffled = regard.attention(tokens[order], tokens[order], tokens[order]).out
 assert np.allclose(shuffled, plain[order])
 
 # %% [markdown]
-# ## Positions that are added
+# ## Additive positions
 #
-# The first cure: to every token add a row of numbers that belongs to its place. They
-# can be learned, or computed: sines and cosines of ever slower waves, like the hands of
-# a clock. Position 0 is 0, 1, 0, 1, …, and the first pair turns by one radian a step.
-# As sin a sin b + cos a cos b = cos(a - b), the dot product of two such rows depends on
-# their distance only.
+# The first solution: add a vector to every token that depends on its position. It can
+# be learned, or computed from sines and cosines of decreasing frequency, like the hands
+# of a clock. Position 0 is 0, 1, 0, 1, …, and the first pair rotates by one radian per
+# step. As sin a sin b + cos a cos b = cos(a - b), the dot product of two such vectors
+# depends only on their distance.
 
 # %%
 waves = sinusoidal(50, 8)
@@ -71,16 +71,16 @@ now = regard.attention(placed, placed, placed).out
 assert np.abs(regard.attention(other, other, other).out - now[order]).max() > 0.1
 
 # %% [markdown]
-# ## Positions that turn
+# ## Rotary positions (RoPE)
 #
-# Most models today turn the pairs of q and k instead, by an angle that grows with the
-# position (*rotary*). Values are left alone. If both are turned by the same angle,
-# their dot product stays: so a score depends on what two tokens are and on how far
-# apart they stand, and the whole text may move.
+# Most models today rotate the pairs of q and k instead, by an angle proportional to the
+# position (*rotary*). Values are not changed. Rotating both by the same angle does not
+# change their dot product, so a score depends on the two tokens and on their distance,
+# and not on where in the text they are.
 
 # %%
 q, k = rng.normal(size=(2, 8))
-places = np.arange(120)  # the same q and k at all of them
+places = np.arange(120)  # the same q and k at all positions
 turned_q = rotary(np.tile(q, (120, 1)), places, pairing=HALVES)
 turned_k = rotary(np.tile(k, (120, 1)), places, pairing=HALVES)
 scores = turned_q @ turned_k.T
@@ -90,9 +90,9 @@ assert not np.isclose(scores[9, 4], scores[9, 5])
 assert np.isclose(scores[0, 0], q @ k)
 
 # %% [markdown]
-# Let all tokens be equal, so that only positions speak. A token gives itself most, and
-# less with every step back, until after three steps the fastest pair has come half way
-# round.
+# Let all tokens be equal, so that only positions matter. A token gives itself the most
+# weight, and less with every step back, until after three steps the fastest pair has
+# rotated by half a turn.
 
 # %%
 turned = rotary(np.ones((12, 16)), np.arange(12), pairing=HALVES)
@@ -100,7 +100,7 @@ seen = regard.attention(turned, turned, turned, regard.causal(), see=("weights",
 assert (np.diff(seen.weights[-1])[-3:] > 0).all()
 assert (seen.weights[-1, :-1] < seen.weights[-1, -1]).all()
 
-# %% Equal tokens, told apart by rotary positions only
+# %% Equal tokens that differ only in their rotary positions
 if find_spec("matplotlib"):
     figure = plot_weights(seen.weights, mask=regard.causal())
 

@@ -1,15 +1,15 @@
 # %% [markdown]
 # # 8. A block, and a decoder
 #
-# Attention moves numbers between tokens. A language model needs three more parts, all
-# of which work on each token by itself: a norm, a feed-forward layer, and the residual
-# that holds everything together.
+# Attention moves information between tokens. A language model needs three more parts,
+# all of which work on each token separately: a norm, a feed-forward layer, and the
+# residual connection.
 #
 # ## The norm
 #
-# Layer norm takes a row to mean 0 and width 1. For [1, 2, 3, 6] the mean is 3, the
-# deviations are -2, -1, 0, 3, their mean square is 14 / 4 = 3.5, and √3.5 is 1.871. Rms
-# norm only divides by the root of the mean square, √(50 / 4) = 3.536.
+# LayerNorm scales a row to mean 0 and variance 1. For [1, 2, 3, 6] the mean is 3, the
+# deviations are -2, -1, 0, 3, their mean square is 14 / 4 = 3.5, and √3.5 is 1.871.
+# RMSNorm only divides by the root mean square, √(50 / 4) = 3.536.
 
 # %%
 import numpy as np
@@ -27,12 +27,12 @@ assert np.allclose(layer_norm(10 * row + 7), layer_norm(row), atol=1e-5)
 # %% [markdown]
 # ## The block
 #
-#     x = x + attention(norm(x))        look at other tokens
-#     x = x + feed(norm(x))             think about what was seen
+#     x = x + attention(norm(x))        gather from other tokens
+#     x = x + feed(norm(x))             process each token
 #
-# The `x +` is the residual: a block adds to what is there. With its two last matrices 0
-# it changes nothing, and so a deep model can begin as a shallow one. This is
-# "pre-norm"; the paper of 2017 had the norm after the sum.
+# The `x +` is the residual connection: a block adds to its input. If its two output
+# matrices are 0, it changes nothing, so a deep model can start like a shallow one. This
+# is "pre-norm"; the original paper of 2017 had the norm after the sum ("post-norm").
 
 # %%
 config = Config(vocabulary=50, context=16, width=32, layers=2, heads=4)
@@ -49,9 +49,9 @@ assert np.allclose(Decoder(config, silent)(tokens), bare)
 # %% [markdown]
 # ## The decoder
 #
-# Tokens become rows of the embedding, positions are added, blocks follow, one more
-# norm, and the product with the embedding once more ("tied") gives a number for every
-# word of the vocabulary at every place: the *logits* of the token that comes next.
+# Tokens are mapped to rows of the embedding, and positions are added. After the blocks
+# and a final norm, the product with the same embedding matrix ("tied") gives one number
+# per token of the vocabulary at every position: the *logits* of the next token.
 
 # %%
 model = Decoder(config, weights)
@@ -59,8 +59,8 @@ logits = model(tokens)
 assert logits.shape == (8, 50)
 
 # %% [markdown]
-# Is it causal? Change the last token: no logit before it may move. This test finds a
-# forgotten mask at once.
+# Is it causal? Change the last token: no earlier logit may change. This test detects a
+# missing mask immediately.
 
 # %%
 changed = tokens.copy()
@@ -70,12 +70,12 @@ assert np.allclose(other[:-1], logits[:-1], rtol=0, atol=1e-12)
 assert np.abs(other[-1] - logits[-1]).max() > 0.01
 
 # %% [markdown]
-# ## Writing
+# ## Generation
 #
-# Take the logits at the last place, choose a token, append it, and begin again. Greedy
-# choice takes the largest. A temperature T divides the logits before the softmax: below
-# 1 the likely tokens get likelier, above 1 the choice is more even. When the text
-# outgrows the context, the last `context` tokens are read.
+# Take the logits at the last position, choose a token, append it, and repeat. Greedy
+# decoding takes the largest logit. A temperature T divides the logits before the
+# softmax: below 1 likely tokens get more likely, above 1 the distribution is flatter.
+# When the text exceeds the context, the last `context` tokens are used.
 
 # %%
 greedy = list(model.generate(tokens.tolist(), 20))  # 28 tokens, a context of 16
@@ -92,10 +92,10 @@ for temperature in (0.2, 1.0, 5.0):
     assert np.abs(counts - softmax(peaked / temperature)).max() < 0.03
 
 # %% [markdown]
-# ## Its size
+# ## Number of parameters
 #
-# Every part is a formula of the sizes. For those of GPT-2 the sum is the 124 million
-# that it is known for.
+# The number of parameters of each part follows from the sizes. For GPT-2, the sum is
+# the well-known 124 million.
 
 # %%
 gpt2 = Config(vocabulary=50_257, context=1_024, width=768, layers=12, heads=12)

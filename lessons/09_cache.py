@@ -1,14 +1,14 @@
 # %% [markdown]
 # # 9. The cache, and attention in linear memory
 #
-# Two facts make attention affordable. When text is written, old keys and values do not
-# change, so they are kept: the *KV cache*. And the softmax can be computed piece by
-# piece, so the square of weights never has to be in memory: the *online softmax*.
+# Two facts make attention affordable. During generation, old keys and values do not
+# change, so they are kept: the *KV cache*. And the softmax can be computed block by
+# block, so the full matrix of weights is never in memory: the *online softmax*.
 #
-# ## The cache
+# ## The KV cache
 #
-# No token sees what comes after it. So with each new token one key and one value are
-# added, and one query is asked. The result is the last row of the whole computation.
+# No token attends to later ones. So each new token adds one key and one value, and
+# needs one query. The result is the last row of the full computation.
 
 # %%
 import tracemalloc
@@ -29,9 +29,9 @@ for t in range(6):
     assert np.allclose(new[0], whole[t])
 
 # %% [markdown]
-# No mask was needed: all of the cache is the past. If there is one, it has to know that
-# this query stands at position t, not at 0: `q_start=t`. Counted as 0, it would see the
-# first key only, a common slip.
+# No mask was needed: the cache contains only the past. If you pass a mask, it has to
+# know that this query is at position t, not at 0: `q_start=t`. At position 0 it would
+# attend only to the first key, a common mistake.
 
 # %%
 right = regard.attention(q[5:], k, v, regard.causal(), q_start=5).out
@@ -40,8 +40,8 @@ assert np.allclose(right[0], whole[5])
 assert np.allclose(wrong[0], v[0])
 
 # %% [markdown]
-# The price is memory. SmolLM2 has 30 layers with 3 heads of 64 for keys and as many for
-# values, of 2 bytes each:
+# The price is memory. SmolLM2 has 30 layers with 3 KV heads of width 64, and stores 2
+# bytes per number:
 
 # %%
 smollm = Config(
@@ -54,12 +54,12 @@ assert held == 8_192 * 30 * 2 * 3 * 64 * 2
 # %% [markdown]
 # ## Two halves
 #
-# Let a query look at some of the keys, and then at the others. Each half gives an
+# Let a query attend to some of the keys, and then to the others. Each half gives an
 # average of its values, and the logarithm of its sum of exponentials, lse. The two
-# averages are merged by these sums: a half whose keys answered better counts more.
+# averages are merged with these sums as weights.
 #
-# By hand: scores 0 and log 3 have the sum 1 + 3 = 4, the score log 4 alone has 4 as
-# well. So both halves count one half.
+# By hand: the scores 0 and log 3 have the sum 1 + 3 = 4, and the score log 4 alone also
+# has 4. So both halves have the same weight.
 
 # %%
 scores, value = np.log([1.0, 3.0, 4.0]), np.array([8.0, 16.0, 30.0])
@@ -74,9 +74,9 @@ assert np.allclose(lse, regard.attention(q, k, v).lse)
 # %% [markdown]
 # ## One key at a time
 #
-# In the end every piece may be a single key. Kept are the largest score so far, the sum
-# of exponentials and the sum of values; when a larger score comes, both sums are scaled
-# down.
+# In the extreme, every part is a single key. The state is the largest score so far, the
+# sum of exponentials and the weighted sum of values; when a larger score appears, both
+# sums are scaled down.
 
 # %%
 top, total, kept = -np.inf, 0.0, np.zeros(4)
@@ -90,9 +90,9 @@ print((kept / total).round(4))
 assert np.allclose(kept / total, whole[5])
 
 # %% [markdown]
-# `block=` does this with tiles, and skips those that the mask forbids. The same
-# numbers, and no array of N² cells: at 1,024 tokens the square of weights alone has 4
-# MiB.
+# `block=` does this with tiles, and skips those that are fully masked. The result is
+# the same, without an array of N² cells: at 1,024 tokens, the matrix of weights alone
+# takes 4 MiB.
 
 # %%
 q, k, v = rng.normal(size=(3, 1024, 16)).astype(np.float32)
@@ -100,7 +100,7 @@ outs, peaks = [], []
 for block in (None, 64):
     tracemalloc.start()
     outs.append(regard.attention(q, k, v, regard.causal(), block=block).out)
-    peaks.append(tracemalloc.get_traced_memory()[1])  # the most bytes held at a time
+    peaks.append(tracemalloc.get_traced_memory()[1])  # peak memory in bytes
     tracemalloc.stop()
 assert np.abs(outs[0] - outs[1]).max() < 1e-6
 assert peaks[0] > 4 * 2**20

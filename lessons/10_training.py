@@ -1,20 +1,20 @@
 # %% [markdown]
 # # 10. A head learns to copy
 #
-# From here on PyTorch computes the gradients: `pip install "regard[torch]"`. The model
+# From here on, PyTorch computes the gradients: `pip install "regard[torch]"`. The model
 # is that of lesson 8 as torch modules, small enough to learn a task in seconds, and we
-# watch what its heads look at meanwhile.
+# watch the attention of its heads during training.
 #
 # ## A task that needs attention
 #
 #     question, separator, answer        4 0 5 2 = 4 0 5 2
 #
-# The model reads the whole question, then writes it again. To write the first digit it
-# has to find it several places back: there is no other way than to look.
+# The model reads the whole question, then writes it again. To write the first digit, it
+# has to find it several positions back, and only attention can do that.
 #
-# A widely read tutorial trains a "copy task" whose target at each place is the token
-# *at this place*. Under a causal mask that is trivial: a token may see itself, and
-# attention that looks at nothing else has solved it, without any training:
+# A widely read tutorial trains a "copy task" whose target at each position is the token
+# *at this position*. With a causal mask that is trivial: a token may attend to itself,
+# and attention to nothing else solves the task, without any training:
 
 # %%
 from importlib.util import find_spec
@@ -33,7 +33,7 @@ x = torch.randn(6, 4)
 assert torch.allclose(regard.attention(x, x, x, regard.window(0)).out, x)
 
 # %% [markdown]
-# In ours the copy is delayed, and the loss counts the answer only:
+# In our task the copy is delayed, and the loss covers only the answer:
 
 # %%
 task = Copy(items=8)
@@ -45,11 +45,11 @@ assert (answers == (torch.arange(17) > 8)).all()
 # %% [markdown]
 # ## Training
 #
-# Two layers of two heads. AdamW, gradients clipped at length 1, a rate that warms up
-# over 20 steps and then falls. A `Film` lets the model read one held-out sequence now
-# and then and keeps what every head did; it changes no weight and no random number of
-# the run. In the end the model writes 200 held-out answers itself; one wrong digit
-# makes an answer wrong.
+# Two layers of two heads. AdamW, gradients clipped to norm 1, a learning rate that
+# warms up over 20 steps and then decays. A `Film` runs the model on one held-out
+# sequence at the given steps and records all heads; it changes no weight and no random
+# number of the run. In the end the model generates 200 held-out answers; one wrong
+# digit makes an answer wrong.
 
 # %%
 torch.manual_seed(0)
@@ -61,18 +61,18 @@ film = Film(model, held_out, steps=(0, 15, 25, 100))
 plan = Plan(steps=120, rate=1e-2, warmup=20)
 losses = train(model, task, plan, show=False, watch=film)
 print(f"loss {losses[0]:.1f} before, {losses[-1]:.2f} after")
-assert 2 < losses[0] < 3  # about log 11: eleven tokens, nothing known
+assert 2 < losses[0] < 3  # about log 11: a uniform guess over eleven tokens
 assert losses[-1] < 0.1
 right = measure(model, task, 200)
 print(f"{right:.0%} of 200 held-out answers are right")
 assert right > 0.9
 
 # %% [markdown]
-# ## What the head looks at
+# ## What the head attends to
 #
-# At the separator and at each digit of the answer (the rows from 8 on) the next digit
-# has to be found, eight places back. At first the weight is spread over all tokens;
-# within some twenty steps a diagonal appears, and the loss falls.
+# At the separator and at each digit of the answer (rows 8 and later), the next digit is
+# found eight positions back. At first the weight is spread over all tokens; within
+# about twenty steps a diagonal appears, and the loss falls.
 
 
 # %%
@@ -95,10 +95,10 @@ if find_spec("matplotlib"):
     figure = plot_training(losses, film, layer=layer, head=head, labels=digits)
 
 # %% [markdown]
-# The head looks at the *next* digit, not at the digit that it stands on. How does it
-# find the place? Write wrong digits into the answer, and it looks where it looked
-# before: it does not compare digits, it counts, for in this task the distance is always
-# eight. In text it can be anything, and a head that counts would be of no use.
+# The head attends to the *next* digit, not to the current one. How does it find it?
+# Write wrong digits into the answer, and it attends to the same positions as before: it
+# does not compare digits, it counts, because in this task the distance is always eight.
+# In text the distance varies, and a head that counts would be of no use.
 
 # %%
 wrong = torch.cat([held_out[:, :9], (held_out[:, 9:] + 3) % 10], 1)

