@@ -245,7 +245,7 @@ def test_files_and_functions_stay_small():
     lines = {p: len(p.read_text(encoding="utf-8").splitlines()) for p in FILES}
     assert not {p: n for p, n in lines.items() if n > 400}
     course = {p for p in FILES if p.parent.name == "exercises"}  # texts, not code
-    assert sum(n for p, n in lines.items() if p not in course) <= 31_100
+    assert sum(n for p, n in lines.items() if p not in course) <= 31_240
     many = {"attention", "explain", "attend", "choose"}  # the definition, its mirrors
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
