@@ -1008,3 +1008,27 @@ def test_a_file_of_the_first_version_still_opens(folder):
     assert_same(second.bias, np.asarray([[[0.0, 1], [2, 3]]]))
     assert_same(second.v, second.k)
     assert (first.v, first.bias, second.sink) == (None, None, None)
+
+
+def test_any_tile_of_logits_is_that_of_the_definition(rng):
+    q, k = rng.normal(size=(4, 6, 8)), rng.normal(size=(2, 7, 8))
+    bias, at = rng.normal(size=(4, 6, 7)), np.arange(7)
+    options = {"bias": bias, "scale": 0.4, "softcap": 3.0}
+    done = regard.attention(
+        q, k, k, regard.causal(), q_start=1, see=("logits",), **options
+    )
+    record = Record(
+        name="a", q=q, k=k, lse=done.lse, mask=regard.causal(), **options,
+        q_positions=at[1:], k_positions=at,
+    )  # fmt: skip
+    few = np.array([5, 0, 2])
+    for rows, keys, heads in (
+        (slice(None), slice(None), slice(None)),
+        (slice(2, 5), slice(1, 4), 3),
+        (few, slice(1, 4), slice(3, 0, -2)),
+        (slice(2, 5), few, 1),
+    ):
+        expected = done.logits[heads][..., rows, :][..., keys]
+        np.testing.assert_allclose(record.logits(rows, keys, heads=heads), expected)
+        allowed = record.allowed(rows, keys, heads=heads)
+        assert (allowed == (expected > -np.inf)).all()

@@ -12,23 +12,22 @@ Next: lens/watch.py
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from itertools import product
 
 import torch
 from torch import Tensor
 
 from regard.audit.audited_record import AuditedRecord, read_record
 from regard.audit.finding import Finding, combine, tell
-from regard.audit.row_summary import BLOCK, Region, read_region
+from regard.audit.row_summary import BLOCK
+from regard.definition.contract import ALL
 from regard.errors import OptionError, ShapeError
-from regard.masks.algebra import Mask
-from regard.record import Record, Recording
+from regard.masks.tiles import EMPTY
+from regard.record import Recording
 from regard.stats.nonfinite import mark_nonfinite
-from regard.stats.reducer import Rows, Scope, Tile, start_rows
-from regard.stats.reducers import LargestLogit
-from regard.stats.walk import walk
+from regard.stats.reducer import Tile
+from regard.stats.source import read_heads
 
 BEFORE = ("inputs differ", "positions differ")  # in a later layer, in the first
 
@@ -86,45 +85,6 @@ def find_first(
             return
 
 
-@dataclass(frozen=True)
-class Gap:
-    """How far weights, and logits that both see, are from those of another record."""
-
-    other: Region
-    unmasked: Record  # the other one without its mask
-
-    def start(self, scope: Scope) -> tuple[Rows, Tensor]:
-        """Begin with no difference."""
-        return start_rows(scope), torch.zeros((), dtype=scope.dtype)
-
-    def add(self, state: tuple[Rows, Tensor], tile: Tile) -> tuple[Rows, Tensor]:
-        """Keep the larger differences."""
-        (gap, apart), off = state, tile.weights
-        cells = self.other.look(tile)
-        if cells is not None:  # what the other one hides has no weight there
-            logits = self.unmasked.logits(tile.rows, tile.keys, heads=tile.head)
-            far = (tile.logs + tile.lse[:, None]).sub_(logits).masked_fill_(~cells, 0)
-            apart = apart.maximum(far.abs_().amax())
-            lse = self.unmasked.lse[tile.head, tile.rows, None]
-            off = off - logits.sub_(lse).masked_fill_(~cells, -math.inf).exp_()
-        here = gap.at(tile.rows)
-        torch.maximum(here, off.abs().nan_to_num(1).amax(1), out=here)
-        return gap, apart
-
-    def merge(
-        self, state: tuple[Rows, Tensor], other: tuple[Rows, Tensor]
-    ) -> tuple[Rows, Tensor]:
-        """Keep the larger differences."""
-        mine, theirs = state[0].pair(other[0])
-        torch.maximum(mine, theirs, out=mine)
-        return state[0], state[1].maximum(other[1])
-
-    def finish(self, states: Sequence[tuple[Rows, Tensor]]) -> tuple[Tensor, Tensor]:
-        """Return the gaps of weights, (H, Nq), and of logits, (H,)."""
-        gaps, apart = zip(*states, strict=True)
-        return torch.stack([x.whole() for x in gaps]), torch.stack(apart)
-
-
 def measure(mine: AuditedRecord, theirs: AuditedRecord) -> tuple[Tensor, Tensor]:
     """Return how far weights are apart, (H, Nq), and logits that both see, (H,)."""
     shapes = [tuple(x.record.lse.shape) for x in (mine, theirs)]
@@ -134,34 +94,35 @@ def measure(mine: AuditedRecord, theirs: AuditedRecord) -> tuple[Tensor, Tensor]
             f"{len(mine.at_k)} keys in one recording, {shapes[1]} and "
             f"{len(theirs.at_k)} in the other, expected the same."
         )
-    one, other = (mark_nonfinite(x.record) for x in (mine, theirs))
-    lse = other.lse.masked_fill(other.lse == -math.inf, 0)
-    other = replace(other, lse=lse)
-    reducer = Gap(read_region(other), replace(other, mask=None))
-    ((gap, apart),) = walk(one, reducer, block=BLOCK)
-    rest = find_hidden(one, other)
-    if rest is not None:
-        (largest,) = walk(replace(other, mask=rest), LargestLogit(), block=BLOCK)
-        gap = gap.maximum((largest.values - lse).exp().nan_to_num(1))
+    gap, apart = torch.zeros(shapes[0]), torch.zeros(shapes[0][0])
+    records = [mark_nonfinite(x.record) for x in (mine, theirs)]
+    heads = [read_heads(x, range(len(apart)), ALL, ALL) for x in records]
+    for pair in zip(*heads, strict=True):
+        grid, here = [x.prove(BLOCK) for x in pair], gap[pair[0].number]
+        for (i, rows), (j, keys) in product(*map(enumerate, grid[0][:2])):
+            kinds = [
+                (x, kinds[i, j]) for x, (*_, kinds) in zip(pair, grid, strict=True)
+            ]
+            some = (x.compute(rows, keys, kind) for x, kind in kinds if kind != EMPTY)
+            tiles = [tile for tile in some if tile is not None]
+            if not tiles:
+                continue
+            off = tiles[0].weights  # what the other one hides has no weight there
+            if len(tiles) == 2:
+                far = find_distance(*tiles)
+                apart[pair[0].number] = apart[pair[0].number].maximum(far)
+                off = off - tiles[1].weights
+            here[rows] = here[rows].maximum(off.abs().nan_to_num(1).amax(1))
     return gap, apart
 
 
-def find_hidden(one: Record, other: Record) -> Mask | Tensor | None:
-    """Return the cells that the other record sees and the first hides; None if none."""
-    if one.mask is None:
-        return None
-    places = ((x.q_positions, x.k_positions) for x in (one, other))
-    alike = all(torch.equal(x, y) for x, y in zip(*places, strict=True))
-    if (
-        alike
-        and isinstance(one.mask, Mask)
-        and (other.mask is None or isinstance(other.mask, Mask))
-    ):
-        return ~one.mask if other.mask is None else other.mask & ~one.mask
-    seen, theirs = one.allowed(), other.allowed()
-    assert seen is not None  # one.mask is not None
-    hidden: Tensor = ~seen
-    return hidden if theirs is None else hidden & theirs
+def find_distance(one: Tile, other: Tile) -> Tensor:
+    """Return the largest difference of two logits, of cells that both see."""
+    far = (one.logs + one.lse[:, None] - other.logs - other.lse[:, None]).abs()
+    for allowed in (one.allowed, other.allowed):
+        if allowed is not None:
+            far.masked_fill_(~allowed, 0)
+    return far.amax()
 
 
 def name_cause(mine: AuditedRecord, theirs: AuditedRecord, heads: Tensor) -> str | None:
