@@ -138,6 +138,7 @@ def test_what_is_told_of_a_mistake_is_counted():
     assert told == ("rows sum to 0.5 … 1", "largest of a row: 0.60 on average")
 
 
+@pytest.mark.slow
 def test_the_figure_of_the_mistakes_has_their_weights_and_no_title_overlaps(tmp_path):
     mistakes = experiment.list_mistakes(*experiment.make_example())
     drawn = experiment.plot_mistakes()

@@ -554,6 +554,7 @@ print("ended")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["idle", "in a pass"])
 def test_ctrl_c_leaves_no_process_and_no_file(tmp_path, moment):
     n = 300 if moment == "idle" else 6000
