@@ -115,7 +115,7 @@ def tally_document(
         for found, count in zip(numbers, heads, strict=True):
             at = slice(first, first + count)
             first += count
-            rows = found[name]
+            rows = found.get(name, np.full((count, 0), np.nan))  # no query has it
             there = ~np.isnan(rows)
             n, y = there.sum(1), np.where(there, rows, 0).sum(1)
             sums[s, at] = sum_draw(n, y)
