@@ -332,7 +332,7 @@ def test_a_legend_names_every_letter_and_no_other():
     ("call", "words"),
     [
         (lambda: forward_flops(TINY, 0), "n=0, expected an integer of at least 1"),
-        (lambda: cache_bytes(TINY, 5, batch=-1), "batch=-1, expected a whole"),
+        (lambda: cache_bytes(TINY, 5, batch=-1), "batch=-1, expected an integer"),
         (lambda: cache_bytes(TINY, 2.5), "n=2.5, expected an integer"),
         (
             lambda: training_flops(TINY, 5, attention="flash"),

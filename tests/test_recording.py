@@ -394,7 +394,7 @@ def test_a_flipped_bit_of_a_large_file_is_found_on_demand(tmp_path, monkeypatch,
         open_recording(path)
     monkeypatch.setattr(recording, "SMALL", len(raw) - 1)
     assert open_recording(path).records[0].heads == 4
-    with pytest.raises(FileError, match="the numbers of 0"):
+    with pytest.raises(FileError, match="the data of 0"):
         open_recording(path, verify=True)
 
 
