@@ -44,7 +44,9 @@ def test_an_answer_that_only_looks_like_numbers_is_refused(name, kind):
     exercise = read_fast(name)
     found = grade(exercise, wrap(exercise.reference, ANSWERS[kind], 0), limit=math.inf)
     assert not found.passed
-    assert found.sentence.startswith("That is not what was asked for: the answer is a")
+    assert found.sentence.startswith(
+        "This is not the expected kind of answer: the answer is a"
+    )
     assert found.sentence.endswith("expected numbers.")
 
 

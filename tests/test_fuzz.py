@@ -138,14 +138,26 @@ OWN = (FUZZ / "corpus" / "exercise" / "double").read_text(encoding="utf-8")
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('"""Double it', '__doc__ = 5\n"""Double it', "no title, empty line and text"),
-        ('("a", "b", "c")', '("a", 2, "c")', "HINTS has a part that is no str"),
-        ("NEEDS = ()", "NEEDS = (None,)", "NEEDS has a part that is no str"),
-        ('NAME = "double"', 'NAME = "a b"', "NAME is 'a b', expected a function's"),
-        ('NAME = "double"', f'NAME = "{"x" * 99}"', "expected a function's"),
-        ("MINUTES = 1", "MINUTES = -1", "MINUTES is -1, expected 1 or so"),
-        ("MINUTES = 1", "MINUTES = 1; ATOL = 'x'", "ATOL is 'x', expected such as"),
-        ("MINUTES = 1", "MINUTES = 1; ATOL = 1e999", "ATOL is inf, expected such as"),
+        (
+            '"""Double it',
+            '__doc__ = 5\n"""Double it',
+            "docstring of title, empty line and text",
+        ),
+        ('("a", "b", "c")', '("a", 2, "c")', "HINTS has an item that is not a str"),
+        ("NEEDS = ()", "NEEDS = (None,)", "NEEDS has an item that is not a str"),
+        ('NAME = "double"', 'NAME = "a b"', "NAME is 'a b', expected an identifier"),
+        ('NAME = "double"', f'NAME = "{"x" * 99}"', "expected an identifier"),
+        ("MINUTES = 1", "MINUTES = -1", "MINUTES is -1, expected >= 0"),
+        (
+            "MINUTES = 1",
+            "MINUTES = 1; ATOL = 'x'",
+            "ATOL is 'x', expected 0 or more, as",
+        ),
+        (
+            "MINUTES = 1",
+            "MINUTES = 1; ATOL = 1e999",
+            "ATOL is inf, expected 0 or more, as",
+        ),
         ('EXTRA = ""', 'EXTRA = "\\x1b"', r'EXTRA is "\\u001b", expected one of'),
         ('"""That is the same."""', '""" """', "mistake_same has no docstring"),
         ("def mistake_same(x)", "mistake_same = 5\ndef f(x)", "has no docstring"),
@@ -167,7 +179,7 @@ def test_parts_of_an_exercise_that_cannot_be_used_are_refused(
 def test_a_reference_that_is_not_in_the_file_is_told(tmp_path):
     path = tmp_path / "double.py"
     path.write_text(OWN + "reference = len\n", encoding="utf-8")
-    with pytest.raises(FileError, match="reference is not written in this file"):
+    with pytest.raises(FileError, match="reference is not defined in this file"):
         _ = read_exercise(path).solution
 
 

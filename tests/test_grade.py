@@ -100,7 +100,7 @@ def test_an_exercise_has_the_parts_of_its_file(own):
         ('"""That is the same."""', "", "mistake_same has no docstring"),
         ("import numpy as np", "1 / 0", "raised ZeroDivisionError: division by zero"),
         ("def draw(rng):", "def draw(rng:", "raised SyntaxError"),
-        ("Double it\n", "Double it", "its docstring is no title, empty line and text"),
+        ("Double it\n", "Double it", "a docstring of title, empty line and text"),
     ],
 )
 def test_a_file_that_lacks_a_part_is_refused_by_name(tmp_path, old, new, message):
@@ -114,9 +114,7 @@ def test_a_file_that_lacks_a_part_is_refused_by_name(tmp_path, old, new, message
 
 
 def test_what_is_not_there_is_said(tmp_path):
-    with pytest.raises(
-        OptionError, match='there is no exercise "sofmax"; there are one'
-    ):
+    with pytest.raises(OptionError, match='no exercise "sofmax", expected one of one'):
         read_exercise("sofmax")
     with pytest.raises(FileError, match="cannot read"):
         read_exercise(tmp_path / "none.py")
@@ -196,8 +194,8 @@ def steer(scores):
         (raise_here, "(return np.zeros(3)[7]): index 7 is out of bounds"),
         (exit_here, "softmax raised SystemExit in line"),
         (steer, "a[31m b"),
-        (change, "softmax changes its argument scores, which others still need"),
-        (lambda scores: None, "softmax returned None: is there a return at its end?"),
+        (change, "softmax changes its argument scores, which the caller still needs"),
+        (lambda scores: None, "softmax returned None: is there a return statement?"),
         (lambda scores: "no", "answer is a str, expected numbers."),
         (lambda scores: {}, "answer is a dict, expected numbers."),
         (lambda scores: [[1], [2, 3]], "a list of rows of different lengths"),
@@ -251,23 +249,23 @@ def test_texts_and_objects_are_not_taken_for_numbers(answer, what):
     one = read_exercise("one_score")
     found = grade(one, lambda q, k: answer(q @ k))
     assert not found.passed
-    expected = (
-        f"That is not what was asked for: the answer is {what}, expected numbers."
-    )
+    expected = f"This is not the expected kind of answer: the answer is {what}, expected numbers."
     assert found.sentence == expected
 
 
 def test_complex_numbers_are_not_taken_for_their_real_parts():
     rotary = read_exercise("rotary")
     found = grade(rotary, lambda *given: rotary.reference(*given) + 1j)
-    assert found.sentence.endswith("these are complex numbers, expected real ones.")
+    assert found.sentence.endswith("these are complex numbers, expected real numbers.")
 
 
 def test_rounded_numbers_are_not_said_to_be_swapped():
     for name in ("softmax", "feed_forward"):
         one = read_exercise(name)
         found = grade(one, lambda *given, one=one: np.float32(one.reference(*given)))
-        assert found.sentence.startswith("Your numbers are nearly right, as if in flo")
+        assert found.sentence.startswith(
+            "Your numbers are nearly right, as if computed in flo"
+        )
 
 
 def test_an_endless_loop_is_ended():
@@ -321,7 +319,10 @@ def test_a_property_that_values_do_not_show_is_checked(own):
 
     asked.clear()
     found = grade(own, breaks)
-    assert found.sentence == "Its values are right, but then it raised OSError: gone"
+    assert (
+        found.sentence
+        == "The values are right, but in a further check it raised OSError: gone"
+    )
 
 
 def test_answers_are_drawn_side_by_side():
@@ -386,7 +387,7 @@ def test_check_finds_the_exercise_by_the_name():
     assert not found.passed
     assert found.exercise.name == "softmax"
     assert check(SOFTMAX.reference, exercise="softmax").passed
-    with pytest.raises(OptionError, match='no exercise asks for a function "<lambda>"'):
+    with pytest.raises(OptionError, match='no exercise has a function "<lambda>"'):
         check(lambda x: x)
 
 

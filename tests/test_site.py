@@ -202,7 +202,7 @@ def test_a_site_without_python_says_what_is_missing_and_where_it_goes(tmp_path):
     said = build_site(tmp_path / "a" / "b")
     assert said.endswith(
         "Python for browsers is missing: put Pyodide and its NumPy wheel into "
-        f"{tmp_path / 'a' / 'b' / 'pyodide'}, as docs/learn-site.md says."
+        f"{tmp_path / 'a' / 'b' / 'pyodide'}, as described in docs/learn-site.md."
     )
     (tmp_path / "a" / "b" / "pyodide" / "pyodide-lock.json").write_text("{}")
     assert "python -m http.server" in build_site(tmp_path / "a" / "b")
@@ -263,7 +263,7 @@ def test_a_file_of_pyodide_that_is_missing_is_named(runtime):
 def test_a_folder_that_is_not_pyodide_is_refused(tmp_path, lock):
     if lock is not None:
         (tmp_path / "pyodide-lock.json").write_text(lock)
-    with pytest.raises(FileError, match="does not tell of NumPy"):
+    with pytest.raises(FileError, match="does not list NumPy"):
         list_runtime(tmp_path)
 
 

@@ -210,7 +210,7 @@ FIVE = {
     ),
     "softmax": (
         "import numpy as np\ndef softmax(s):\n    e = np.exp(s)\n    return e / e.sum(-1, keepdims=True)\n",
-        "take the largest score of each row away before exp",
+        "subtract the largest score of each row before exp",
         "import numpy as np\ndef softmax(s):\n    e = np.exp(s - s.max(1)[:, None])\n    return e / e.sum(1)[:, None]\n",
     ),
     "causal_mask": (
@@ -243,7 +243,7 @@ def test_a_learner_is_wrong_takes_a_hint_is_stuck_and_is_right(lesson, name):
 
     said, _ = lesson.ask(wrong)
     assert sentence in said
-    assert lesson.state(name) == "begun"
+    assert lesson.state(name) == "started"
     assert f"{exercise.function}(" in lesson.text("more")
 
     assert exercise.hints[0] not in lesson.text("hints")
@@ -257,7 +257,7 @@ def test_a_learner_is_wrong_takes_a_hint_is_stuck_and_is_right(lesson, name):
     lesson.page.wait_for_timeout(300)
     assert lesson.at("check").is_disabled()
     lesson.at("stop").click()
-    assert lesson.text("verdict") == "Stopped. Your text is as it was."
+    assert lesson.text("verdict") == "Stopped. Your code is unchanged."
     assert lesson.at("code").input_value() == endless
 
     said, _ = lesson.ask(right)
@@ -285,7 +285,10 @@ def test_a_reload_keeps_what_was_written_solved_and_hinted(browser, site):
         lesson.page.goto(lesson.url)  # opens where the learner was
         lesson.page.wait_for_selector("li[data-name=softmax] [aria-current]")
         assert lesson.at("code").input_value() == "begun"
-        assert (lesson.state("scores"), lesson.state("softmax")) == ("solved", "begun")
+        assert (lesson.state("scores"), lesson.state("softmax")) == (
+            "solved",
+            "started",
+        )
         lesson.go("scores")
         assert lesson.at("code").input_value().endswith("# mine\n")
         assert lesson.at("hints").locator("li").count() == 2
@@ -324,7 +327,7 @@ def test_an_endless_loop_is_ended_by_the_page_in_the_end(lesson):
         ("def other(x): pass", "there is no function softmax"),
         ("def softmax(x):\n    return softmax(x)", "raised RecursionError in line 2"),
         ("def softmax(x):\n    return x / nothing", "raised NameError in line 2"),
-        ("import os; os._exit(1)", "Python broke, and starts again"),
+        ("import os; os._exit(1)", "Python crashed and is restarting"),
     ],
 )
 def test_whatever_a_text_does_is_one_sentence(lesson, text, sentence):
@@ -419,7 +422,7 @@ def test_what_needs_a_real_python_says_so(lesson):
     assert lesson.at("note").is_visible()
     assert "regard learn open induction_head" in lesson.text("command")
     assert not lesson.at("work").is_visible()
-    assert lesson.state("induction_head") == "needs a real Python"
+    assert lesson.state("induction_head") == "needs Python with PyTorch"
     lesson.go("softmax")
     assert not lesson.at("note").is_visible()
 
@@ -460,7 +463,7 @@ def test_a_site_without_python_still_teaches_and_says_what_is_missing(
         assert said == lesson.text("state")
         assert said == (
             "Python is missing: put Pyodide and its NumPy wheel into the folder "
-            "pyodide/ beside index.html."
+            "pyodide/ next to index.html."
         )
         assert (
             "exp(scores[i, j])" in lesson.page.locator("article:visible").inner_text()

@@ -18,7 +18,7 @@ def width_of_the_values(q, k, v):
 
 
 def unstable(q, k, v):
-    """take the largest score of each row away before exp"""
+    """exp of a large score is infinite, or all of a row are 0, and the output is NaN"""
     e = np.exp(q @ k.T / q.shape[1] ** 0.5)
     return (e / e.sum(1, keepdims=True)) @ v
 

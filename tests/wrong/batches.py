@@ -7,7 +7,7 @@ def weigh(x, axis=-1):
 
 
 def transposes_all(q, k, v):
-    """exchange only the last two"""
+    """T reverses all axes, including the batch"""
     return weigh(q @ k.T / np.sqrt(q.shape[-1])) @ v
 
 

@@ -31,7 +31,7 @@ def raw(x, qkv, out, up, down):
 
 
 def a_chain(x, qkv, out, up, down):
-    """What a part gives replaces x"""
+    """The output of a part replaces x"""
     for part in (lambda y: attend(y, qkv, out), lambda y: feed(y, up, down)):
         x = part(norm(x))
     return x
@@ -52,7 +52,7 @@ def parallel(x, qkv, out, up, down):
 
 
 def second_norm_forgotten(x, qkv, out, up, down):
-    """Only attention has its norm"""
+    """Only the input of attention is normalized"""
     y = x + attend(norm(x), qkv, out)
     return y + feed(y, up, down)
 

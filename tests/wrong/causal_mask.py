@@ -21,7 +21,7 @@ def sees_the_next(scores):
 
 
 def upside_down(scores):
-    """The past is hidden and the future is seen"""
+    """The past is hidden and the future is visible"""
     masked = scores.copy()
     masked[np.tril_indices(len(scores), k=-1)] = -np.inf
     return weigh(masked)
@@ -76,12 +76,12 @@ def masks_in_place(scores):
 
 
 def minus_a_hundred(scores):
-    """not below every score"""
+    """Hidden scores are set to a finite negative number"""
     return weigh(np.where(np.tri(len(scores)) > 0, scores, -100.0))
 
 
 def minus_a_billion(scores):
-    """not below every score"""
+    """Hidden scores are set to a finite negative number"""
     masked = scores.copy()
     masked[np.triu_indices(len(scores), k=1)] = -1e9
     return weigh(masked)

@@ -37,7 +37,7 @@ def counts_the_separator(questions, separator):
 
 
 def the_other_way(questions, separator):
-    """Inputs and targets are exchanged"""
+    """Inputs and targets are swapped"""
     rows = join(questions, separator)
     counted = np.arange(rows.shape[1] - 1) >= questions.shape[1]
     return rows[:, 1:], rows[:, :-1], np.tile(counted, (len(rows), 1))

@@ -14,13 +14,13 @@ def swapped_weights(x, context, wq, wk, wv):
 
 
 def wrong_way_round(x, context, wq, wk, wv):
-    """Here the context asks"""
+    """Here the context attends to x"""
     x, context = context, x
     return look(x @ wq.T, context @ wk.T, context @ wv.T)
 
 
 def self_attention(x, context, wq, wk, wv):
-    """never at the context"""
+    """This attends to x and not to the context"""
     return look(x @ wq.T, x @ wk.T, x @ wv.T)
 
 

@@ -16,7 +16,7 @@ def layer_of(x, layer, ahead=False):
 
 
 def sees_everything(tokens, embed, positions, layers):
-    """give block the causal mask"""
+    """A token sees the tokens after it, and so the answer"""
     x = embed[tokens] + positions[: tokens.size]
     for layer in layers:
         x = layer_of(x, layer, ahead=True)

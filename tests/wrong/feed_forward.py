@@ -15,7 +15,7 @@ def gpt2(x, up, up_bias, down, down_bias):
 
 
 def erf_of_z(x, up, up_bias, down, down_bias):
-    """take it of z / √2"""
+    """The argument of erf is z"""
     h = x @ up.T + up_bias
     return h * normal(h * 2**0.5) @ down.T + down_bias
 
@@ -27,12 +27,12 @@ def relu(x, up, up_bias, down, down_bias):
 
 
 def straight(x, up, up_bias, down, down_bias):
-    """There is no bend"""
+    """There is no nonlinearity between the two matrices"""
     return x @ (down @ up).T + down @ up_bias + down_bias
 
 
 def forgets_z(x, up, up_bias, down, down_bias):
-    """GELU multiplies it with z"""
+    """This is Φ(z), the probability alone"""
     return normal(x @ up.T + up_bias) @ down.T + down_bias
 
 

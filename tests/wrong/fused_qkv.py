@@ -9,7 +9,7 @@ def by_heads_first(x, w, heads):
 
 
 def q_v_k(x, w, heads):
-    """Keys and values are exchanged"""
+    """Keys and values are swapped"""
     q, v, k = np.split(x @ w.T, 3, axis=1)
     return tuple(np.stack(np.split(part, heads, axis=1)) for part in (q, k, v))
 

@@ -14,18 +14,18 @@ def tiled(q, k, v):
 
 
 def one_for_all(q, k, v):
-    """All query heads look at the first head"""
+    """All query heads use the first key head"""
     return look(q, k[0], v[0])
 
 
 def half_tiled(q, k, v):
-    """but the values are dealt out in turn"""
+    """The keys are shared by groups, but the values are assigned as h % Hk"""
     times = len(q) // len(k)
     return look(q, np.repeat(k, times, 0), np.concatenate([v] * times))
 
 
 def scaled_by_values(q, k, v):
-    """the width of queries and keys counts"""
+    """The scores are divided by the square root of dv, the width of the values"""
     times = len(q) // len(k)
     k, v = np.repeat(k, times, 0), np.repeat(v, times, 0)
     return look(q, k, v, d=v.shape[2])

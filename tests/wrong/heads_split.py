@@ -2,7 +2,7 @@ import numpy as np
 
 
 def straight_to_the_shape(x, heads):
-    """A reshape to (H, N, d) moves nothing"""
+    """The shape is right, but each head holds whole tokens instead of a part of each"""
     n, width = x.shape
     return np.reshape(x, (heads, n, width // heads))
 

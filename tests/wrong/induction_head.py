@@ -21,7 +21,7 @@ def list_index(weights, tokens):
 
 
 def zeros_for_the_rest(weights, tokens):
-    """divide by those that have an earlier same token"""
+    """The sum is divided by the number of all queries"""
     scores = np.zeros(len(tokens))
     last = {}
     for i, token in enumerate(tokens.tolist()):

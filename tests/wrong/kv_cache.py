@@ -20,7 +20,7 @@ def looks_too_early(q, k, v, keys, values):
 
 
 def newest_first(q, k, v, keys, values):
-    """put it at the end"""
+    """The new token is at the front of the cache"""
     keys, values = np.vstack([k, keys]), np.vstack([v, values])
     return look(q, keys, values), keys, values
 
@@ -38,7 +38,7 @@ def masked_top_left(q, k, v, keys, values):
 
 
 def alone(q, k, v, keys, values):
-    """The query looks at its own key only"""
+    """The query attends only to its own key"""
     return look(q, k[None], v[None]), grow(keys, k), grow(values, v)
 
 

@@ -27,7 +27,7 @@ def by_the_variance(x, weight, bias, eps):
 
 
 def bias_inside(x, weight, bias, eps):
-    """The bias is added before the weight"""
+    """The bias is added before multiplying by the weight"""
     rows = [(row - row.mean()) / np.sqrt(row.var() + eps) for row in x]
     return weight * (np.array(rows) + bias)
 

@@ -8,7 +8,7 @@ def short_window(q, k, documents, left, first):
 
 
 def sinks_in_the_future(q, k, documents, left, first):
-    """so put it outside the brackets"""
+    """A query sees keys after it"""
     near = np.logical_and(q >= k, q <= k + left)
     own = np.logical_and(near, documents[q] == documents[k])
     return np.logical_and(np.logical_or(own, k < first), documents[k] != -1)
@@ -27,13 +27,13 @@ def true_means_hidden(q, k, documents, left, first):
 
 
 def leaks_documents(q, k, documents, left, first):
-    """Documents that lie next to each other are mixed"""
+    """Adjacent documents are mixed"""
     near, own = q - k <= left, documents[q] == documents[k]
     return (k <= q) & (near | own | (k < first)) & (documents[k] > -1)
 
 
 def padding_forgotten(q, k, documents, left, first):
-    """Padding is seen"""
+    """Padding is visible"""
     own = (q - k <= left) & (documents[q] == documents[k])
     return (k <= q) & (own | (k < first))
 

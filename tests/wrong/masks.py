@@ -7,7 +7,7 @@ def weigh(x):
 
 
 def other_library(scores, mask):
-    """The mask is read the wrong way round"""
+    """The mask is inverted"""
     e = np.where(mask, 0, np.exp(scores - scores.max(1, keepdims=True)))
     total = e.sum(1, keepdims=True)
     return np.divide(e, total, out=np.zeros_like(e), where=total > 0)
@@ -24,14 +24,14 @@ def multiplies_truth(scores, mask):
 
 
 def nan_rows(scores, mask):
-    """A row that sees nothing is NaN"""
+    """An empty row is NaN, from −∞ − (−∞) or 0 / 0"""
     masked = scores.copy()
     masked[~mask] = -np.inf
     return weigh(masked)
 
 
 def big_negative(scores, mask):
-    """A row that sees nothing gets equal weights"""
+    """An empty row gets equal weights, because a large negative number is not −∞"""
     return weigh(np.where(mask, scores, np.finfo(np.float64).min))
 
 

@@ -2,7 +2,7 @@ import numpy as np
 
 
 def halves(out_a, lse_a, out_b, lse_b):
-    """The parts count alike"""
+    """Both parts have the same weight"""
     return 0.5 * out_a + 0.5 * out_b, np.logaddexp(lse_a, lse_b)
 
 
@@ -22,7 +22,7 @@ def sums_the_logs(out_a, lse_a, out_b, lse_b):
 
 
 def naive(out_a, lse_a, out_b, lse_b):
-    """take the larger lse away first"""
+    """exp of a large lse is infinite, or both are 0, and the division gives NaN"""
     with np.errstate(all="ignore"):
         a, b = np.exp(lse_a), np.exp(lse_b)
         out = (a[:, None] * out_a + b[:, None] * out_b) / (a + b)[:, None]
@@ -30,7 +30,7 @@ def naive(out_a, lse_a, out_b, lse_b):
 
 
 def two_empty_parts(out_a, lse_a, out_b, lse_b):
-    """its out is 0 and its lse -inf"""
+    """A query without unmasked keys in either part becomes NaN, because -inf minus"""
     lse = np.logaddexp(lse_a, lse_b)
     with np.errstate(all="ignore"):
         share = np.exp(lse_a - lse)[:, None]

@@ -11,7 +11,7 @@ def look(q, k, v, scale=None):
 
 
 def without_the_last_matrix(x, wq, wk, wv, wo, heads):
-    """nothing mixes them: multiply with wo.T"""
+    """The heads are concatenated, but not mixed"""
     parts = [np.split(x @ w.T, heads, axis=1) for w in (wq, wk, wv)]
     return np.concatenate([look(*qkv) for qkv in zip(*parts, strict=True)], axis=1)
 
@@ -30,7 +30,7 @@ def scaled_too_much(x, wq, wk, wv, wo, heads):
 
 
 def never_split(x, wq, wk, wv, wo, heads):
-    """one head as wide as all"""
+    """This is one wide head"""
     return look(x @ wq.T, x @ wk.T, x @ wv.T) @ wo.T
 
 

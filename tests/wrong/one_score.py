@@ -22,12 +22,12 @@ def averages(q, k):
 
 
 def multiplies_as_columns(q, k):
-    """makes a table"""
+    """That multiplies every number of q by every number of k, which gives a table"""
     return q[:, None] * k[None, :]
 
 
 def forgets_to_return(q, k):
-    """one_score returned None: is there a return at its end?"""
+    """one_score returned None: is there a return statement?"""
     sum(q * k)
 
 

@@ -19,7 +19,7 @@ def half_corrected(top, total, mix, score, value):
 
 
 def upside_down(top, total, mix, score, value):
-    """The factor of the old sums is upside down"""
+    """The factor of the old sums is inverted"""
     if score == -np.inf:
         return top, total, mix
     new = max(top, score)
@@ -29,7 +29,7 @@ def upside_down(top, total, mix, score, value):
 
 
 def not_a_number(top, total, mix, score, value):
-    """if the score is -inf, return what was given"""
+    """-inf minus -inf is NaN if the first key is masked"""
     new = max(top, score)
     with np.errstate(invalid="ignore"):
         factor, e = np.exp(np.subtract(top, new)), np.exp(np.subtract(score, new))

@@ -10,7 +10,7 @@ def speeds(d):
 
 
 def even_and_odd(x, positions):
-    """in the half pairing place i goes with place i + D/2"""
+    """This pairs neighbours, 2i and 2i + 1"""
     out = np.empty_like(x)
     t = np.outer(positions, speeds(x.shape[1]))
     out[:, ::2], out[:, 1::2] = turn(x[:, ::2], x[:, 1::2], t)
@@ -18,21 +18,21 @@ def even_and_odd(x, positions):
 
 
 def plus_and_minus(x, positions):
-    """turned the other way round"""
+    """The pairs are rotated in the wrong direction"""
     half = x.shape[1] // 2
     a, b, t = x[:, :half], x[:, half:], np.outer(positions, speeds(2 * half))
     return np.hstack([a * np.cos(t) + b * np.sin(t), b * np.cos(t) - a * np.sin(t)])
 
 
 def enumerates(x, positions):
-    """row n stands at positions[n]"""
+    """The rows are counted from 0 and the argument positions is not used"""
     half = x.shape[1] // 2
     t = np.array([n * speeds(2 * half) for n in range(x.shape[0])])
     return np.hstack(turn(x[:, :half], x[:, half:], t))
 
 
 def all_alike(x, positions):
-    """All pairs turn at the same speed"""
+    """All pairs are rotated by the same angle"""
     half = x.shape[1] // 2
     return np.hstack(turn(x[:, :half], x[:, half:], positions.reshape(-1, 1)))
 

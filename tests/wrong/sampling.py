@@ -20,7 +20,7 @@ def keep(z, k):
 
 
 def times(logits, temperature, top_k):
-    """divide by it, so that a low one"""
+    """The logits are multiplied by the temperature"""
     return share(keep(logits * temperature, top_k))
 
 

@@ -2,7 +2,7 @@ import numpy as np
 
 
 def multiplies_bare(q, k):
-    """its keys are the rows: transpose k"""
+    """That multiplies by the columns of k, but the keys are its rows"""
     return np.matmul(q, k)
 
 
@@ -12,7 +12,7 @@ def einsum_the_wrong_way(q, k):
 
 
 def one_loop(q, k):
-    """every query meets every key"""
+    """compare every query with every key"""
     return np.array([q[i] @ k[i] for i in range(len(q))])
 
 
@@ -32,7 +32,7 @@ def scores_with_bugs_in_the_loop(q, k):
 
 
 def table_of_one_shape(q, k):
-    """That is not what was asked for: answer has shape (1, 1), expected (1, 2)."""
+    """This is not the expected kind of answer: answer has shape (1, 1), expected (1, 2)."""
     table = np.zeros((len(q), len(q)))
     for i in range(len(q)):
         for j in range(min(len(q), len(k))):

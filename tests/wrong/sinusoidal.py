@@ -18,13 +18,13 @@ def counts_like_people(n, d):
 
 
 def cos_then_sin(n, d):
-    """Sine and cosine have changed places"""
+    """Sine and cosine are swapped"""
     t = turns(np.arange(n), d)
     return np.dstack([np.cos(t), np.sin(t)]).reshape(n, d)
 
 
 def forgets_the_two(n, d):
-    """pair i has the exponent 2i / d"""
+    """The frequencies decrease too slowly"""
     out = np.empty((n, d))
     for p in range(n):
         for i in range(d // 2):
@@ -43,7 +43,7 @@ def column_by_column(n, d):
 
 
 def grows(n, d):
-    """The waves get faster"""
+    """The frequencies increase instead of decreasing"""
     t = np.outer(np.arange(n), 10_000 ** (2 * np.arange(d // 2) / d))
     return np.dstack([np.sin(t), np.cos(t)]).reshape(n, d)
 

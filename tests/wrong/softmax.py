@@ -2,7 +2,7 @@ import numpy as np
 
 
 def plain_formula(scores):
-    """take the largest score of each row away before exp"""
+    """exp of a large score is infinite, or all of a row are 0, and the division"""
     weights = np.empty_like(scores)
     for i, row in enumerate(scores):
         weights[i] = np.exp(row) / sum(np.exp(x) for x in row)
@@ -22,13 +22,13 @@ def whole_table(scores):
 
 
 def largest_of_all(scores):
-    """take the largest of each row"""
+    """That subtracts the largest score of the whole table, and a row far below it"""
     e = np.exp(scores - np.amax(scores))
     return e / np.sum(e, axis=1)[:, None]
 
 
 def safe_division(scores):
-    """add no small number to it"""
+    """The rows sum to slightly less than 1"""
     e = np.exp(scores - scores.max(1)[:, None])
     return e / (1e-10 + e.sum(1)[:, None])
 
@@ -39,13 +39,13 @@ def shares(scores):
 
 
 def forgets_keepdims(scores):
-    """dividing by them takes one for each column: write keepdims=True"""
+    """The sums of the rows have shape (N,), which broadcasts along the columns"""
     e = np.exp(scores - scores.max(axis=1, keepdims=True))
     return e / e.sum(axis=1)
 
 
 def forgets_keepdims_and_the_largest(scores):
-    """dividing by them takes one for each column: write keepdims=True"""
+    """The sums of the rows have shape (N,), which broadcasts along the columns"""
     return np.exp(scores) / np.sum(np.exp(scores), axis=1)
 
 
@@ -64,7 +64,7 @@ def reads_too_far(scores):
 
 
 def changes_the_scores(scores):
-    """softmax changes its argument scores, which others still need"""
+    """softmax changes its argument scores, which the caller still needs"""
     scores -= scores.max(axis=1, keepdims=True)
     e = np.exp(scores)
     return e / e.sum(axis=1, keepdims=True)

@@ -16,7 +16,7 @@ def unscaled(q, k, lse, tokens):
 
 
 def exponentials(q, k, lse, tokens):
-    """take lse away before exp"""
+    """These are exponentials of scores, not weights"""
     scale = q.shape[1] ** -0.5
     return np.mean([np.exp(q[i] @ k[j] * scale) for i, j in find(tokens)])
 
@@ -34,14 +34,14 @@ def on_the_token(q, k, lse, tokens):
 
 
 def over_all(q, k, lse, tokens):
-    """The sum is divided by all queries"""
+    """The sum is divided by the number of all queries"""
     scale = q.shape[1] ** -0.5
     found = [np.exp(q[i] @ k[j] * scale - lse[i]) for i, j in find(tokens)]
     return sum(found) / len(tokens)
 
 
 def the_whole_square(q, k, lse, tokens):
-    """which is a table of N × N"""
+    """enough for a table of N × N"""
     weights = np.exp(q @ k.T / q.shape[1] ** 0.5 - lse[:, None])
     return np.mean([weights[i, j] for i, j in find(tokens)])
 
@@ -53,7 +53,7 @@ def lse_of_the_key(q, k, lse, tokens):
 
 
 def one_table(q, k, lse, tokens):
-    """which is a table of N × N"""
+    """enough for a table of N × N"""
     same, found = tokens[:, None] == tokens, []
     for i in range(len(tokens)):
         earlier = np.flatnonzero(same[i, :i])

@@ -1,4 +1,4 @@
-"""Learn attention by writing it: exercises that are graded in words.
+"""Learn attention by implementing it: exercises with feedback in plain words.
 
     regard learn                               in a terminal
     from regard.learn import check; check(fn)  in a notebook
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Load what is used, so that the command line answers at once."""
+        """Import names lazily, so that the command line starts fast."""
         if name not in LATER:
             raise AttributeError(f"module 'regard.learn' has no attribute '{name}'")
         return getattr(import_module(LATER[name]), name)

@@ -1,8 +1,8 @@
-"""The commands of `regard learn`; the work is in runner.py.
+"""Command line of `regard learn`; the implementation is in runner.py.
 
     regard learn                what is solved, what comes next
     regard learn watch          write in your editor; every save is graded
-    regard learn hint           one more each time
+    regard learn hint           one more hint each time
 
 Next: course.py
 """
@@ -21,7 +21,7 @@ from regard.terminal import Commands, guide
 def complete_name(
     _ctx: click.Context, _param: click.Parameter, typed: str
 ) -> list[CompletionItem]:
-    """Return the exercises that begin with what was typed, for a shell."""
+    """Return the exercises that start with the typed text, for shell completion."""
     from regard.learn.exercise import list_exercises  # noqa: PLC0415 (only for a shell)
 
     known = ((x.name, x.title) for x in list_exercises(None))
@@ -30,7 +30,7 @@ def complete_name(
 
 NAME = click.argument("name", required=False, shell_complete=complete_name)
 EXAMPLES = {
-    "list": guide("regard learn list", "regard learn watch goes on where you stopped."),
+    "list": guide("regard learn list", "regard learn watch continues the course."),
     "open": guide("regard learn open softmax", "regard learn watch grades it."),
     "watch": guide("regard learn watch", "regard learn hint, in another terminal."),
     "check": guide("regard learn check softmax", "regard learn hint, if it is wrong."),
@@ -51,7 +51,7 @@ EXAMPLES = {
     type=click.Path(file_okay=False),
     default="regard-exercises",
     show_default=True,
-    help="Where you write, and where your progress is kept.",
+    help="Folder for your files and your progress.",
 )
 @click.option("--course", type=click.Path(), help="A folder of your own exercises.")
 @click.option("--build", metavar="DIR", help="Write the course as a web site.")
@@ -67,8 +67,7 @@ def learn(
 ) -> None:
     """Learn attention by writing it; every save is graded, in words.
 
-    NAME of a command is an exercise, by name or number; unless given, the one to go
-    on with.
+    NAME is the name or number of an exercise; by default the current one.
     """
     if build is not None:
         from regard.learn.browser import build_site  # noqa: PLC0415 (only when asked)
@@ -83,7 +82,7 @@ def learn(
 
 
 @learn.command("list", epilog=EXAMPLES["list"])
-@click.option("--json", is_flag=True, help="Print it for programs.")
+@click.option("--json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def list_course(ctx: click.Context, *, json: bool) -> None:
     """Show what is solved and what comes next."""
@@ -111,7 +110,7 @@ def list_course(ctx: click.Context, *, json: bool) -> None:
 @NAME
 @click.pass_context
 def open_exercise(ctx: click.Context, name: str | None) -> None:
-    """Show an exercise and write its stub, unless you began already."""
+    """Show an exercise and write its stub, unless your file exists."""
     ctx.obj.open(name)
     click.echo("Then write: regard learn watch")
 
@@ -124,7 +123,7 @@ def watch(ctx: click.Context, name: str | None) -> None:
     try:
         ctx.obj.watch(name)
     except KeyboardInterrupt:
-        click.echo("\nGo on later with: regard learn watch")
+        click.echo("\nContinue later with: regard learn watch")
 
 
 @learn.command(epilog=EXAMPLES["check"])
@@ -137,14 +136,14 @@ def check(ctx: click.Context, name: str | None) -> None:
         ctx.exit(1)
     following = ctx.obj.follow(exercise)
     if following is not None:
-        click.echo(f"Go on with: regard learn open {following.name}")
+        click.echo(f"Continue with: regard learn open {following.name}")
 
 
 @learn.command(epilog=EXAMPLES["hint"])
 @NAME
 @click.pass_context
 def hint(ctx: click.Context, name: str | None) -> None:
-    """Tell a little more each time, three times."""
+    """Show one more hint each time, up to three."""
     ctx.obj.hint(name)
 
 
@@ -152,14 +151,14 @@ def hint(ctx: click.Context, name: str | None) -> None:
 @NAME
 @click.pass_context
 def reset(ctx: click.Context, name: str | None) -> None:
-    """Put the stub back; what you wrote is kept beside it."""
+    """Restore the stub; your code is kept in another file."""
     ctx.obj.reset(name)
 
 
 @learn.command("next", epilog=EXAMPLES["next"])
 @click.pass_context
 def go_on(ctx: click.Context) -> None:
-    """Leave this exercise and open the one after it."""
+    """Skip this exercise and open the next one."""
     ctx.obj.next()
 
 

@@ -1,10 +1,10 @@
-"""A learner's file, graded in a process of its own.
+"""Grade a learner's file in a separate process.
 
     found = attempt(read_exercise("softmax"), Path("regard-exercises/softmax.py"))
     found.passed, found.sentence, found.drawn, found.printed
 
-An endless loop, a sys.exit or a crash ends that process and nothing else. A file that
-cannot be run at all is told in one sentence, with its line.
+An endless loop, a sys.exit or a crash affects only that process. If a file cannot be
+run, the message names the line.
 
 Next: runner.py
 """
@@ -25,22 +25,22 @@ from regard.errors import FileError
 from regard.learn.exercise import Exercise, Function, read_exercise
 from regard.learn.grade import Grade, grade, locate
 
-CALL, WHOLE = 10.0, 30.0  # seconds for a call of the function, and for all
-PRINTED = 2000  # characters that are shown of what a file prints
-LINE = 400  # characters of a line of the file that is told
-MEMORY = 2**31  # bytes that a learner's code may take
+CALL, WHOLE = 10.0, 30.0  # seconds for one call of the function, and in total
+PRINTED = 2000  # maximum number of characters shown of the output of a file
+LINE = 400  # maximum number of characters shown of a line of the file
+MEMORY = 2**31  # bytes that a learner's code may allocate
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """What came of grading a file."""
+    """The result of grading a file."""
 
     exercise: str
     passed: bool
     sentence: str
     mistake: str = ""
-    drawn: str = ""  # the smallest call, and the maps
-    printed: str = ""  # by the learner's own code
+    drawn: str = ""  # the smallest failing call and the heatmaps
+    printed: str = ""  # output of the learner's code
 
 
 def attempt(
@@ -51,7 +51,7 @@ def attempt(
     width: int = 80,
     limits: tuple[float, float] = (CALL, WHOLE),
 ) -> Attempt:
-    """Grade a file; limits: seconds for a call of the function, and for all."""
+    """Grade a file; limits: seconds for one call of the function, and in total."""
     whole = limits[1] * exercise.patience
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder) / "grade.json"
@@ -63,7 +63,7 @@ def attempt(
             "color": color,
             "width": width,
         }
-        # -P: files beside the learner's must not hide NumPy
+        # -P: files next to the learner's must not shadow NumPy
         command = [sys.executable, "-P", "-m", "regard.learn.attempt", json.dumps(job)]
         ended, heard = run(command, whole)
         printed = clean(heard)
@@ -76,7 +76,7 @@ def attempt(
 
 
 def run(command: list[str], seconds: float) -> tuple[bool, bytes]:
-    """Run a program; return whether it ended in time, and the first that it printed."""
+    """Run a program; return whether it ended in time, and the start of its output."""
     process = subprocess.Popen(  # noqa: S603 (our own interpreter)
         command,
         stdin=subprocess.DEVNULL,
@@ -88,7 +88,7 @@ def run(command: list[str], seconds: float) -> tuple[bool, bytes]:
     def listen(pipe: IO[bytes]) -> None:
         with pipe:
             while piece := pipe.read1(2**16):  # type: ignore[attr-defined]
-                heard.extend(piece[: 4 * PRINTED - len(heard)])  # the rest is let go
+                heard.extend(piece[: 4 * PRINTED - len(heard)])  # drops the rest
 
     ear = threading.Thread(target=listen, args=(process.stdout,), daemon=True)
     ear.start()
@@ -99,19 +99,19 @@ def run(command: list[str], seconds: float) -> tuple[bool, bytes]:
     finally:
         process.kill()
         process.wait()
-        ear.join(1)  # what it started may still hold the pipe
+        ear.join(1)  # child processes may keep the pipe open
     return True, bytes(heard)
 
 
 def clean(printed: bytes) -> str:
-    """Return what a file printed, shortened, without what could steer a terminal."""
+    """Return the output of a file, shortened, without control characters."""
     text = printed.decode("utf-8", errors="replace")
     safe = "".join(c for c in text if c.isprintable() or c in "\n\t")
     return safe if len(safe) <= PRINTED else safe[:PRINTED] + "\n…"
 
 
 def join_lines(text: str) -> str:
-    """Return a text as one line that can be printed, shortened."""
+    """Return a text as one printable line, shortened."""
     line = "".join(c for c in " ".join(text.split()) if c.isprintable())
     return line if len(line) <= LINE else line[:LINE] + "…"
 
@@ -121,11 +121,11 @@ def load_function(path: Path, name: str) -> Function:
     module = ModuleType("__regard_exercise__")
     module.__file__ = str(path)
     try:
-        source = path.read_text(encoding="utf-8-sig")  # with a mark, or without
+        source = path.read_text(encoding="utf-8-sig")  # with or without a BOM
         code = compile(source, str(path), "exec")
     except FileNotFoundError:
         how = f"regard learn open {path.stem}"
-        raise FileError(f"{path.name} is not there yet: {how} writes it.") from None
+        raise FileError(f"{path.name} does not exist yet: {how} creates it.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise FileError(f"{path.name} cannot be read: {error}.") from None
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -135,7 +135,7 @@ def load_function(path: Path, name: str) -> Function:
         raise FileError(f"Python cannot read {line}: {reason}.") from None
     try:
         exec(code, module.__dict__)  # noqa: S102
-    except BaseException as error:  # noqa: BLE001 (a file may even exit)
+    except BaseException as error:  # noqa: BLE001 (it may call sys.exit)
         told = join_lines(locate(error, str(path)))
         raise FileError(f"The file raised {told}") from None
     found = getattr(module, name, None)
@@ -147,7 +147,7 @@ def load_function(path: Path, name: str) -> Function:
 
 
 def grade_file(exercise: Exercise, path: Path, limit: float) -> Grade:
-    """Grade the function in a file; a file that cannot be run is graded wrong."""
+    """Grade the function in a file; a file that cannot be run is wrong."""
     try:
         fn = load_function(path, exercise.function)
     except FileError as error:
@@ -156,10 +156,10 @@ def grade_file(exercise: Exercise, path: Path, limit: float) -> Grade:
 
 
 def limit_memory(size: int) -> None:
-    """Let this process have so many bytes more than it has, where Linux can say so."""
+    """Limit further memory of this process to size bytes, on Linux only."""
     state = Path("/proc/self/statm")
     if sys.platform == "linux" and state.exists():
-        import resource  # noqa: PLC0415 (not everywhere)
+        import resource  # noqa: PLC0415 (Unix only)
 
         limit = int(state.read_text("ascii").split()[0]) * resource.getpagesize() + size
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
@@ -168,11 +168,11 @@ def limit_memory(size: int) -> None:
 
 
 def main(job: dict[str, Any]) -> None:
-    """Do what a command line asks for, and keep the grade in a file."""
+    """Grade the file of a job and write the result to a file."""
     exercise = read_exercise(Path(job["exercise"]))
     if not exercise.extra:  # torch reserves far more than it uses
         limit_memory(MEMORY)
-    sys.path.append(str(Path(job["path"]).parent))  # last: it may hide nothing
+    sys.path.append(str(Path(job["path"]).parent))  # last, so it shadows nothing
     found = grade_file(exercise, Path(job["path"]), job["limit"])
     told = {
         "exercise": found.exercise,

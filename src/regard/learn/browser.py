@@ -2,12 +2,13 @@
 
     build_site("site", pyodide="pyodide")     then: python -m http.server -d site
 
-    site/index.html      the lessons, written out;  *.js, lesson.css: the page
-    site/exercises.json  stubs, hints, what is needed
-    site/regard.zip      the few modules that grade, and array-api-compat
+    site/index.html      the lessons as HTML;  *.js, lesson.css: the page
+    site/exercises.json  stubs, hints, prerequisites
+    site/regard.zip      the modules needed for grading, and array-api-compat
     site/pyodide/        Python and NumPy for browsers: docs/learn-site.md
 
-It asks no other host for anything: index.html forbids it, and its worker inherits that.
+The site loads nothing from other hosts: the Content-Security-Policy in index.html
+forbids it, and the worker inherits that policy.
 
 Next: assets/lesson.js
 """
@@ -31,7 +32,7 @@ from regard.learn.exercise import Exercise, list_exercises
 
 SOURCE = Path(__file__).parent.parent
 ASSETS = Path(__file__).parent / "assets"
-INK = SOURCE / "show" / "assets" / "ink.js"  # the colours of all our pages
+INK = SOURCE / "show" / "assets" / "ink.js"  # colour scales shared by all pages
 LESSONS = "<!-- lessons -->"
 
 NEEDED = (
@@ -41,11 +42,11 @@ NEEDED = (
     *(f"learn/{x}.py" for x in ("attempt", "sandbox")),
 )
 LOCK = "pyodide-lock.json"
-VERSION = "314.0.3"  # of Pyodide, which the tests run
-HASHES = Path(__file__).parent / "pyodide.sha256"  # by sha256sum, of its npm package
+VERSION = "314.0.3"  # of Pyodide, as used in the tests
+HASHES = Path(__file__).parent / "pyodide.sha256"  # sha256sum of its npm package
 MISSING = (
     "Python for browsers is missing: put Pyodide and its NumPy wheel into {folder}, "
-    "as docs/learn-site.md says."
+    "as described in docs/learn-site.md."
 )
 
 
@@ -55,10 +56,10 @@ def build_site(
     pyodide: str | Path | None = None,
     course: str | Path | None = None,
 ) -> str:
-    """Write the site into a folder; return a sentence that says what it has.
+    """Write the site to a folder and return a summary.
 
-    pyodide: a folder with Pyodide and its NumPy wheel, which are checked and copied;
-        unless given, what is in the site's folder pyodide/ is left as it is
+    pyodide: a folder with Pyodide and its NumPy wheel, which are verified and copied;
+        by default the site's folder pyodide/ is left unchanged
     course: a folder of your own exercises
     """
     site = Path(folder)
@@ -87,54 +88,54 @@ def build_site(
 
 
 def write_lesson(exercise: Exercise) -> str:
-    """Return the text of an exercise as HTML; HTML in it is shown as text."""
+    """Return the text of an exercise as HTML; HTML in it is escaped."""
     reader = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
     html = reader.render(exercise.text)
-    html = html.replace("<pre>", '<pre tabindex="0">')  # wide ones scroll with keys
+    html = html.replace("<pre>", '<pre tabindex="0">')  # scrollable by keyboard
     return f'<article data-lesson="{escape(exercise.name)}" hidden>\n{html}</article>'
 
 
 def describe(exercise: Exercise) -> dict[str, object]:
-    """Return what the page needs to know of an exercise."""
+    """Return the data of an exercise that the page needs."""
     kept = ("name", "title", "function", "minutes", "needs", "extra", "stub", "hints")
     told = {name: getattr(exercise, name) for name in (*kept, "atol", "solution")}
     return told | {"place": f"course/{exercise.path.name}"}
 
 
 def pack(exercises: Sequence[Exercise]) -> bytes:
-    """Return what grades, and the exercises, as a zip that is always the same."""
+    """Return the grading modules and the exercises as a reproducible zip."""
     with BytesIO() as out:
         with ZipFile(out, "w", ZIP_DEFLATED) as file:
             for name, path in list_source(exercises):
-                entry = ZipInfo(name)  # the year is 1980
+                entry = ZipInfo(name)  # with a fixed date
                 entry.compress_type = ZIP_DEFLATED
                 file.writestr(entry, path.read_bytes())
         return out.getvalue()
 
 
 def list_source(exercises: Sequence[Exercise]) -> Iterator[tuple[str, Path]]:
-    """Yield what browsers run, as the name in the zip and the file."""
+    """Yield the name in the zip and the path of each file that browsers need."""
     for pattern in NEEDED:
         for path in sorted(SOURCE.glob(pattern)):
             yield f"regard/{path.relative_to(SOURCE).as_posix()}", path
     compat = distribution("array-api-compat")
     for file in compat.files or ():
-        if file.suffix == ".py" or file.name in ("LICENSE", "METADATA"):  # whose it is
+        if file.suffix == ".py" or file.name in ("LICENSE", "METADATA"):
             yield file.as_posix(), Path(str(compat.locate_file(file)))
     for exercise in exercises:
         yield f"course/{exercise.path.name}", exercise.path
 
 
 def list_runtime(folder: Path) -> tuple[Path, ...]:
-    """Return the files of Pyodide and NumPy in a folder, none of them changed."""
+    """Return the files of Pyodide and NumPy in a folder; verify their checksums."""
     lock = folder / LOCK
     try:
         numpy = json.loads(lock.read_text("utf-8"))["packages"]["numpy"]
         wheel, expected = str(numpy["file_name"]), str(numpy["sha256"])
     except (OSError, ValueError, KeyError, TypeError):
         raise FileError(
-            f"{lock} is not there, or does not tell of NumPy; expected a folder with "
-            "Pyodide and its NumPy wheel, as docs/learn-site.md says."
+            f"{lock} is missing or does not list NumPy; expected a folder with "
+            "Pyodide and its NumPy wheel, as described in docs/learn-site.md."
         ) from None
     lines = map(str.split, HASHES.read_text("utf-8").splitlines())
     known = {name: digest for digest, name in lines}
@@ -148,11 +149,11 @@ def list_runtime(folder: Path) -> tuple[Path, ...]:
 
 
 def check_hash(path: Path, expected: str) -> None:
-    """Refuse a file that is not the one expected."""
+    """Raise if the sha256 of a file is not the expected one."""
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != expected:
         raise FileError(
             f"{path} has the sha256 {found}, expected {expected}: "
-            f"take it from Pyodide {VERSION} again."
+            f"download it again from Pyodide {VERSION}."
         )

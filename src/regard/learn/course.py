@@ -1,6 +1,6 @@
-"""The order of the course: from one dot product to a head in a real model.
+"""The order of the exercises, from one dot product to a head in a real model.
 
-Each name is a file in exercises/. What comes next is the next in the order.
+Each name is a file in exercises/.
 
 Next: exercise.py
 """

@@ -1,13 +1,12 @@
-"""A learner's function against the specification, and one sentence about it.
+"""Grade a learner's function: compare it with the specification and explain.
 
     found = grade(read_exercise("softmax"), my_softmax)
     found.passed, found.sentence
     print(found.draw())        Yours / Specification / Difference
 
-The function is called on random arguments, the smallest first, until one answer is
-wrong. If a known mistake gives that same wrong answer, its own sentence is the verdict;
-else the place where the answers part. Whatever the function does, raise, hang, return
-nothing, is one sentence too.
+The function is called on random arguments, smallest first, until an answer is wrong. If
+a known mistake gives the same wrong answer, its message is shown; otherwise the place
+where the answers differ. Exceptions, timeouts and a missing return are explained, too.
 
 Next: picture.py
 """
@@ -39,26 +38,26 @@ from regard.judge.inputs import TroubleError
 from regard.judge.subject import within
 from regard.learn.exercise import Exercise, Function, Mistake
 
-FEW = 40  # numbers of a call that are written out
+FEW = 40  # maximum number of elements of a call that are written out
 
 
 @dataclass(frozen=True, eq=False)
 class Grade:
-    """Whether an answer is right, and what to say about it."""
+    """Whether an answer is right, and the message about it."""
 
     exercise: str
     passed: bool
     sentence: str
-    mistake: str = ""  # the name of the known mistake
+    mistake: str = ""  # name of the known mistake, if any
     difference: Difference | None = None
-    call: str = ""  # the smallest call that shows it, in Python
+    call: str = ""  # the smallest failing call, as Python code
     atol: float = field(default=1e-6, repr=False)
 
     def __str__(self) -> str:
         return "\n\n".join(x for x in (self.sentence, self.draw()) if x)
 
     def draw(self, *, color: bool = False, width: int = 80) -> str:
-        """Draw the smallest call that shows it, and both answers as small maps."""
+        """Return the smallest failing call, and both answers as heatmaps."""
         from regard.learn.picture import draw_answers  # noqa: PLC0415 (browsers do not)
 
         lines = (
@@ -70,7 +69,7 @@ class Grade:
         return "\n\n".join(lines)
 
     def to_json(self) -> str:
-        """Write it for other programs; what is no number is "nan", "inf" or "-inf"."""
+        """Return JSON; non-finite numbers are the strings "nan", "inf" and "-inf"."""
         found = self.difference or Difference("")
         maps = {n: getattr(found, n) for n in ("yours", "expected", "difference")}
         kept = ("exercise", "passed", "sentence", "mistake", "call")
@@ -79,17 +78,17 @@ class Grade:
 
 
 class KindError(TypeError):
-    """An answer that holds no real numbers."""
+    """Raised for an answer that does not consist of real numbers."""
 
 
 class Listener:
-    """The learner's function; it remembers what came of the last call."""
+    """Wrapper of the learner's function that records the last answer or error."""
 
     def __init__(self, fn: Function, *, several: bool = False) -> None:
-        self.fn, self.several = fn, several  # several: a tuple is asked for
+        self.fn, self.several = fn, several  # several: a tuple is expected
         self.answer: Any = None
         self.error: BaseException | None = None
-        self.thread: int | None = None  # while a call is under way
+        self.thread: int | None = None  # set while a call is running
 
     def __call__(self, *arguments: Any) -> Any:
         self.answer, self.error = None, None
@@ -104,7 +103,7 @@ class Listener:
         return self.answer
 
     def stop(self) -> None:
-        """End a call that is still under way, so that it does not run on unseen."""
+        """Stop a call that is still running in its thread."""
         import ctypes  # noqa: PLC0415 (not every browser has it)
 
         if self.thread is not None and self.thread != threading.get_ident():
@@ -117,7 +116,7 @@ def grade(
 ) -> Grade:
     """Compare a function with the specification of an exercise.
 
-    limit: seconds for each call; math.inf calls directly, for want of threads
+    limit: seconds allowed for each call; math.inf calls without a thread
     """
     calls = sorted(exercise.draw(np.random.default_rng(seed)), key=measure)
     heard = Listener(fn)
@@ -151,27 +150,27 @@ def grade(
 
 
 def tidy(answer: Any, *, several: bool = False) -> Any:
-    """Return a list as an array; a tuple has several answers, as np.split has."""
+    """Convert a list to an array, or to a tuple if several answers are expected."""
     if several and isinstance(answer, list):
         return tuple(answer)
     try:
         answer = np.asarray(answer) if isinstance(answer, list) else answer
     except ValueError:  # its rows have different lengths
         return answer
-    if answer is not None:  # that has a sentence of its own
+    if answer is not None:  # None has a separate message
         for x in parts(answer):
             refuse_kind(x)
     return answer
 
 
 def refuse_kind(x: Any) -> None:
-    """Raise if x holds no real numbers: a comparison would read "0.5" as 0.5."""
+    """Raise if x does not hold real numbers; a comparison would read "0.5" as 0.5."""
     try:
         kind = read(x).dtype.kind
     except ValueError:  # rows of different lengths, in one of several answers
         return
     if kind == "c":
-        raise KindError("these are complex numbers, expected real ones.")
+        raise KindError("these are complex numbers, expected real numbers.")
     if kind not in "biuf":
         what = f"an array of {x.dtype}" if is_array(x) else f"a {type(x).__name__}"
         raise KindError(f"the answer is {what}, expected numbers.")
@@ -180,7 +179,7 @@ def refuse_kind(x: Any) -> None:
 def check_property(
     exercise: Exercise, heard: Listener, seed: int, limit: float
 ) -> str | None:
-    """Ask what values cannot show; return a sentence if it does not hold."""
+    """Run the exercise's property check; return its message if it fails."""
     check = exercise.check
     if check is None:
         return None
@@ -189,19 +188,19 @@ def check_property(
         said = within(limit * exercise.patience, lambda: check(heard, rng))
     except TroubleError as trouble:
         heard.stop()
-        return f"Its values are right, but then {trouble}"
+        return f"The values are right, but in a further check {trouble}"
     return None if said is None else str(said)
 
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What came of one call: an answer, or an error."""
+    """The answer or the error of one call."""
 
     answer: Any
     error: BaseException | None = None
 
     def agrees(self, other: Outcome, atol: float) -> bool:
-        """Tell whether two calls went the same way."""
+        """Return whether two calls gave the same answer or the same error."""
         if self.error is not None or other.error is not None:
             kinds = [(type(x.error), str(x.error)) for x in (self, other)]
             return kinds[0] == kinds[1]
@@ -214,7 +213,7 @@ class Outcome:
 def try_call(
     fn: Function, arguments: Sequence[Any], limit: float, *, several: bool = False
 ) -> Outcome:
-    """Call a function once, on copies."""
+    """Call a function once, on copies of the arguments."""
     heard = Listener(fn, several=several)
     try:
         within(limit, lambda: heard(*map(own, arguments)))
@@ -231,10 +230,10 @@ def name_mistake(
     at: Sequence[Any],
     limit: float,
 ) -> Mistake | None:
-    """Return the known mistake that gives the same wrong answers, if there is one.
+    """Return the known mistake that gives the same wrong answers, or None.
 
-    It must agree on the smallest failing call and on half of all that fail, because two
-    mistakes can agree by chance.
+    It must agree on the smallest failing call and on half of all failing calls, because
+    two mistakes can agree by chance.
     """
     atol, spec = exercise.atol, exercise.spec
     yours, right = Outcome(heard.answer, heard.error), try_call(spec, at, math.inf)
@@ -256,27 +255,27 @@ def name_mistake(
         pairs = zip(failing, tried, strict=True)
         return sum(yours.agrees(theirs, atol) for (_, yours), theirs in pairs)
 
-    best = max(same, key=count)  # the first of equals
+    best = max(same, key=count)  # the first one in a tie
     return best if 2 * count(best) >= len(failing) else None
 
 
 def describe(exercise: Exercise, heard: Listener, found: Difference) -> str:
-    """Say in a learner's words what is wrong with an answer no mistake explains."""
+    """Return a message about a wrong answer that no known mistake explains."""
     name = exercise.function
     if isinstance(heard.error, KindError):
-        return f"That is not what was asked for: {heard.error}"
+        return f"This is not the expected kind of answer: {heard.error}"
     if heard.error is not None:
         code = getattr(heard.fn, "__code__", None)
         return f"{name} raised {locate(heard.error, getattr(code, 'co_filename', ''))}"
     if heard.answer is None:
-        return f"{name} returned None: is there a return at its end?"
+        return f"{name} returned None: is there a return statement?"
     if isinstance(heard.answer, list):
         return f"{name} returned a list of rows of different lengths, not an array."
     for i, argument in enumerate(exercise.arguments):
         if found.says.startswith(f"argument {i} is changed"):
             return (
-                f"{name} changes its argument {argument}, which others still need: "
-                "work on a copy, and write x = x - y where x -= y would change it."
+                f"{name} changes its argument {argument}, which the caller still "
+                "needs: work on a copy, and write x = x - y instead of x -= y."
             )
     says = re.sub(r"^part (\d+)", r"answer[\1]", found.says)
     says = re.sub(r"^out\b", "answer", says)
@@ -284,21 +283,21 @@ def describe(exercise: Exercise, heard: Listener, found: Difference) -> str:
 
 
 def describe_numbers(found: Difference, atol: float) -> str:
-    """Say in a few words how two answers differ."""
+    """Return a short description of how two answers differ."""
     yours, expected = found.yours, found.expected
     if yours is None or expected is None:
-        return "That is not what was asked for"
+        return "This is not the expected kind of answer"
     if np.isnan(yours).any() and not np.isnan(expected).any():
         return "Your answer has NaN, which is 0 / 0 or ∞ − ∞"
     if np.allclose(yours, expected, atol=atol):
-        return "Your numbers are nearly right, as if in float32"
+        return "Your numbers are nearly right, as if computed in float32"
     if yours.shape == yours.T.shape and np.allclose(yours.T, expected, atol=atol):
         return "The numbers are right, but rows and columns are swapped"
     return "Some of your numbers are not right"
 
 
 def locate(error: BaseException, file: str) -> str:
-    """Say what was raised, in which line of a file, and with what words."""
+    """Return the type, the line in a file and the message of an error."""
     steps = traceback.extract_tb(error.__traceback__)
     mine = [step for step in steps if step.filename == file]
     where = f" in line {mine[-1].lineno} ({mine[-1].line})" if mine else ""
@@ -307,7 +306,7 @@ def locate(error: BaseException, file: str) -> str:
 
 
 def write_call(exercise: Exercise, arguments: Sequence[Any]) -> str:
-    """Write a call as Python, large arguments only by their shapes."""
+    """Return a call as Python code; large arguments show only their shapes."""
     lines, left = [], FEW
     for name, x in zip(exercise.arguments, arguments, strict=False):
         if not is_array(x):
@@ -323,7 +322,7 @@ def write_call(exercise: Exercise, arguments: Sequence[Any]) -> str:
 
 
 def write_array(name: str, x: Any) -> str:
-    """Write an array as Python, in few digits."""
+    """Return an array as Python code, with few digits."""
     start = f"{name} = np.array("
     values = np.array2string(x, separator=", ", precision=4, suppress_small=True)
     exact = x.dtype.kind != "f" or np.array_equal(np.round(x, 4), x, equal_nan=True)
@@ -332,7 +331,7 @@ def write_array(name: str, x: Any) -> str:
 
 
 def write_map(x: Any) -> Any:
-    """Return a map as nested lists, without numbers that JSON has no word for."""
+    """Return a 2-d array as nested lists, with non-finite numbers as strings."""
     if x is None:
         return None
     return [[v if math.isfinite(v) else str(v) for v in row] for row in x.tolist()]

@@ -5,8 +5,8 @@
     def softmax(scores): …
     check(softmax)              finds the exercise by the name of the function
 
-A cell that ends with it shows the sentence and both answers as coloured tables; print
-gives the same as text.
+At the end of a cell it shows the message and both answers as coloured tables; print
+shows the same as text.
 
 Next: plugin.py
 """
@@ -26,8 +26,8 @@ from regard.learn.exercise import Exercise, Function, list_exercises
 from regard.learn.grade import Grade, grade
 from regard.show.palette import fit_signed
 
-LARGE = 16  # rows and columns of a table
-SMALL = 8  # columns of which the numbers are written
+LARGE = 16  # maximum rows and columns of a table
+SMALL = 8  # up to this many columns, the numbers are shown
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class Checked:
         return str(self.grade)
 
     def _repr_html_(self) -> str:
-        """Show the sentence, the smallest call, and both answers in colour."""
+        """Return the message, the smallest failing call and both answers as HTML."""
         found = self.grade
         if found.passed:
             return f"<p><b>Right.</b></p><pre>{escape(self.exercise.solution)}</pre>"
@@ -82,11 +82,11 @@ def check(
     seed: int = 0,
     limit: float = 10.0,
 ) -> Checked:
-    """Grade a function that has the name an exercise asks for.
+    """Grade a function; its name determines the exercise.
 
-    exercise: which one, if the function has another name
+    exercise: name of the exercise, if the function has another name
     course: a folder of your own exercises
-    limit: seconds for each call
+    limit: seconds allowed for each call
     """
     known = read_course(course)
     wanted = getattr(fn, "__name__", "") if exercise is None else exercise
@@ -95,19 +95,19 @@ def check(
             return Checked(grade(one, fn, seed=seed, limit=limit), one)
     names = ", ".join(one.function for one in known)
     raise OptionError(
-        f'no exercise asks for a function "{wanted}"; they ask for {names}. '
-        f'Write check(fn, exercise="{known[0].name}") to say which.'
+        f'no exercise has a function "{wanted}", expected one of {names}. '
+        f'Or name the exercise: check(fn, exercise="{known[0].name}").'
     )
 
 
 @cache
 def read_course(course: str | Path | None) -> tuple[Exercise, ...]:
-    """Read all exercises, once."""
+    """Read all exercises; cached."""
     return tuple(list_exercises(course))
 
 
 def write_table(x: Numbers) -> str:
-    """Return a map as an HTML table; colours tell the size and the sign."""
+    """Return a 2-d array as an HTML table, coloured by value."""
     x = x[:LARGE, :LARGE]
     tints = fit_signed(x).paint(np.nan_to_num(x, posinf=0, neginf=0))
     rows = []

@@ -1,9 +1,9 @@
-"""Yours / Specification / Difference: two answers as small maps in a terminal.
+"""Yours / Specification / Difference: two answers as heatmaps in a terminal.
 
     print(draw_answers(found.difference, atol=1e-6))
 
-All three share one scale. The map of the difference is blank where the answers agree,
-so that the smallest difference is seen. Small answers are written as numbers below.
+All three share one scale. The difference is blank where the answers agree, so that even
+small differences are visible. Small answers are also printed as numbers.
 
 Next: attempt.py
 """
@@ -18,14 +18,14 @@ from regard.judge.inputs import Numbers
 from regard.show.palette import Linear
 from regard.show.text import draw_weights
 
-SMALL = 6  # rows and columns that are also written as numbers
-LARGE = 24  # rows and columns that are drawn
+SMALL = 6  # up to this many rows and columns are also printed as numbers
+LARGE = 24  # maximum rows and columns that are drawn
 
 
 def draw_answers(
     found: Difference, *, atol: float, color: bool = False, width: int = 80
 ) -> str:
-    """Draw both answers and where they part."""
+    """Return heatmaps of both answers and of where they differ."""
     if found.yours is None or found.expected is None:
         return ""
     yours, expected = (x[:LARGE, :LARGE] for x in (found.yours, found.expected))
@@ -47,12 +47,12 @@ def draw_answers(
 
 
 def fill(x: Numbers) -> Numbers:
-    """Return 0 where there is no number."""
+    """Replace non-finite numbers by 0."""
     return np.nan_to_num(x, posinf=0, neginf=0)
 
 
 def find_apart(yours: Numbers, expected: Numbers, atol: float) -> Numbers:
-    """Tell where two answers part, as regard.judge.difference does."""
+    """Return where two answers differ, as in regard.judge.difference."""
     room = atol * np.maximum(1, np.where(np.isfinite(expected), np.abs(expected), 1))
     with np.errstate(invalid="ignore"):
         near = np.abs(yours - expected) <= room
@@ -60,14 +60,14 @@ def find_apart(yours: Numbers, expected: Numbers, atol: float) -> Numbers:
 
 
 def fit(maps: dict[str, tuple[Numbers, Numbers]]) -> Linear:
-    """Return a scale for all maps, which has 0 in it."""
+    """Return a scale for all maps that includes 0."""
     values = np.concatenate([x.ravel() for x, _ in maps.values()])
     low, high = min(0.0, float(values.min())), max(0.0, float(values.max()))
     return Linear(low, high if high > low else low + 1.0)
 
 
 def write_numbers(answers: dict[str, Numbers]) -> str:
-    """Write small answers as numbers, side by side."""
+    """Return small answers as numbers, side by side."""
     blocks = []
     for title, x in answers.items():
         rows = [str(i) for i in range(len(x))]

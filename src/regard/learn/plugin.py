@@ -1,11 +1,11 @@
 """Grade the files of a class with pytest, and collect the results.
 
-    pytest --regard-exercises DIR                     a test for each learner's file
-    pytest --regard-exercises DIR --regard-csv FILE   and a table of the results
-    pytest --regard-exercises DIR --regard-course OWN exercises of the teacher's own
+    pytest --regard-exercises DIR                     one test per learner's file
+    pytest --regard-exercises DIR --regard-csv FILE   also write a table of the results
+    pytest --regard-exercises DIR --regard-course OWN use your own exercises
 
-DIR has files such as softmax.py, or a folder of them for each learner. Each runs in a
-process of its own; nothing in DIR is imported here.
+DIR has files such as softmax.py, or one folder of them per learner. Each file runs in a
+separate process; nothing in DIR is imported here.
 
 Next: __main__.py
 """
@@ -39,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Look into that folder, and write the table at the end."""
+    """Collect from the given folder, and register the CSV writer."""
     folder = config.getoption("--regard-exercises")
     if folder is None:
         return
@@ -53,13 +53,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: Any) -> None:
-    """Load no conftest.py: a learner's would run here."""
+    """Disable conftest.py files, because a learner's would run in this process."""
     known = early_config.known_args_namespace
     known.noconftest |= known.regard_exercises is not None
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave alone what is no exercise: to collect a test is to run its file."""
+    """Ignore files that are not exercises, because collecting a test runs its file."""
     if config.getoption("--regard-exercises") is None or collection_path.is_dir():
         return None
     return collection_path.stem not in read_course(config)
@@ -67,13 +67,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)
 def pytest_collect_directory(path: Path, parent: Any) -> Any:
-    """Make no package of a folder: pytest would run its __init__.py."""
+    """Collect folders as plain directories, so that no __init__.py is run."""
     graded = parent.config.getoption("--regard-exercises") is not None
     return pytest.Dir.from_parent(parent, path=path) if graded else None
 
 
 def pytest_collect_file(file_path: Path, parent: Any) -> pytest.Collector | None:
-    """Make a test of a file that has the name of an exercise."""
+    """Collect a file that has the name of an exercise as a test."""
     folder = parent.config.getoption("--regard-exercises")
     if folder is None or file_path.suffix != ".py":
         return None
@@ -90,7 +90,7 @@ def pytest_collect_file(file_path: Path, parent: Any) -> pytest.Collector | None
 
 
 def read_course(config: pytest.Config) -> dict[str, Exercise]:
-    """Return the exercises by name, read once for a run."""
+    """Return the exercises by name; read them once per session."""
     from regard.learn.exercise import list_exercises  # noqa: PLC0415 (pytest starts fast)
 
     if COURSE not in config.stash:
@@ -103,7 +103,7 @@ COURSE: pytest.StashKey[dict[str, Any]] = pytest.StashKey()
 
 
 class LearnersFile(pytest.File):
-    """A file that holds one test."""
+    """Collector of a learner's file, with one test."""
 
     exercise: Exercise
     learner: str
@@ -134,32 +134,32 @@ class GradedFile(pytest.Item):
             raise WrongError(found)
 
     def repr_failure(self, excinfo: Any, style: Any = None) -> Any:
-        """Print the sentence and the maps, and no traceback."""
+        """Show the message and the heatmaps instead of a traceback."""
         if isinstance(excinfo.value, WrongError):
             return str(excinfo.value)
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
-        """Say which file it is."""
+        """Return the location that pytest reports."""
         return self.path, None, self.name
 
 
 class WrongError(Exception):
-    """A file that was graded wrong."""
+    """Raised when a file is graded wrong."""
 
     def __init__(self, found: Attempt) -> None:
         super().__init__("\n\n".join(x for x in (found.sentence, found.drawn) if x))
 
 
 class Results:
-    """The table for a teacher."""
+    """Plugin that writes the results to a CSV file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.rows: list[tuple[str, ...]] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep what one file was graded."""
+        """Record the result of one file."""
         if report.when == "call":
             kept = dict(report.user_properties).get("regard")
             if isinstance(kept, tuple | list):
@@ -172,5 +172,5 @@ class Results:
 
 
 def make_safe(text: str) -> str:
-    """Return a cell that no spreadsheet takes for a formula."""
+    """Quote text that a spreadsheet would evaluate as a formula."""
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text

@@ -1,14 +1,13 @@
-"""`regard learn`: the course in a terminal, in a folder of the learner's own files.
+"""`regard learn`: the course in a terminal, with a folder of the learner's files.
 
     desk = Desk(Path("regard-exercises"))
     desk.list()                 what is solved, what comes next
-    desk.open("softmax")        write the stub into softmax.py, if it is not there
-    desk.watch("softmax")       grade on every save; when it is right, go on to the next
-    desk.hint("softmax")        one hint more each time
+    desk.open("softmax")        write the stub to softmax.py unless it exists
+    desk.watch("softmax")       grade on every save; open the next when it is right
+    desk.hint("softmax")        one more hint each time
 
-progress.json in that folder keeps what is solved, so that one goes on where one
-stopped. A file is watched by its time and size, four times a second: no more is needed,
-and it works over ssh.
+progress.json in that folder records what is solved. A file is watched by polling its
+modification time and size four times a second, which also works over ssh.
 
 Next: notebook.py
 """
@@ -35,40 +34,40 @@ from regard.errors import FileError, OptionError
 from regard.learn.attempt import Attempt, attempt
 from regard.learn.exercise import Exercise, list_exercises
 
-LINE = 88  # columns of a text
-PAUSE = 0.25  # seconds between two looks at a file
+LINE = 88  # maximum width of text
+PAUSE = 0.25  # seconds between two checks of a file
 EXTRAS = {"torch": "torch", "model": "torch, SmolLM2"}
 KEYS = "Enter one of: hint, next, list, reset, quit."
 
 
 class Progress:
-    """What a learner has done, kept in a small file."""
+    """A learner's progress, stored in a JSON file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.solved: list[str] = []
-        self.hints: dict[str, int] = {}  # how many of an exercise are told
+        self.hints: dict[str, int] = {}  # number of hints shown, by exercise
         self.tries: dict[str, int] = {}
         self.current = ""
         if path.exists():
             self.read()
 
     def read(self) -> None:
-        """Take over what the file says; refuse a damaged one."""
+        """Load the file; raise a FileError if it is damaged."""
         try:
             told = json.loads(self.path.read_text(encoding="utf-8"))
             self.solved = [str(name) for name in told["solved"]]
             self.hints = {str(k): int(n) for k, n in told["hints"].items()}
             self.tries = {str(k): int(n) for k, n in told["tries"].items()}
             self.current = str(told["current"])
-        except Exception as error:  # noqa: BLE001 (whatever is wrong with it)
+        except Exception as error:  # noqa: BLE001 (the file may contain anything)
             raise FileError(
                 f"{self.path} cannot be read ({type(error).__name__}: {error}). Remove "
-                "it to begin anew; your solutions are in files of their own."
+                "it to start over; your solutions are in separate files."
             ) from None
 
     def save(self) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file atomically."""
         kept = ("solved", "hints", "tries", "current")
         told = json.dumps({name: getattr(self, name) for name in kept}, indent=1)
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,14 +77,14 @@ class Progress:
 
 
 class Pen(Console):
-    """A console that tells of a reader who left; rich would exit with 1."""
+    """A console that raises BrokenPipeError; rich would exit with 1."""
 
     def on_broken_pipe(self) -> None:
-        raise  # noqa: PLE0704 (it is called where it was caught)
+        raise  # noqa: PLE0704 (called from an except block)
 
 
 class Desk:
-    """The course, and the folder in which a learner works on it."""
+    """The course and the folder with the learner's files."""
 
     def __init__(
         self,
@@ -105,7 +104,7 @@ class Desk:
         self.console.print(Text(text, style), width=wide)
 
     def find(self, name: str | None = None) -> Exercise:
-        """Return an exercise by name or number; unless given, the one to go on with."""
+        """Return an exercise by name or number; by default, the current one."""
         if name is None:
             current = self.progress.current
             if current in self.exercises and current not in self.progress.solved:
@@ -117,17 +116,17 @@ class Desk:
             return numbered[int(name)]
         if name not in self.exercises:
             near = get_close_matches(name, self.exercises, n=1)
-            known = f"there are {', '.join(self.exercises)}."
+            known = f"expected one of {', '.join(self.exercises)}."
             meant = f"did you mean {near[0]}?" if near else known
-            raise OptionError(f'there is no exercise "{name}"; {meant}')
+            raise OptionError(f'no exercise "{name}"; {meant}')
         return self.exercises[name]
 
     def path(self, exercise: Exercise) -> Path:
-        """Return where the learner writes an exercise."""
+        """Return the path of the learner's file for an exercise."""
         return self.folder / f"{exercise.name}.py"
 
     def list(self) -> None:
-        """Print the course with what is solved."""
+        """Print the list of exercises with the progress."""
         table = Table("", "exercise", "what", "minutes", box=None)
         current = self.find().name
         for i, (name, exercise) in enumerate(self.exercises.items(), 1):
@@ -143,10 +142,10 @@ class Desk:
         count = f"{len(exercises) - len(left)} of {len(exercises)} solved"
         self.say(f"\n{count}, about {sum(left)} minutes left.")
         if left:
-            self.say("Go on with: regard learn watch")
+            self.say("Continue with: regard learn watch")
 
     def open(self, name: str | None = None) -> Exercise:
-        """Write the stub, unless the file is there, and print the text."""
+        """Write the stub unless the file exists, and print the text."""
         exercise = self.find(name)
         path = self.path(exercise)
         self.progress.current = exercise.name
@@ -161,12 +160,12 @@ class Desk:
         if missing:
             self.say(f"\nIt builds on {', '.join(missing)}.", "dim")
         if exercise.extra:
-            self.say(f"\nAll of it needs {EXTRAS[exercise.extra]}.", "dim")
+            self.say(f"\nIt needs {EXTRAS[exercise.extra]}.", "dim")
         self.say(f"\nYour file: {path}", "bold")
         return exercise
 
     def grade(self, exercise: Exercise) -> Attempt:
-        """Grade the learner's file, say what came of it, and keep it."""
+        """Grade the learner's file, print the result and record the progress."""
         color = self.console.is_terminal and self.console.color_system == "truecolor"
         width = min(100, self.console.width)
         found = attempt(exercise, self.path(exercise), color=color, width=width)
@@ -189,7 +188,7 @@ class Desk:
         return found
 
     def hint(self, name: str | None = None) -> None:
-        """Print the hints so far and one more."""
+        """Print the hints shown so far and the next one."""
         exercise = self.find(name)
         told = min(3, max(1, self.progress.hints.get(exercise.name, 0) + 1))
         self.progress.hints[exercise.name] = told
@@ -198,14 +197,14 @@ class Desk:
             self.say(f"Hint {i} of 3 for {exercise.name}: {text}")
 
     def reset(self, name: str | None = None) -> None:
-        """Put the stub back; what was written is kept beside it."""
+        """Restore the stub; keep a copy of the learner's file next to it."""
         exercise = self.find(name)
         path = self.path(exercise)
         if path.exists() and path.read_bytes() != exercise.stub.encode():
             names = (path.with_suffix(f".old{n or ''}") for n in count())
             old = next(x for x in names if not x.exists())
             path.replace(old)
-            self.say(f"What you wrote is now in {old}.")
+            self.say(f"Your code is now in {old}.")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(exercise.stub, encoding="utf-8")
         if exercise.name in self.progress.solved:
@@ -215,7 +214,7 @@ class Desk:
         self.say(f"{path} is the stub again.")
 
     def follow(self, exercise: Exercise) -> Exercise | None:
-        """Return what comes after an exercise: the next in order that is not solved."""
+        """Return the next unsolved exercise after this one, or None."""
         names = list(self.exercises)
         at = names.index(exercise.name) + 1
         for name in (*names[at:], *names[:at]):
@@ -224,7 +223,7 @@ class Desk:
         return None
 
     def next(self) -> None:
-        """Leave the current exercise and open the one after it."""
+        """Open the exercise after the current one."""
         following = self.follow(self.find())
         if following is None:
             self.say("There is none left.")
@@ -237,7 +236,7 @@ class Desk:
         *,
         listen: Callable[[], Callable[[], str | None]] | None = None,
     ) -> None:
-        """Grade on every save, and go on to the next; Ctrl-C or "quit" ends."""
+        """Grade on every save and open the next exercise; "quit" or Ctrl-C ends."""
         hear = (listen or listen_to_keys)()
         exercise: Exercise | None = self.open(name)
         self.say(f"{KEYS} Saving the file grades it.\n", "dim")
@@ -261,7 +260,7 @@ class Desk:
     def obey(
         self, word: str | None, exercise: Exercise, seen: Any
     ) -> tuple[Exercise, Any]:
-        """Do what was typed; return what is watched then."""
+        """Run a typed command; return the exercise and the stamp to watch."""
         if word == "hint":
             self.hint(exercise.name)
         elif word == "list":
@@ -279,7 +278,7 @@ class Desk:
         return exercise, seen
 
     def celebrate(self, exercise: Exercise) -> Exercise | None:
-        """Show how we would write it, and open what comes next."""
+        """Show the reference solution and open the next exercise."""
         self.say("\nThis is how we would write it:\n")
         self.say(exercise.solution)
         following = self.follow(exercise)
@@ -287,7 +286,7 @@ class Desk:
 
 
 def join_lines(text: str) -> str:
-    """Return each paragraph as one line, headings bare; what is indented stays."""
+    """Join the lines of each paragraph; keep indented blocks, strip heading marks."""
     parts = [x.removeprefix("## ") for x in text.split("\n\n")]
     return "\n\n".join(
         x if x.startswith((" ", "-")) else " ".join(x.split("\n")) for x in parts
@@ -295,7 +294,7 @@ def join_lines(text: str) -> str:
 
 
 def read_stamp(path: Path) -> tuple[int, int] | None:
-    """Return the time and size of a file; None while an editor replaces it."""
+    """Return the modification time and size of a file; None if it does not exist."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -304,7 +303,7 @@ def read_stamp(path: Path) -> tuple[int, int] | None:
 
 
 def listen_to_keys() -> Callable[[], str | None]:
-    """Read lines in the background; return a function that gives the last one."""
+    """Read lines in a thread; return a function that returns the next one or None."""
     typed: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def read() -> None:

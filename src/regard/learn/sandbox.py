@@ -1,10 +1,10 @@
-"""What runs inside the learner's browser: a text is graded, or only run.
+"""Entry points for the browser: grade or run the learner's code.
 
     grade_text("/regard/course/softmax.py", "def softmax(scores): …")
     run_text("/regard/course/softmax.py", "print(1 + 1)")
 
-Both return JSON. There are no threads and no processes: who ends an endless loop is the
-page, which ends the worker that all of this runs in.
+Both return JSON. There are no threads or processes in the browser; the page stops an
+endless loop by terminating the worker.
 
 Next: browser.py
 """
@@ -25,20 +25,20 @@ from regard.learn.exercise import read_exercise
 
 
 class Paper(TextIOBase):
-    """Where the learner's code prints; what no longer fits is let go."""
+    """Text stream that keeps only the start of the output."""
 
     def __init__(self) -> None:
         self.text = ""
 
     def write(self, text: str) -> int:
-        """Keep the first characters, and one more to tell that there were more."""
+        """Keep the first PRINTED characters, and one more to detect truncation."""
         self.text += text[: PRINTED + 1 - len(self.text)]
         return len(text)
 
 
 @contextmanager
 def lay_out(name: str, source: str) -> Iterator[tuple[Path, Paper]]:
-    """Write a text into a file, and catch what is printed meanwhile."""
+    """Write code to a temporary file and capture stdout and stderr."""
     with TemporaryDirectory() as folder:
         path, paper = Path(folder) / f"{name}.py", Paper()
         path.write_text(source, encoding="utf-8", errors="surrogatepass")
@@ -47,7 +47,7 @@ def lay_out(name: str, source: str) -> Iterator[tuple[Path, Paper]]:
 
 
 def grade_text(place: str, source: str) -> str:
-    """Grade a learner's text by the exercise in a file; return JSON."""
+    """Grade a learner's code for the exercise in a file; return JSON."""
     exercise = read_exercise(Path(place))
     with lay_out(exercise.name, source) as (path, paper):
         found = grade_file(exercise, path, inf)
@@ -56,7 +56,7 @@ def grade_text(place: str, source: str) -> str:
 
 
 def run_text(place: str, source: str) -> str:
-    """Run a learner's text and ask nothing of it; return JSON."""
+    """Run a learner's code without grading it; return JSON."""
     exercise, said = read_exercise(Path(place)), "It ran to its end."
     with lay_out(exercise.name, source) as (path, paper):
         try:

@@ -1,17 +1,17 @@
-/* Yours / Specification / Difference: two answers as maps, and the same as numbers.
+/* Yours / Specification / Difference: two answers as heatmaps and as numbers.
 
-   The answers share one scale, blue below 0 and brown above; the difference has its own, so that the smallest is seen, and is bare where the answers agree. What is
-   no number is hatched.
+   The answers share one scale, blue below 0 and brown above. The difference has a separate scale, so that
+   small differences are visible, and is empty where the answers agree. Non-finite numbers are hatched.
 
    Next: ink.js */
 
 import { make } from "./course.js";
 import { Ink } from "./ink.js";
 
-const SMALL = 4; // rows and columns that are also written at once
-const LARGE = 24; // rows and columns that are drawn
-const SIDE = 168; // pixels of a map, at most
-const CELL = 34; // pixels of a cell, at most
+const SMALL = 4; // up to this many rows and columns, the numbers are expanded
+const LARGE = 24; // maximum rows and columns that are drawn
+const SIDE = 168; // maximum size of a heatmap in pixels
+const CELL = 34; // maximum size of a cell in pixels
 
 export function drawAnswers(found, { atol, dark }) {
   const yours = cut(found.yours);
@@ -38,7 +38,7 @@ export function drawAnswers(found, { atol, dark }) {
   return box;
 }
 
-/* What JSON has no word for comes as "nan", "inf" or "-inf". */
+/* Non-finite numbers are encoded as "nan", "inf" and "-inf". */
 function read(x) {
   return typeof x === "number" ? x : { nan: NaN, inf: Infinity, "-inf": -Infinity }[x];
 }
@@ -47,7 +47,7 @@ function cut(x) {
   return x.slice(0, LARGE).map((row) => row.slice(0, LARGE).map(read));
 }
 
-/* As regard.judge.difference does: relative above 1. */
+/* The same rule as in regard.judge.difference: relative above 1. */
 function agree(x, y, atol) {
   const room = atol * Math.max(1, Number.isFinite(y) ? Math.abs(y) : 1);
   return Object.is(x, y) || x === y || Math.abs(x - y) <= room;
@@ -93,7 +93,7 @@ function paint(context, value, { x, y, side, ink, top }) {
   }
 }
 
-/* Say in a line what a map has. */
+/* Return a one-line summary of a heatmap. */
 function tell(x) {
   const all = x.flat();
   const numbers = all.filter((v) => v !== null && Number.isFinite(v));

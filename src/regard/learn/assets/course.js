@@ -1,15 +1,15 @@
-/* The list of exercises: which are solved, which are begun, which is open.
+/* The list of exercises: which are solved, started, open.
 
    Next: editor.js */
 
-/* Return an element with text and others in it; text never becomes markup. */
+/* Return an element with children; strings become text nodes, never markup. */
 export function make(tag, ...inside) {
   const made = document.createElement(tag);
   made.append(...inside);
   return made;
 }
 
-/* Return lines of code; wide ones scroll with keys. */
+/* Return a code block that can be scrolled with the keyboard. */
 export function quote(text) {
   const made = make("pre", text);
   made.tabIndex = 0;
@@ -25,8 +25,8 @@ export function listExercises(list, exercises, { notes, open }) {
 
 function tellState({ extra }, solved, code) {
   if (solved) return ["✓", "solved"];
-  if (extra) return ["↗", "needs a real Python"];
-  return code === undefined ? ["", ""] : ["…", "begun"];
+  if (extra) return ["↗", "needs Python with PyTorch"];
+  return code === undefined ? ["", ""] : ["…", "started"];
 }
 
 function listOne(exercise, { solved, code }, isOpen) {

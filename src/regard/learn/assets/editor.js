@@ -1,6 +1,6 @@
-/* A text area in which Python can be written: Tab indents, Enter keeps the indent.
+/* A text area for Python code: Tab indents, Enter keeps the indent.
 
-   After Escape the next Tab leaves it, so that nobody is caught inside.
+   After Escape, Tab leaves the editor, so that there is no keyboard trap.
 
    Next: python.js */
 
@@ -49,7 +49,7 @@ function act(event, what) {
   what();
 }
 
-/* Replace what is selected, in a way that Ctrl-Z takes back. */
+/* Replace the selection so that Ctrl-Z can undo it. */
 function insert(area, text) {
   const done = text ? document.execCommand("insertText", false, text) : document.execCommand("delete");
   if (done) return;

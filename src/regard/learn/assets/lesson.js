@@ -1,8 +1,8 @@
-/* The page of the course: which exercise is open, and what its buttons do.
+/* The page of the course: shows the open exercise and handles the buttons.
 
-     #softmax    the exercise is in the address
-     notes       what the learner wrote and solved, kept in this browser
-     python      the worker that runs and checks it
+     #softmax    the URL fragment names the exercise
+     notes       the learner's code and progress, in localStorage
+     python      the worker that runs and grades the code
 
    Next: notes.js */
 
@@ -17,8 +17,8 @@ const notes = new Notes();
 const exercises = await readExercises();
 const python = new Python(showState);
 const editor = attachEditor(part.code, part.lines, { onChange: keep, onCheck: check, onRun: run });
-let open = null; // the exercise that is shown
-let shown = null; // the last grade, to be drawn again in other colours
+let open = null; // the current exercise
+let shown = null; // the last grade, redrawn when the theme changes
 
 async function readExercises() {
   const answer = await fetch("exercises.json");
@@ -26,7 +26,7 @@ async function readExercises() {
   return answer.json();
 }
 
-/* ---- going */
+/* ---- navigation */
 
 function go() {
   const name = decodeURIComponent(location.hash.slice(1)) || notes.at;
@@ -68,7 +68,7 @@ function showList() {
   listExercises(part.list, exercises, { notes, open });
 }
 
-/* ---- the buttons */
+/* ---- buttons */
 
 function keep(code) {
   notes.change(open, { code: code === open.stub ? undefined : code });
@@ -93,15 +93,15 @@ async function run() {
   showMore();
 }
 
-/* Return what Python found, or null if it did not come to that. */
+/* Return the result from Python, or null if there is none. */
 async function ask(kind) {
   if (python.busy || open.extra) return null;
   const exercise = open;
-  say("wait", python.ready ? "Python is at it …" : "Python is still loading; then this is run.");
+  say("wait", python.ready ? "Running …" : "Python is still loading; your code will run then.");
   showBusy(true);
   const found = await python.ask(kind, open.place, part.code.value);
   showBusy(false);
-  if (open !== exercise) return null; // the learner went on
+  if (open !== exercise) return null; // another exercise was opened
   if (!found.trouble) return found;
   say("wrong", found.trouble);
   return null;
@@ -126,7 +126,7 @@ function showHints() {
   part.hints.append(make("h3", "Hints"), make("ol", ...open.hints.slice(0, count).map((x) => make("li", x))));
 }
 
-/* Put the stub back; once more, what was written before. */
+/* Restore the stub; a second click restores the learner's code. */
 function reset() {
   const undo = canUndo();
   const written = part.code.value;
@@ -144,7 +144,7 @@ function showReset() {
   part.reset.textContent = canUndo() ? "Undo reset" : "Reset";
 }
 
-/* ---- showing */
+/* ---- output */
 
 function say(kind, sentence) {
   part.verdict.dataset.kind = kind;
@@ -187,7 +187,7 @@ function setTheme(theme) {
 
 part.check.addEventListener("click", check);
 part.run.addEventListener("click", run);
-part.stop.addEventListener("click", () => python.stop("Stopped. Your text is as it was."));
+part.stop.addEventListener("click", () => python.stop("Stopped. Your code is unchanged."));
 part.hint.addEventListener("click", hint);
 part.reset.addEventListener("click", reset);
 part.theme.addEventListener("click", () => {
@@ -197,7 +197,7 @@ part.theme.addEventListener("click", () => {
 addEventListener("hashchange", () => {
   if (python.busy) python.stop("");
   go();
-  part.title.focus(); // a reader hears where it went
+  part.title.focus(); // so that screen readers announce the new title
 });
 const dark = matchMedia("(prefers-color-scheme: dark)");
 dark.addEventListener("change", () => setTheme(notes.theme ?? (dark.matches ? "dark" : "light")));

@@ -1,6 +1,6 @@
-/* What a learner wrote and solved, kept in this browser under the address of the site.
+/* The learner's code and progress, in localStorage under the URL of the site.
 
-     notes.of(exercise)    { code, before, hints, solved }, each if there is one
+     notes.of(exercise)    { code, before, hints, solved }, all optional
 
    Next: course.js */
 
@@ -42,7 +42,7 @@ export class Notes {
     try {
       localStorage.setItem(PLACE, JSON.stringify(this.kept));
     } catch {
-      // a browser may keep nothing: it is then kept until the page is closed
+      // localStorage may be disabled; the notes then last until the page is closed
     }
   }
 }

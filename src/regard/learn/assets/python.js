@@ -1,9 +1,9 @@
-/* The worker that Python runs in: asked one thing at a time, and ended when it hangs.
+/* Controls the Python worker: one request at a time, terminated on timeout.
 
-     python.ask("check", "course/softmax.py", text)   what came of it; { trouble } if nothing
-     python.stop("Stopped.")                           end it, and start another
+     python.ask("check", "course/softmax.py", text)   the result, or { trouble }
+     python.stop("Stopped.")                           terminate it and start another
 
-   A worker from a blob inherits the page's policy: what runs there reaches no other host.
+   A worker from a blob inherits the page's Content-Security-Policy, so it cannot reach other hosts.
 
    Next: worker.js */
 
@@ -29,7 +29,7 @@ export class Python {
     const worker = new Worker(address, { type: "module" });
     this.worker = worker;
     worker.addEventListener("message", ({ data }) => {
-      if (worker === this.worker) this.hear(data); // not one that was ended
+      if (worker === this.worker) this.hear(data); // ignores terminated workers
     });
     worker.addEventListener("error", (event) => {
       event.preventDefault();

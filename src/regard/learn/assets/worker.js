@@ -1,10 +1,10 @@
-/* Python itself, in a thread beside the page: Pyodide, NumPy, and the modules that grade.
+/* The web worker that runs Python: Pyodide, NumPy, and the grading modules.
 
-   All files come from beside this one, wherever the site is put.
+   All files are loaded relative to this one, so the site works at any URL.
 
    Next: answers.js */
 
-const MISSING = "Python is missing: put Pyodide and its NumPy wheel into the folder pyodide/ beside index.html.";
+const MISSING = "Python is missing: put Pyodide and its NumPy wheel into the folder pyodide/ next to index.html.";
 const FOLDER = "/regard";
 
 const find = (name) => new URL(name, import.meta.url);
@@ -13,7 +13,7 @@ async function start() {
   const lock = await fetch(find("pyodide/pyodide-lock.json"));
   if (!lock.ok) return { kind: "failed", sentence: MISSING };
   const { loadPyodide } = await import(find("pyodide/pyodide.mjs").href);
-  const source = fetch(find("regard.zip")); // meanwhile
+  const source = fetch(find("regard.zip")); // downloads in parallel
   const pyodide = await loadPyodide({ indexURL: find("pyodide/").href, packages: ["numpy"], stdin: () => null, stdout() {}, stderr() {} });
   pyodide.unpackArchive(await (await source).arrayBuffer(), "zip", { extractDir: FOLDER });
   pyodide.globals.set("folder", FOLDER);
@@ -30,13 +30,13 @@ async function start() {
       postMessage({ kind: "found", found: JSON.parse(DOES[kind](`${FOLDER}/${place}`, text)) });
     } catch (error) {
       const last = String(error.message).trim().split("\n").at(-1);
-      postMessage({ kind: "lost", sentence: `Python broke, and starts again: ${last}` });
+      postMessage({ kind: "lost", sentence: `Python crashed and is restarting: ${last}` });
     }
   });
   return { kind: "ready", sentence: versions, pyodide };
 }
 
-/* What is slow for the first time is done before the learner asks for it. */
+/* Run the slow first call before the learner needs it. */
 function warm(pyodide) {
   pyodide.runPython("import regard; regard.attention(*3 * [numpy.ones((1, 1))])");
 }

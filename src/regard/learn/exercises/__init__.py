@@ -1,4 +1,4 @@
-"""The exercises, one file each, in the order of course.py.
+"""The exercises, one per file, in the order of course.py.
 
 Next: one_score.py
 """

@@ -1,17 +1,16 @@
 """Attention of one sequence
 
-Now the weights are used. Each key j comes with a value v[j], and the output of query
-i is the average of all values, weighted by how well their keys answered:
+Each key j comes with a value v[j], and the output of query i is the average of all
+values, weighted by how well their keys answer the query:
 
     weights = softmax(q kᵀ / √d)          (N, M), a softmax for each row
     out     = weights v                   (N, e)
 
 q is (N, d), k is (M, d), v is (M, e). Keys and values come in pairs, so both have M
-rows, but a value may be of another width e: it is what is handed over, not what is
-compared.
+rows, but values may have another width e: they are averaged, not compared.
 
-For example, one query that scores two keys alike has the weights [0.5, 0.5], and the
-values [[2, 0, 0], [0, 4, 0]] then give the output [[1, 2, 0]].
+For example, a query with equal scores for two keys has the weights [0.5, 0.5], and
+the values [[2, 0, 0], [0, 4, 0]] then give the output [[1, 2, 0]].
 
 Write `attend(q, k, v)`. You may copy your softmax into the file. Scores can be large
 here too.
@@ -33,8 +32,8 @@ def attend(q, k, v):
     raise NotImplementedError("write me")
 '''
 HINTS = (
-    "Four lines: scaled scores, exp of them without the largest of each row, weights, "
-    "output.",
+    "Four lines: scaled scores, exp after subtracting the largest of each row, "
+    "weights, output.",
     "Row i of weights @ v is the sum of weights[i, j] * v[j] over all keys j.",
     "scores = q @ k.T / np.sqrt(q.shape[-1]); weights = softmax(scores), row by row; "
     "return weights @ v.",
@@ -83,14 +82,14 @@ def mistake_no_scale(q, k, v):
 
 
 def mistake_scale_of_values(q, k, v):
-    """That scales by the width of the values: the score is made of q and k, so
+    """That scales by the width of the values: the score is computed from q and k, so
     divide by the root of q.shape[-1]."""
     return softmax(q @ k.T / np.sqrt(v.shape[-1])) @ v
 
 
 def mistake_overflow(q, k, v):
     """exp of a large score is infinite, or all of a row are 0, and the output is
-    NaN: take the largest score of each row away before exp."""
+    NaN: subtract the largest score of each row before exp."""
     parts = np.exp(q @ k.T / np.sqrt(q.shape[-1]))
     return parts / parts.sum(axis=-1, keepdims=True) @ v
 
@@ -107,17 +106,17 @@ def mistake_scores_only(q, k, v):
 
 
 def mistake_keys_averaged(q, k, v):
-    """That averages the keys: weights are made from the keys, and multiplied with
-    the values v."""
+    """That averages the keys: the weights are computed from the keys, and multiplied
+    by the values v."""
     return softmax(q @ k.T / np.sqrt(q.shape[-1])) @ k
 
 
 def mistake_weights(q, k, v):
-    """Those are the weights: multiply them with the values, weights @ v."""
+    """Those are the weights: multiply them by the values, weights @ v."""
     return softmax(q @ k.T / np.sqrt(q.shape[-1]))
 
 
 def mistake_best_only(q, k, v):
-    """That hands over only the value of the best key: attention is the average of
-    all values with the weights of softmax."""
+    """That returns only the value of the best key: attention is the average of all
+    values with the weights of softmax."""
     return v[np.argmax(q @ k.T, axis=-1)]

@@ -1,21 +1,20 @@
-"""Batches: the same for many sequences at once
+"""Batches: many sequences at once
 
-A batch is a stack of sequences of the same length, one more axis in front: q is (B,
-N, d). With heads there are two, (B, H, N, d). Nothing else changes. Each sequence
-attends to itself alone, as if it were the only one:
+A batch is a stack of sequences of the same length, with one more axis in front: q is
+(B, N, d). With heads there are two more, (B, H, N, d). Nothing else changes. Each
+sequence attends only to itself:
 
     out[b] = attend(q[b], k[b], v[b])
 
-Code that counts its axes from the end does not care how many there are in front: the
-width is axis −1, the tokens are axis −2. The operator @ multiplies the last two axes
-and repeats that over all others. Only `.T` is different: it turns *all* axes around,
-so that (B, M, d) becomes (d, M, B). What is needed is k.swapaxes(-1, -2), or
-np.matrix_transpose(k).
+Code that counts axes from the end works with any number of axes in front: the width is
+axis −1, the tokens are axis −2. The operator @ multiplies along the last two axes and
+broadcasts over all others. Only `.T` is different: it reverses *all* axes, so that (B,
+M, d) becomes (d, M, B). Use k.swapaxes(-1, -2) or np.matrix_transpose(k) instead.
 
 For example q, k of shape (2, 3, 5, 4) and v of shape (2, 3, 5, 7) give (2, 3, 5, 7).
 
 Write `attend_batch(q, k, v)` for q (…, N, d), k (…, M, d) and v (…, M, e), with any
-number of axes in front, and also with none.
+number of axes in front, including none.
 
 Next: heads_split.py
 """
@@ -34,9 +33,9 @@ def attend_batch(q, k, v):
     raise NotImplementedError("write me")
 '''
 HINTS = (
-    "Take your attend of one sequence and look at each axis in it: which of them is "
-    "counted from the front?",
-    "k.T turns all axes around. You need only the last two: k.swapaxes(-1, -2).",
+    "Start from your attend and check each axis in it: which is counted from the "
+    "front?",
+    "k.T reverses all axes. Swap only the last two: k.swapaxes(-1, -2).",
     "scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]), then softmax over axis=-1 "
     "with keepdims=True, then weights @ v.",
 )
@@ -96,20 +95,20 @@ def draw(rng):
 
 
 def mistake_all_axes_turned(q, k, v):
-    """k.T turns all axes around, the batch as well: exchange only the last two, with
+    """k.T reverses all axes, including the batch: swap only the last two, with
     k.swapaxes(-1, -2)."""
     return softmax(q @ k.T / np.sqrt(q.shape[-1])) @ v
 
 
 def mistake_from_the_front(q, k, v):
-    """An axis is counted from the front, which is right for one number of axes only:
-    count from the end, with axis=-1 and swapaxes(-1, -2)."""
+    """An axis is counted from the front, which works only for one number of axes: count
+    from the end, with axis=-1 and swapaxes(-1, -2)."""
     return softmax(q @ k.swapaxes(1, 2) / np.sqrt(q.shape[-1]), axis=2) @ v
 
 
 def mistake_one_long_sequence(q, k, v):
-    """The sequences of a batch see each other, as if they were one long sequence:
-    keep the axes in front, and @ does each by itself."""
+    """The sequences of a batch see each other, as if they were one long sequence: keep
+    the axes in front, and @ treats each sequence separately."""
     keys, values = (x.reshape(-1, x.shape[-1]) for x in (k, v))
     return softmax(q @ keys.T / np.sqrt(q.shape[-1])) @ values
 

@@ -1,21 +1,21 @@
-"""One block of a transformer, norm first
+"""One transformer block, norm first
 
-A block is attention and feed-forward, each around a residual: what a part finds is
-added to what the token was. So a token is a running sum, and every block writes into
+A block is attention and feed-forward, each with a residual connection: the output of
+each part is added to its input. So a token is a running sum, and every block adds to
 it.
 
     x = x + attend(norm(x))
     x = x + feed(norm(x))
 
-This is the pre-norm order, of GPT-2 and most models since: the norm stands in front of
-each part, and the sum itself is never normed. So a number that the first layer writes
-can reach the last one untouched, which keeps deep models trainable. (The first
-transformer normed the sum, `norm(x + attend(x))`.)
+This is the pre-norm order, used by GPT-2 and most models since: each part gets a
+normalized input, and the sum itself is never normalized. So what the first layer writes
+can reach the last one unchanged, which keeps deep models trainable. (The original
+transformer normalized the sum, `norm(x + attend(x))`.)
 
-If `attend` gives 0 and `feed` gives 0, the block returns `x` as it was.
+If `attend` and `feed` both return 0, the block returns `x` unchanged.
 
-The second line reads what the first has written: feed-forward works on what attention
-just brought.
+The second line uses the result of the first: feed-forward reads the output of
+attention.
 
 Write `block(x, qkv, out, up, down)`: two lines. The stub has `norm`, `attend` (one
 causal head) and `feed`; you wrote all three before.
@@ -59,9 +59,9 @@ def block(x, qkv, out, up, down):
     raise NotImplementedError("write me")
 '''
 HINTS = (
-    "Each part is three things: norm what goes in, run the part, add x.",
+    "Each part has three steps: normalize the input, run the part, add x.",
     "The first line is x = x + attend(norm(x), qkv, out).",
-    "The second is the same with feed(norm(x), up, down), of the new x.",
+    "The second is the same with feed(norm(x), up, down), for the new x.",
 )
 
 
@@ -95,8 +95,8 @@ def draw(rng):
 
 
 def mistake_norm_last(x, qkv, out, up, down):
-    """This is the post-norm order, norm(x + attend(x)): norm what goes into a part, and
-    leave the sum as it is."""
+    """This is the post-norm order, norm(x + attend(x)): normalize the input of each
+    part, not the sum."""
     x = norm(x + attend(x, qkv, out))
     return norm(x + feed(x, up, down))
 
@@ -108,24 +108,24 @@ def mistake_no_norm(x, qkv, out, up, down):
 
 
 def mistake_no_residual(x, qkv, out, up, down):
-    """What a part gives replaces x: add it to x."""
+    """The output of a part replaces x: add it to x."""
     return feed(norm(attend(norm(x), qkv, out)), up, down)
 
 
 def mistake_residual_normed(x, qkv, out, up, down):
-    """The norm is added instead of x itself: keep x for the sum, and give norm(x) only
-    to the part."""
+    """norm(x) is added instead of x: keep x for the sum, and pass norm(x) only to the
+    part."""
     x = norm(x) + attend(norm(x), qkv, out)
     return norm(x) + feed(norm(x), up, down)
 
 
 def mistake_side_by_side(x, qkv, out, up, down):
-    """Attention and feed-forward both read the old x: feed-forward reads what attention
-    has already been added to."""
+    """Attention and feed-forward both read the old x: feed-forward must read x after
+    the output of attention has been added."""
     return x + attend(norm(x), qkv, out) + feed(norm(x), up, down)
 
 
 def mistake_one_norm(x, qkv, out, up, down):
-    """Only attention has its norm: feed reads norm(x) too."""
+    """Only the input of attention is normalized: feed reads norm(x), too."""
     x = x + attend(norm(x), qkv, out)
     return x + feed(x, up, down)

@@ -1,28 +1,27 @@
 """A task to train on: the delayed copy
 
-To train a model one needs examples, targets and a loss that counts the right places.
-The smallest task that needs attention is to write a row of tokens again, after all of
-it was read:
+Training needs inputs, targets and a loss over the right positions. The smallest task
+that needs attention is to repeat a row of tokens after reading all of it:
 
     sequence     3 1 4 = 3 1 4         question, separator, answer
     inputs       3 1 4 = 3 1           all but the last
     targets      1 4 = 3 1 4           all but the first: the next token of each input
-    counted      . . . x x x           the loss looks at the answer only
+    counted      . . . x x x           the loss counts only the answer
 
-The model reads `inputs` and at each place predicts the token that comes next. The
-question is random and cannot be predicted, so the loss does not count it. The first
-counted place is the separator, whose next token is the first of the answer.
+The model reads `inputs` and predicts the next token at each position. The question is
+random and cannot be predicted, so the loss does not count it. The first counted
+position is the separator, whose next token is the first of the answer.
 
-The delay is the point. If the target were the token at the same place, a causal model
-would only have to look at itself, and attention would learn nothing. Here it has to
-look back by the length of the question.
+The delay is essential. If the target were the token at the same position, a causal
+model would only have to attend to itself, and attention would learn nothing. Here it
+has to look back by the length of the question.
 
 When your batches are right, a head is trained on them in NumPy, by gradient descent on
 its scores, one for each pair of positions. (`regard train copy` trains a whole model
 on the same task.)
 
 Write `copy_batch(questions, separator)`: the tuple `inputs, targets, counted` for
-questions `(B, n)`, each `(B, 2n)`; `counted` is of booleans.
+questions `(B, n)`, each `(B, 2n)`; `counted` is boolean.
 
 Next: induction_head.py
 """
@@ -43,7 +42,7 @@ def copy_batch(questions, separator):
 HINTS = (
     "Build the whole sequences (B, 2n + 1) first; inputs and targets are slices of "
     "them.",
-    "np.full((B, 1), separator) is a column; np.concatenate([...], axis=1) joins.",
+    "np.full((B, 1), separator) is a column; join with np.concatenate([...], axis=1).",
     "inputs = whole[:, :-1], targets = whole[:, 1:], counted is True from column n on.",
 )
 
@@ -78,7 +77,7 @@ def draw(rng):
 
 
 def check(fn, rng):
-    """Train the scores of one head by position, and try new questions."""
+    """Train one head with a score per pair of positions, and test new questions."""
     n, scores = 4, np.zeros((8, 8))
     future = np.triu(np.ones((8, 8), bool), 1)
     for _ in range(40):
@@ -88,7 +87,7 @@ def check(fn, rng):
         hit = inputs[:, None, :] == targets[:, :, None]  # keys that hold the target
         chance = np.maximum((weights * hit).sum(axis=2, keepdims=True), 1e-3)
         slope = weights * (hit / chance - 1) * counted[:, :, None]
-        scores += 4 * slope.mean(axis=0)  # up the log of the chance
+        scores += 4 * slope.mean(axis=0)  # ascends the log-likelihood
     inputs, targets, counted = map(np.asarray, fn(rng.integers(6, size=(100, n)), 6))
     guess = np.take_along_axis(inputs, weights.argmax(axis=1)[None], axis=1)
     right = (guess == targets)[counted].mean()
@@ -105,8 +104,8 @@ def check(fn, rng):
 
 
 def mistake_not_shifted(questions, separator):
-    """The target is the token at the same place, which needs no attention: the target
-    is the next token, so inputs are all but the last and targets all but the first."""
+    """The target is the token at the same position, which needs no attention: it must
+    be the next token, so inputs are all but the last and targets all but the first."""
     inputs, _, counted = reference(questions, separator)
     return inputs, inputs, counted
 
@@ -119,20 +118,20 @@ def mistake_all_counted(questions, separator):
 
 def mistake_counted_late(questions, separator):
     """The first token of the answer is not counted: it is predicted at the separator,
-    so counting begins at column n of the targets."""
+    so counting starts at column n of the targets."""
     inputs, targets, counted = reference(questions, separator)
     return inputs, targets, np.roll(counted, 1, axis=1) & counted
 
 
 def mistake_counted_early(questions, separator):
-    """The separator is counted as a part of the answer: counting begins at column n of
+    """The separator is counted as part of the answer: counting starts at column n of
     the targets, one after it."""
     inputs, targets, counted = reference(questions, separator)
     return inputs, targets, np.roll(counted, -1, axis=1) | counted
 
 
 def mistake_exchanged(questions, separator):
-    """Inputs and targets are exchanged: the model reads all but the last token, and the
+    """Inputs and targets are swapped: the model reads all but the last token, and the
     targets are all but the first."""
     inputs, targets, counted = reference(questions, separator)
     return targets, inputs, counted

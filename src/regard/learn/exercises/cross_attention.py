@@ -1,8 +1,7 @@
 """Attention from one sequence to another
 
-A translator writes French while it reads English; a caption looks at a picture. The
-queries come from the one who asks, `x`, the keys and the values from what is looked
-at, `context`:
+A translation attends to the original text, a caption to a picture. The queries come
+from one sequence, `x`, the keys and the values from another, `context`:
 
     q = x wqᵀ                     (N, d)     one query for each token of x
     k = context wkᵀ               (M, d)     one key for each token of the context
@@ -11,11 +10,11 @@ at, `context`:
 
 The weights are `(N, M)`: each of the `N` rows sums to 1 over the `M` tokens of the
 context. A row of the output belongs to a token of `x`, and is an average of values of
-the context. If the context has one token only, every weight is 1 and every row of the
+the context. If the context has only one token, every weight is 1 and every row of the
 output is its value.
 
-A widely read piece of code exchanges the matrices of query and key here. All shapes
-stay right, and its test looked at nothing else.
+A widely read implementation swaps the matrices of query and key here. All shapes are
+still right, and its tests checked nothing else.
 
 Write `cross_attention(x, context, wq, wk, wv)`: the output, `(N, dv)`.
 
@@ -38,11 +37,11 @@ from regard import attention
 
 
 def cross_attention(x, context, wq, wk, wv):
-    """Let x (N, D) look at context (M, D); return (N, dv)."""
+    """Let x (N, D) attend to context (M, D); return (N, dv)."""
     raise NotImplementedError("write me")
 '''
 HINTS = (
-    "Who asks? That gives q. Who is looked at? That gives k and v.",
+    "q comes from the sequence that attends, k and v from the one it attends to.",
     "q = x @ wq.T has N rows; k = context @ wk.T and v = context @ wv.T have M rows.",
     "attention(x @ wq.T, context @ wk.T, context @ wv.T).out",
 )
@@ -92,28 +91,28 @@ def look(q, k, v):
 
 
 def mistake_matrices_exchanged(x, context, wq, wk, wv):
-    """The matrices of query and key are exchanged: wq belongs to x, wk to context."""
+    """The matrices of query and key are swapped: wq belongs to x, wk to context."""
     return look(x @ wk.T, context @ wq.T, context @ wv.T)
 
 
 def mistake_context_asks(x, context, wq, wk, wv):
-    """Here the context asks and x is looked at: queries come from x, keys and values
-    from the context."""
+    """Here the context attends to x: queries come from x, keys and values from the
+    context."""
     return look(context @ wq.T, x @ wk.T, x @ wv.T)
 
 
 def mistake_only_itself(x, context, wq, wk, wv):
-    """This looks at x and never at the context: make k and v from the context."""
+    """This attends to x and not to the context: compute k and v from the context."""
     return look(x @ wq.T, x @ wk.T, x @ wv.T)
 
 
 def mistake_own_keys(x, context, wq, wk, wv):
-    """The values come from the context, but the keys from x: both describe the
+    """The values come from the context, but the keys from x: both must come from the
     context."""
     return look(x @ wq.T, x @ wk.T, context @ wv.T)
 
 
 def mistake_own_values(x, context, wq, wk, wv):
-    """The values come from x, but the keys from the context: both describe the
+    """The values come from x, but the keys from the context: both must come from the
     context."""
     return look(x @ wq.T, context @ wk.T, x @ wv.T)

@@ -1,22 +1,22 @@
 """From tokens to logits
 
-A language model is short once its block exists. Look up a vector for each token, add
-the vector of its position, run the blocks, norm, and compare the result with every
-vector of the vocabulary:
+With a block, a language model is short. Look up a vector for each token, add the vector
+of its position, run the blocks, normalize, and compare the result with every vector of
+the vocabulary:
 
     x      = embed[tokens] + positions[0 … N-1]      (N, D)
     x      = block(x) for each block, causal
     logits = norm(x) embedᵀ                          (N, V)
 
-The last line uses the table of the first again: the embeddings are tied. Row `n` of
-the logits scores every token of the vocabulary as the one that comes after token `n`.
-So token `n` must not see the tokens after it, or it would read the answer: that is
-what the causal mask is for. With a vocabulary of 49,152 a row has 49,152 logits.
+The last line uses the same table as the first: the embeddings are tied. Row `n` of the
+logits scores every token of the vocabulary as the one that follows token `n`. So token
+`n` must not see the tokens after it, or it would read the answer: the causal mask
+prevents that. With a vocabulary of 49,152 a row has 49,152 logits.
 
-Write `decoder_logits(tokens, embed, positions, layers)`. `tokens` are whole numbers
-`(N,)`, `embed` is `(V, D)`, `positions` is `(P, D)` with `P` at least `N`, `layers` is
-`(L, 4*D, D)`. The stub has `norm`, and `block(x, layer, mask)` for one layer; `mask`
-is a table `(N, N)`, True where a token may look.
+Write `decoder_logits(tokens, embed, positions, layers)`. `tokens` are integers `(N,)`,
+`embed` is `(V, D)`, `positions` is `(P, D)` with `P` at least `N`, `layers` is `(L,
+4*D, D)`. The stub has `norm`, and `block(x, layer, mask)` for one layer; `mask` is a
+table `(N, N)`, True where a token may attend.
 
 Next: sampling.py
 """
@@ -54,7 +54,7 @@ def decoder_logits(tokens, embed, positions, layers):
     raise NotImplementedError("write me")
 '''
 HINTS = (
-    "Five lines: look up, add positions, a loop over layers, norm, multiply.",
+    "Five steps: look up, add positions, loop over layers, normalize, multiply.",
     "embed[tokens] looks up all rows at once; positions[: len(tokens)] are the first "
     "N.",
     "mask = np.tri(len(tokens)) > 0; for layer in layers: x = block(x, layer, mask); "
@@ -64,7 +64,7 @@ HINTS = (
 
 def spec(tokens, embed, positions, layers):
     logits = np.zeros((len(tokens), len(embed)))
-    for n in range(len(tokens)):  # each token from the tokens up to it, and no others
+    for n in range(len(tokens)):  # each token from the tokens up to it only
         x = np.zeros((n + 1, embed.shape[1]))
         for m in range(n + 1):
             x[m] = embed[tokens[m]] + positions[m]
@@ -92,12 +92,12 @@ def draw(rng):
     for tokens, n in (([1], 1), ([23, 20, 17], 3), ([23, 20, 17], 3)):
         embed, positions = 20 * rng.normal(size=(24, 3)), rng.normal(size=(n, 3)) / 100
         yield np.array(tokens), embed, positions, rng.normal(size=(1, 12, 3))
-    tokens = np.array([2, 2, 2])  # only positions tell them apart
+    tokens = np.array([2, 2, 2])  # differ only in position
     yield tokens, *(rng.normal(size=s) for s in ((4, 4), (6, 4), (1, 16, 4)))
 
 
 def mistake_no_mask(tokens, embed, positions, layers):
-    """A token sees the tokens after it, and so the answer: give block the causal mask,
+    """A token sees the tokens after it, and so the answer: pass block the causal mask,
     np.tri(N) > 0."""
     x = embed[tokens] + positions[: len(tokens)]
     for layer in layers:
@@ -111,13 +111,13 @@ def mistake_no_positions(tokens, embed, positions, layers):
 
 
 def mistake_positions_of_tokens(tokens, embed, positions, layers):
-    """The positions are looked up by token: they are counted, 0, 1, 2, …, so take the
-    first N rows."""
+    """The positions are looked up by token: use positions 0, 1, 2, …, the first N
+    rows."""
     return reference(tokens, embed, positions[tokens], layers)
 
 
 def mistake_no_last_norm(tokens, embed, positions, layers):
-    """The norm before the logits is missing: multiply norm(x) with embed.T."""
+    """The norm before the logits is missing: multiply norm(x) by embed.T."""
     x = embed[tokens] + positions[: len(tokens)]
     for layer in layers:
         x = block(x, layer, np.tri(len(x)) > 0)
@@ -125,5 +125,5 @@ def mistake_no_last_norm(tokens, embed, positions, layers):
 
 
 def mistake_first_layer_only(tokens, embed, positions, layers):
-    """Only one layer is run: each layer works on what the one before it gave."""
+    """Only one layer is run: each layer processes the output of the previous one."""
     return reference(tokens, embed, positions, layers[:1])

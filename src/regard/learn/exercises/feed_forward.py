@@ -1,23 +1,24 @@
 """Feed-forward, with the exact GELU
 
-Attention moves information between tokens. What a token then does with it happens in
-the feed-forward part, for each token by itself: widen, bend, narrow.
+Attention moves information between tokens. The feed-forward layer then processes each
+token separately: it expands the vector, applies a nonlinear function, and projects it
+back.
 
     hidden = x upᵀ + up_bias                  (N, F), often F = 4 D
     bent   = GELU(hidden)
     out    = bent downᵀ + down_bias           (N, D)
 
-Without the bend in the middle the two matrices would be one. GELU multiplies a number
-with the chance that a normal variable is below it:
+Without the nonlinearity the two matrices would be equivalent to one. GELU multiplies a
+number by the probability that a standard normal variable is below it:
 
     GELU(z) = z Φ(z) = z (1 + erf(z / √2)) / 2
 
-GELU(1) = 0.8413, GELU(-1) = -0.1587, GELU(0) = 0. GPT-2 used a formula with tanh that
-is close to it; PyTorch has the exact one unless told otherwise, and so have we here.
-They differ by up to 0.0005: enough to see when you load somebody's weights.
+GELU(1) = 0.8413, GELU(-1) = -0.1587, GELU(0) = 0. GPT-2 uses an approximation with
+tanh; the default of PyTorch is the exact formula, which is used here. They differ by up
+to 0.0005: enough to notice when you load pretrained weights.
 
 Write `feed_forward(x, up, up_bias, down, down_bias)`. `up` is `(F, D)` and `down` is
-`(D, F)`. NumPy has no erf; the stub makes one from Python's.
+`(D, F)`. NumPy has no erf; the stub vectorizes Python's.
 
 Next: block.py
 """
@@ -34,17 +35,18 @@ STUB = '''import math
 
 import numpy as np
 
-erf = np.vectorize(math.erf)  # of every number of an array
+erf = np.vectorize(math.erf)  # elementwise
 
 
 def feed_forward(x, up, up_bias, down, down_bias):
-    """Widen x (N, D) to (N, F), bend it with GELU, narrow it to (N, D)."""
+    """Expand x (N, D) to (N, F), apply GELU, project back to (N, D)."""
     raise NotImplementedError("write me")
 '''
 HINTS = (
     "Three lines: hidden, bent, out. Matrices are (out, in), so transpose them.",
     "hidden = x @ up.T + up_bias, and bent = hidden * (1 + erf(...)) / 2.",
-    "Inside erf stands hidden / np.sqrt(2); the end is bent @ down.T + down_bias.",
+    "The argument of erf is hidden / np.sqrt(2); the output is bent @ down.T + "
+    "down_bias.",
 )
 ATOL = 1e-9
 erf = np.vectorize(math.erf)
@@ -94,27 +96,27 @@ def mistake_tanh(x, up, up_bias, down, down_bias):
 
 
 def mistake_no_root_two(x, up, up_bias, down, down_bias):
-    """erf is taken of z itself: take it of z / √2, which makes it the normal curve."""
+    """The argument of erf is z: it must be z / √2, to give the normal distribution."""
     z = x @ up.T + up_bias
     return z * (1 + erf(z)) / 2 @ down.T + down_bias
 
 
 def mistake_relu(x, up, up_bias, down, down_bias):
-    """This is ReLU, which cuts at 0: GELU is z (1 + erf(z / √2)) / 2."""
+    """This is ReLU, max(z, 0): GELU is z (1 + erf(z / √2)) / 2."""
     return np.maximum(x @ up.T + up_bias, 0) @ down.T + down_bias
 
 
 def mistake_no_bend(x, up, up_bias, down, down_bias):
-    """There is no bend between the two matrices: apply GELU to the hidden numbers."""
+    """There is no nonlinearity between the two matrices: apply GELU to hidden."""
     return (x @ up.T + up_bias) @ down.T + down_bias
 
 
 def mistake_chance_only(x, up, up_bias, down, down_bias):
-    """This gives Φ(z), the chance alone: GELU multiplies it with z."""
+    """This is Φ(z), the probability alone: GELU multiplies it by z."""
     return (1 + erf((x @ up.T + up_bias) / math.sqrt(2))) / 2 @ down.T + down_bias
 
 
 def mistake_bias_after_bend(x, up, up_bias, down, down_bias):
-    """up_bias is added after GELU: add it before, it belongs to the hidden numbers."""
+    """up_bias is added after GELU: add it before, it is part of hidden."""
     z = x @ up.T
     return (z * (1 + erf(z / math.sqrt(2))) / 2 + up_bias) @ down.T + down_bias

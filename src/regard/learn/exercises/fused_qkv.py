@@ -1,8 +1,8 @@
 """One matrix for q, k and v of all heads
 
-Three matrices and a few heads mean many small products. Many models store one tall
-matrix instead: its rows make first the queries of all heads, then the keys of all
-heads, then the values. One product gives everything.
+Three matrices mean three products. Many models store one tall matrix instead: its rows
+give first the queries of all heads, then the keys of all heads, then the values. One
+product computes everything.
 
     y = x wᵀ                       w is (3*H*d, D), y is (N, 3*H*d)
     columns     0 … H*d-1          queries of head 0, of head 1, …
@@ -10,10 +10,10 @@ heads, then the values. One product gives everything.
     columns 2*H*d … 3*H*d-1        values
 
 With 2 heads of width 1 a token's row of `y` is `[q0, q1, k0, k1, v0, v1]`, so
-`q = [[q0], [q1]]` once the token axis is put in the middle.
+`q = [[q0], [q1]]` once the token axis is moved to the middle.
 
-Some models store their rows head by head instead: `[q0, k0, v0, q1, k1, v1]`. The
-shapes are the same and the numbers are wrong, so look at values when you load a file.
+Some models store the rows head by head instead: `[q0, k0, v0, q1, k1, v1]`. The shapes
+are the same, so compare values when you load a file.
 
 Write `split_qkv(x, w, heads)`: the tuple `q, k, v`, each `(H, N, d)`.
 
@@ -34,9 +34,9 @@ def split_qkv(x, w, heads):
     raise NotImplementedError("write me")
 '''
 HINTS = (
-    "Multiply once, then cut the columns into three equal parts, then each into heads.",
+    "Multiply once, split the columns into three equal parts, then each into heads.",
     "np.split(x @ w.T, 3, axis=1) gives the three parts in the order q, k, v.",
-    "(x @ w.T).reshape(N, 3, heads, d) has all axes; move N behind the heads.",
+    "(x @ w.T).reshape(N, 3, heads, d) has all axes; move N after the heads.",
 )
 
 
@@ -69,19 +69,19 @@ def draw(rng):
 
 def mistake_head_by_head(x, w, heads):
     """The rows of w are read head by head, as q, k, v of head 0, then of head 1. Here
-    all queries come first, then all keys: cut into three before you cut into heads."""
+    all queries come first, then all keys: split into three, then into heads."""
     y = (x @ w.T).reshape(len(x), heads, 3, -1)
     return tuple(y.transpose(2, 1, 0, 3))
 
 
 def mistake_values_second(x, w, heads):
-    """Keys and values are exchanged: the rows of w make q, then k, then v."""
+    """Keys and values are swapped: the rows of w give q, then k, then v."""
     q, k, v = reference(x, w, heads)
     return q, v, k
 
 
 def mistake_width_interleaved(x, w, heads):
-    """A head takes every H-th column, but its d columns lie next to each other."""
+    """A head takes every H-th column, but its d columns are contiguous."""
     y = (x @ w.T).reshape(len(x), 3, -1, heads)
     return tuple(y.transpose(1, 3, 0, 2))
 

@@ -1,22 +1,21 @@
 """Query heads that share keys
 
-The cache of keys and values is what makes long texts expensive. So many models have
-fewer heads of keys and values than of queries: `H` query heads share `Hk` heads of
-keys, in groups of `g = H / Hk`. Query head `h` looks at key head
+The KV cache makes long texts expensive. So many models have fewer heads of keys and
+values than of queries: `H` query heads share `Hk` key heads, in groups of `g = H / Hk`.
+Query head `h` uses key head
 
     h // g
 
 so heads 0 … g-1 share the first, the next `g` heads the second, and so on. With 6
 query heads and 2 key heads, `g` is 3 and the key heads are `0 0 0 1 1 1`. SmolLM2 has
-9 query heads and 3 key heads, and keeps a third of the numbers it would need
-otherwise.
+9 query heads and 3 key heads, so its cache is a third of the size.
 
-Taking `h % Hk` instead gives `0 1 0 1 0 1`: the right shape, other numbers. A
-published standard had to be corrected because of it. `Hk = 1` is the special case in
-which all share one, and `Hk = H` is attention as before.
+Using `h % Hk` instead gives `0 1 0 1 0 1`: the right shape, but other numbers. A
+published standard had to be corrected because of this. With `Hk = 1` all heads share
+one key head; `Hk = H` is ordinary multi-head attention.
 
 Write `grouped_attention(q, k, v)`: `q` is `(H, N, d)`, `k` is `(Hk, M, d)`, `v` is
-`(Hk, M, dv)`, the output `(H, N, dv)`. The `softmax` of the stub works on any number
+`(Hk, M, dv)`, the output `(H, N, dv)`. The `softmax` in the stub works with any number
 of axes.
 
 Next: mask_algebra.py
@@ -44,7 +43,7 @@ def grouped_attention(q, k, v):
     raise NotImplementedError("write me")
 '''
 HINTS = (
-    "Give every query head its own copy of k and v, then do attention as before.",
+    "Give every query head a copy of its k and v, then compute attention as before.",
     "np.repeat(k, g, axis=0) repeats each head g times in a row; np.tile does not.",
     "softmax(q @ k.swapaxes(1, 2) / np.sqrt(d)) @ v, with the repeated k and v.",
 )
@@ -91,19 +90,19 @@ def pick(q, k, v, order):
 
 
 def mistake_modulo(q, k, v):
-    """The heads are dealt out in turn, h % Hk: a group is g heads in a row, h // g, so
+    """The key heads are assigned as h % Hk: a group is g consecutive heads, h // g, so
     use np.repeat and not np.tile."""
     return pick(q, k, v, np.arange(len(q)) % len(k))
 
 
 def mistake_first_only(q, k, v):
-    """All query heads look at the first head of keys: head h looks at head h // g."""
+    """All query heads use the first key head: head h uses key head h // g."""
     return pick(q, k, v, np.zeros(len(q), int))
 
 
 def mistake_values_not_grouped(q, k, v):
-    """The keys are shared by groups, but the values are dealt out in turn: both belong
-    to head h // g."""
+    """The keys are shared by groups, but the values are assigned as h % Hk: use head
+    h // g for both."""
     H = len(q)
     weights = softmax(
         q @ np.repeat(k, H // len(k), 0).swapaxes(1, 2) / q.shape[2] ** 0.5
@@ -112,6 +111,6 @@ def mistake_values_not_grouped(q, k, v):
 
 
 def mistake_scaled_by_value_width(q, k, v):
-    """The scores are divided by the square root of dv, the width of the values: the
-    width of queries and keys counts."""
+    """The scores are divided by the square root of dv, the width of the values: use d,
+    the width of queries and keys."""
     return reference(q * np.sqrt(q.shape[2] / v.shape[2]), k, v)

@@ -1,9 +1,9 @@
 """Split the width of every token into heads
 
 A token of width 6 can hold two heads of width 3, or three of width 2; GPT-3, 12,288
-wide with 96 heads, has heads of 128. The heads lie side by side in its vector: head
-`h` of width `d` is what stands in the places `h*d` to `h*d + d - 1`. Splitting puts
-the heads first, so that each head is a small sequence of its own:
+wide with 96 heads, has heads of width 128. The heads are stored next to each other:
+head `h` of width `d` is at the indices `h*d` to `h*d + d - 1`. Splitting moves the
+heads to the front, so that each head is a separate sequence:
 
     out[h, n, i] = x[n, h*d + i]          (N, H*d)  ->  (H, N, d)
 
@@ -12,10 +12,10 @@ Two tokens of width 4, two heads:
     x = [[1, 2, 3, 4],        head 0 = [[1, 2],      head 1 = [[3, 4],
          [5, 6, 7, 8]]                  [5, 6]]                [7, 8]]
 
-A reshape never moves a number, it only puts other brackets around the same row of
-numbers. So it can cut a token's vector into heads, but it cannot bring two tokens of
-one head together: that takes an exchange of axes. Asking for the shape `(H, N, d)` at
-once gives the right shape and the wrong numbers, and no error.
+A reshape keeps the order of the numbers in memory. So it can split a token's vector
+into heads, but it cannot bring the tokens of one head together: that takes a swap of
+axes. A direct reshape to `(H, N, d)` gives the right shape and the wrong numbers,
+without an error.
 
 Write `split_heads(x, heads)`: the heads of `x`, as `(heads, N, d)`.
 
@@ -36,9 +36,9 @@ def split_heads(x, heads):
     raise NotImplementedError("write me")
 '''
 HINTS = (
-    "Do it in two steps: first cut the last axis, then put the axis of heads in front.",
-    "x.reshape(N, heads, d) cuts the last axis of every token and mixes no tokens.",
-    "After x.reshape(N, heads, -1), exchange the first two axes: swapaxes(0, 1).",
+    "Two steps: first split the last axis, then move the axis of heads to the front.",
+    "x.reshape(N, heads, d) splits the last axis of every token and mixes no tokens.",
+    "After x.reshape(N, heads, -1), swap the first two axes: swapaxes(0, 1).",
 )
 
 
@@ -68,24 +68,24 @@ def draw(rng):
 
 
 def mistake_one_reshape(x, heads):
-    """The shape is right, but each head holds whole tokens instead of a part of all. A
-    reshape to (H, N, d) moves nothing: reshape to (N, H, d), then exchange two axes."""
+    """The shape is right, but each head holds whole tokens instead of a part of each.
+    Do not reshape to (H, N, d): reshape to (N, H, d), then swap two axes."""
     return x.reshape(heads, len(x), -1)
 
 
 def mistake_heads_interleaved(x, heads):
-    """Each head takes every H-th number of a token, but a head lies in one piece. Head
-    h is the places h*d to h*d + d - 1: reshape to (N, H, d), not to (N, d, H)."""
+    """Each head takes every H-th number of a token, but a head is contiguous: head h is
+    at h*d to h*d + d - 1. Reshape to (N, H, d), not to (N, d, H)."""
     return x.reshape(len(x), -1, heads).transpose(2, 0, 1)
 
 
 def mistake_tokens_first(x, heads):
-    """The tokens are still in front: this is (N, H, d), expected (H, N, d). Exchange
-    the first two axes."""
+    """The tokens are still in front: this is (N, H, d), expected (H, N, d). Swap the
+    first two axes."""
     return x.reshape(len(x), heads, -1)
 
 
 def mistake_tokens_last(x, heads):
-    """The tokens are the last axis: this is (H, d, N), expected (H, N, d). Exchange the
-    first two axes of (N, H, d), and leave the last where it is."""
+    """The tokens are the last axis: this is (H, d, N), expected (H, N, d). Swap the
+    first two axes of (N, H, d), and leave the last in place."""
     return x.reshape(len(x), heads, -1).transpose(1, 2, 0)

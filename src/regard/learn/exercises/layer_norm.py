@@ -1,16 +1,15 @@
 """Layer norm
 
-Numbers grow as they pass through many layers. A norm brings every token back to one
-size before the next layer reads it. Layer norm takes each token by itself, shifts its
-`D` numbers to mean 0, and stretches them to variance 1:
+Numbers grow as they pass through many layers. A norm rescales every token to the same
+size before the next layer reads it. Layer norm shifts the `D` numbers of each token to
+mean 0 and scales them to variance 1:
 
     mean = Σ x[n, i] / D
     var  = Σ (x[n, i] - mean)² / D               divided by D, not by D - 1
     y    = (x[n, i] - mean) / √(var + eps)       eps inside the root
     out  = y · weight[i] + bias[i]               learned, one of each for every column
 
-`eps` keeps a token whose numbers are all equal from dividing 0 by 0: it becomes
-`bias`.
+`eps` avoids 0 / 0 for a token whose numbers are all equal: it becomes `bias`.
 
 For the token `[1, 3]` the mean is 2 and the variance is 1, so `y` is nearly `[-1, 1]`.
 
@@ -37,7 +36,7 @@ def layer_norm(x, weight, bias, eps):
 '''
 HINTS = (
     "Mean and variance belong to a row: take them along the last axis.",
-    "x.mean(axis=-1, keepdims=True) keeps an axis of 1, so that x - mean fits.",
+    "x.mean(axis=-1, keepdims=True) keeps an axis of size 1, so that x - mean works.",
     "(x - mean) / np.sqrt(x.var(axis=-1, keepdims=True) + eps) * weight + bias",
 )
 ATOL = 1e-9
@@ -75,20 +74,19 @@ def draw(rng):
 
 
 def mistake_over_tokens(x, weight, bias, eps):
-    """Mean and variance are taken over the tokens: each row is normed by itself, with
+    """Mean and variance are taken over the tokens: normalize each row separately, with
     axis=-1 and keepdims=True."""
     return (x - x.mean(axis=0)) / np.sqrt(x.var(axis=0) + eps) * weight + bias
 
 
 def mistake_d_minus_one(x, weight, bias, eps):
-    """The variance is divided by D - 1: here it is divided by D, so leave out
-    ddof=1."""
+    """The variance is divided by D - 1: divide it by D, so leave out ddof=1."""
     mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True, ddof=1)
     return (x - mean) / np.sqrt(var + eps) * weight + bias
 
 
 def mistake_eps_outside(x, weight, bias, eps):
-    """eps is added to the standard deviation: add it to the variance, inside the
+    """eps is added to the standard deviation: add it to the variance, inside the square
     root."""
     mean, std = x.mean(-1, keepdims=True), x.std(-1, keepdims=True)
     return (x - mean) / (std + eps) * weight + bias
@@ -101,12 +99,12 @@ def mistake_no_root(x, weight, bias, eps):
 
 
 def mistake_bias_first(x, weight, bias, eps):
-    """The bias is added before the weight is multiplied: it is y · weight + bias."""
+    """The bias is added before multiplying by the weight: it is y · weight + bias."""
     mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
     return ((x - mean) / np.sqrt(var + eps) + bias) * weight
 
 
 def mistake_no_eps(x, weight, bias, eps):
-    """eps is not used: without it a token of equal numbers is 0 / 0."""
+    """eps is not used: without it, a token of equal numbers gives 0 / 0."""
     mean, std = x.mean(-1, keepdims=True), x.std(-1, keepdims=True)
     return (x - mean) / np.where(std == 0, np.nan, std) * weight + bias

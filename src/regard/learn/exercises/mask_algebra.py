@@ -1,27 +1,28 @@
 """Masks as formulas
 
-A mask need not be a stored table. It is a rule that says for a query at position `q`
-and a key at position `k` whether the one may see the other, and rules combine with
-and, or, not: `&`, `|`, `~`. True means: may see.
+A mask need not be a stored table. It is a predicate: whether the query at position `q`
+may see the key at position `k`. Predicates combine with and, or, not: `&`, `|`, `~`.
+True means: may see.
 
-Here is the rule of a model that reads several documents packed into one sequence. A
+Here is the mask of a model that reads several documents packed into one sequence. A
 query may see a key if
 
 - the key is not in the future: `k <= q`, always;
 - and it is near and in the same document: at most `left` positions before the query,
-  and of the same number in `documents`;
-- or, instead of that, it is one of the first `first` positions, which all may see;
-- and never if it is padding, which has the document number -1.
+  and with the same number in `documents`;
+- or, instead of that, it is one of the first `first` positions, which every query may
+  see;
+- and it is not padding, which has the document number -1.
 
-With `left = 2`, the query at position 5 has the keys 3, 4 and 5 near it: `left` counts
-the others, not itself. In a sequence without padding, `first = 1` lets every query see
+With `left = 2`, the keys near the query at position 5 are 3, 4 and 5: `left` does not
+count the query itself. In a sequence without padding, `first = 1` lets every query see
 position 0, whatever its document.
 
-Positions are given and absolute: `q` may be the rows 5, 6, 7 of a longer text.
+Positions are absolute: `q` may be the rows 5, 6, 7 of a longer text.
 
 Write `may_see(q, k, documents, left, first)`. `q` is `(N, 1)`, `k` is `(1, M)`, both
-whole numbers; `documents[p]` is the document of position `p`. Return the table of
-booleans `(N, M)`.
+integers; `documents[p]` is the document of position `p`. Return the boolean table
+`(N, M)`.
 
 Next: copy_task.py
 """
@@ -40,10 +41,10 @@ def may_see(q, k, documents, left, first):
     raise NotImplementedError("write me")
 '''
 HINTS = (
-    "Write each rule as a line of its own; q - k has the shape (N, M) by itself.",
+    "Write each rule on a separate line; q - k broadcasts to the shape (N, M).",
     "near = q - k <= left; same = documents[q] == documents[k]; padding = "
     "documents[k] == -1.",
-    "(k <= q) & ((near & same) | (k < first)) & ~padding; mind the brackets.",
+    "(k <= q) & ((near & same) | (k < first)) & ~padding; note the parentheses.",
 )
 
 
@@ -89,14 +90,14 @@ def mistake_window_counts_itself(q, k, documents, left, first):
 
 
 def mistake_future(q, k, documents, left, first):
-    """A query sees keys after it: k <= q must hold for every rule, so put it outside
-    the brackets."""
+    """A query sees keys after it: k <= q must hold in every case, so put it outside the
+    parentheses."""
     past, near, same = k <= q, q - k <= left, documents[q] == documents[k]
     return ((past & near & same) | (k < first)) & (documents[k] != -1)
 
 
 def mistake_not_causal(q, k, documents, left, first):
-    """The rule k <= q is missing: q - k is negative for keys in the future, and so at
+    """The rule k <= q is missing: q - k is negative for keys in the future, so it is at
     most left."""
     near, same = q - k <= left, documents[q] == documents[k]
     return ((near & same) | (k < first)) & (documents[k] != -1)
@@ -108,14 +109,15 @@ def mistake_inverted(q, k, documents, left, first):
 
 
 def mistake_documents_mix(q, k, documents, left, first):
-    """Documents that lie next to each other are mixed: a key must be near and of the
-    same document, with & and not with |."""
+    """Adjacent documents are mixed: a key must be near and in the same document, with &
+    and not with |."""
     near, same = q - k <= left, documents[q] == documents[k]
     return (k <= q) & (near | same | (k < first)) & (documents[k] != -1)
 
 
 def mistake_padding_seen(q, k, documents, left, first):
-    """Padding is seen: no key of document -1 may be, not even among the first."""
+    """Padding is visible: no query may see a key of document -1, not even among the
+    first."""
     near, same = q - k <= left, documents[q] == documents[k]
     return (k <= q) & ((near & same) | (k < first))
 

@@ -1,18 +1,18 @@
-"""Any mask, and rows that see nothing
+"""Any mask, and fully masked rows
 
-A mask is a table of truth values beside the scores. Here True means *may attend*.
-(Some libraries mean the opposite, and a mask read the wrong way round gives no error,
-only wrong numbers.)
+A mask is a boolean table of the same shape as the scores. Here True means *may attend*.
+(In some libraries it means the opposite. An inverted mask gives no error, only wrong
+numbers.)
 
     weights[i, j] = exp(scores[i, j]) / Σ over seen keys,   0 where mask[i, j] is False
 
 ## Empty rows
 
-A row of the mask may be all False: padding, or a token that is alone. All its scores
-are then −∞, the largest is −∞ too, and −∞ − (−∞) is NaN. One such row spoils every
-gradient of a training. Nor are equal weights right, which come from a large negative
-number in place of −∞: that token would read what it must not see. The weights of an
-empty row are 0.
+A row of the mask may be all False, for example for padding. All its scores are then
+−∞, the largest is −∞ too, and −∞ − (−∞) is NaN. One such row spoils all gradients of
+the training. Equal weights are wrong, too: a large negative number in place of −∞
+gives them, and lets the token read what it must not see. The weights of an empty row
+are 0.
 
 For example the scores [[0, 0, 5]] with the mask [[True, True, False]] give [[0.5,
 0.5, 0]], and with [[False, False, False]] they give [[0, 0, 0]].
@@ -37,8 +37,8 @@ def masked_weights(scores, mask):
 '''
 HINTS = (
     "Start as for the causal mask: np.where(mask, scores, -np.inf), then softmax.",
-    "In an empty row the largest score is -inf: replace it by 0 before you take it "
-    "away, and all exp of the row are 0.",
+    "In an empty row the largest score is -inf: replace it by 0 before you subtract "
+    "it, and all exp of the row are 0.",
     "Its sum is 0 too, and 0 / 0 is NaN: divide by np.where(total == 0, 1, total).",
 )
 
@@ -88,36 +88,36 @@ def draw(rng):
 
 
 def mistake_inverted(scores, mask):
-    """The mask is read the wrong way round: True means may attend here, so False is
-    what becomes -inf."""
+    """The mask is inverted: True means may attend, so the score is -inf where it is
+    False."""
     return reference(scores, ~mask)
 
 
 def mistake_added(scores, mask):
-    """The mask is added to the scores as 0 and 1, which hides nothing: put -inf
-    where it is False, with np.where."""
+    """The mask is added to the scores as 0 and 1, which hides nothing: use np.where to
+    set scores to -inf where it is False."""
     return softmax(scores + mask)
 
 
 def mistake_multiplied(scores, mask):
-    """The scores are multiplied with the mask, and a score of 0 still has the weight
-    exp(0): put -inf where the mask is False, with np.where."""
+    """The scores are multiplied by the mask, and a score of 0 still has the weight
+    exp(0): use np.where to set scores to -inf where the mask is False."""
     return softmax(scores * mask)
 
 
 def mistake_empty_is_nan(scores, mask):
-    """A row that sees nothing is NaN, from −∞ − (−∞) or 0 / 0: its weights must be
-    0, so take care of the largest score and of the sum."""
+    """An empty row is NaN, from −∞ − (−∞) or 0 / 0: its weights must be 0, so handle
+    its largest score and its sum separately."""
     return softmax(np.where(mask, scores, -np.inf))
 
 
 def mistake_empty_is_uniform(scores, mask):
-    """A row that sees nothing gets equal weights, because a large negative number is
-    not −∞: its weights must be 0."""
+    """An empty row gets equal weights, because a large negative number is not −∞: its
+    weights must be 0."""
     return softmax(np.where(mask, scores, -1e9))
 
 
 def mistake_no_division(scores, mask):
-    """The weights are hidden after the softmax and the rows no longer sum to 1: put
-    -inf into the scores before it."""
+    """The weights are masked after the softmax and the rows no longer sum to 1: set
+    scores to -inf before it."""
     return softmax(scores) * mask

@@ -1,21 +1,20 @@
 """Merge attention over parts of the keys
 
-Cut the keys into two parts and run attention on each. Can the two answers be put
-together without the scores? Yes, if each part also says how much it saw: the log of
-its sum of exponentials, `lse = log Σ exp(score)`. Then `exp(lse)` is the weight of a
-part:
+Split the keys into two parts and run attention on each. Can the two outputs be merged
+without the scores? Yes, if each part also returns the log of its sum of exponentials,
+`lse = log Σ exp(score)`. Then `exp(lse)` is the weight of a part:
 
     lse = log(exp(lse_a) + exp(lse_b))
     out = exp(lse_a - lse) · out_a + exp(lse_b - lse) · out_b
 
-So a long sequence can be spread over machines, and a kernel can work tile by tile. The
-factors sum to 1, and the order of the parts does not matter.
+So a long sequence can be distributed over machines, and a kernel can work tile by tile.
+The factors sum to 1, and the order of the parts does not matter.
 
-As with softmax, take the larger of the two away before `exp`: exp(1000) is infinite. A
-part that saw no key has `lse = -inf` and `out = 0`, and must change nothing. If
-neither saw a key, the result is 0 with -inf, and not NaN.
+As with softmax, subtract the larger of the two before `exp`: exp(1000) is infinite. A
+part without any unmasked key has `lse = -inf` and `out = 0`, and must change nothing.
+If both parts are like this, the result is `out = 0` and `lse = -inf`, not NaN.
 
-Two parts of equal lse 0 merge to the mean of their outs, with lse = log 2 = 0.693.
+Two parts with lse 0 merge to the mean of their outs, with lse = log 2 = 0.693.
 
 Write `merge_parts(out_a, lse_a, out_b, lse_b)`: the tuple `out, lse`. `out_a` and
 `out_b` are `(N, dv)`, `lse_a` and `lse_b` are `(N,)`, one number for each query.
@@ -39,8 +38,8 @@ def merge_parts(out_a, lse_a, out_b, lse_b):
     raise NotImplementedError("write me")
 '''
 HINTS = (
-    "top = np.maximum(lse_a, lse_b) is taken away before exp, and added after log.",
-    "np.logaddexp(lse_a, lse_b) is that in one call, and gives -inf for -inf twice.",
+    "top = np.maximum(lse_a, lse_b) is subtracted before exp and added after log.",
+    "np.logaddexp(lse_a, lse_b) is that in one call, and gives -inf if both are -inf.",
     "In np.exp(lse_a - lse), replace lse by 0 where it is -inf: both factors become 0.",
 )
 
@@ -49,7 +48,7 @@ def spec(out_a, lse_a, out_b, lse_b):
     out, lse = np.zeros(out_a.shape), np.full(len(lse_a), -math.inf)
     for n in range(len(lse_a)):
         top = max(lse_a[n], lse_b[n])
-        if top == -math.inf:  # neither part saw a key
+        if top == -math.inf:  # no unmasked key in either part
             continue
         a, b = math.exp(lse_a[n] - top), math.exp(lse_b[n] - top)
         lse[n] = top + math.log(a + b)
@@ -84,34 +83,34 @@ def draw(rng):
 
 
 def mistake_mean(out_a, lse_a, out_b, lse_b):
-    """The parts count alike: weigh each with exp(its lse - lse of both)."""
+    """Both parts have the same weight: multiply each by exp(its lse - lse of both)."""
     return (out_a + out_b) / 2, np.logaddexp(lse_a, lse_b)
 
 
 def mistake_no_exp(out_a, lse_a, out_b, lse_b):
-    """The parts are weighed by lse itself, which is a logarithm: weigh them by exp."""
+    """The parts are weighted by lse itself, which is a logarithm: use exp(lse)."""
     total = np.where(np.isfinite(lse_a + lse_b), lse_a + lse_b, 1)
     a, b = (np.where(np.isfinite(x), x, 0) / total for x in (lse_a, lse_b))
     return a[:, None] * out_a + b[:, None] * out_b, np.logaddexp(lse_a, lse_b)
 
 
 def mistake_lse_added(out_a, lse_a, out_b, lse_b):
-    """The two lse are added, but what adds up are the sums inside the logarithms: lse =
+    """The two lse are added, but the sums inside the logarithms should be: lse =
     log(exp(lse_a) + exp(lse_b))."""
     return reference(out_a, lse_a, out_b, lse_b)[0], lse_a + lse_b
 
 
 def mistake_overflow(out_a, lse_a, out_b, lse_b):
-    """exp of a large lse is infinite, or both are 0, and the division gives NaN: take
-    the larger lse away first."""
+    """exp of a large lse is infinite, or both are 0, and the division gives NaN:
+    subtract the larger lse first."""
     with np.errstate(all="ignore"):
         a, b = np.exp(lse_a)[:, None], np.exp(lse_b)[:, None]
         return (a * out_a + b * out_b) / (a + b), np.log(a + b)[:, 0]
 
 
 def mistake_both_empty(out_a, lse_a, out_b, lse_b):
-    """A query that saw no key in either part becomes NaN, because -inf minus -inf is:
-    its out is 0 and its lse -inf."""
+    """A query without unmasked keys in either part becomes NaN, because -inf minus -inf
+    is NaN: its out must be 0 and its lse -inf."""
     with np.errstate(all="ignore"):
         top = np.maximum(lse_a, lse_b)
         a, b = np.exp(lse_a - top)[:, None], np.exp(lse_b - top)[:, None]

@@ -1,23 +1,22 @@
 """Multi-head attention, with the output projection
 
-One head gives every token one set of weights. Several heads give several: each has its
-own queries, keys and values, `d` numbers wide, made from the same tokens by learned
-matrices, and does attention by itself. Their answers are put side by side again, and
-one more matrix mixes them.
+One head gives every token one set of weights. Several heads give several: each has
+separate queries, keys and values of width `d`, computed from the same tokens by learned
+matrices. The outputs of all heads are concatenated, and one more matrix mixes them.
 
     q, k, v = x wqᵀ, x wkᵀ, x wvᵀ        each (N, H*d), split into (H, N, d)
-    head_h  = attention(q_h, k_h, v_h)   scores over the square root of d
+    head_h  = attention(q_h, k_h, v_h)   scores divided by the square root of d
     out     = [head_0 | … | head_H-1] woᵀ
 
-Matrices are stored `(out, in)`, as in PyTorch, hence the transpose. `H*d` need not be
-the width `D` of `x`: `wo` is `(D, H*d)` and brings the result back.
+Matrices are stored `(out, in)`, as in PyTorch, hence the transpose. `H*d` may differ
+from the width `D` of `x`: `wo` is `(D, H*d)` and maps the result back to `D`.
 
 With `H*d = 64` and 8 heads, each head is 8 wide, so its scores are divided by 2.83 and
 not by 8.
 
 Write `multi_head(x, wq, wk, wv, wo, heads)`: the output, `(N, D)`.
-`attention(q, k, v).out` of the library does all heads `(H, N, d)` at once. Splitting
-you wrote before; joining is the way back.
+`attention(q, k, v).out` of the library computes all heads `(H, N, d)` at once. You
+wrote splitting before; joining is its inverse.
 
 Next: fused_qkv.py
 """
@@ -41,12 +40,12 @@ def multi_head(x, wq, wk, wv, wo, heads):
 '''
 HINTS = (
     "Four steps: project, split into (H, N, d), attention of all heads, join and mix.",
-    "(x @ wq.T).reshape(N, heads, -1).swapaxes(0, 1) is q; k and v are made alike.",
+    "(x @ wq.T).reshape(N, heads, -1).swapaxes(0, 1) is q; likewise for k and v.",
     "Join with attention(q, k, v).out.swapaxes(0, 1).reshape(N, -1), then @ wo.T.",
 )
 
 
-def look(q, k, v, scale=None):  # attention, as you wrote it
+def look(q, k, v, scale=None):  # plain attention
     scores = q @ k.swapaxes(-1, -2) * (scale or q.shape[-1] ** -0.5)
     parts = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return parts / parts.sum(axis=-1, keepdims=True) @ v
@@ -98,14 +97,14 @@ def join(x):  # (N, H*d)
 
 
 def mistake_no_output(x, wq, wk, wv, wo, heads):
-    """The heads stand side by side, but nothing mixes them: multiply with wo.T."""
+    """The heads are concatenated, but not mixed: multiply by wo.T."""
     q, k, v = (split(x @ w.T, heads) for w in (wq, wk, wv))
     return join(look(q, k, v))
 
 
 def mistake_joined_by_reshape(x, wq, wk, wv, wo, heads):
-    """The heads are joined by a reshape alone, which mixes up the tokens. Exchange the
-    axes back to (N, H, d) first."""
+    """The heads are joined by a reshape alone, which mixes up the tokens. Swap the axes
+    back to (N, H, d) first."""
     q, k, v = (split(x @ w.T, heads) for w in (wq, wk, wv))
     return look(q, k, v).reshape(len(x), -1) @ wo.T
 
@@ -117,6 +116,6 @@ def mistake_scaled_by_whole_width(x, wq, wk, wv, wo, heads):
 
 
 def mistake_one_big_head(x, wq, wk, wv, wo, heads):
-    """This is one head as wide as all: split q, k and v into heads before attention."""
+    """This is one wide head: split q, k and v into heads before attention."""
     q, k, v = (x @ w.T for w in (wq, wk, wv))
     return look(q, k, v) @ wo.T

@@ -5,8 +5,8 @@ vectors of the same width d, and the answer is their dot product:
 
     score = q[0] k[0] + q[1] k[1] + … + q[d-1] k[d-1]
 
-It is large if the two point the same way, 0 if they have nothing to do with each
-other, and negative if they are opposed. It also grows with their lengths.
+It is large if the two point in the same direction, 0 if they are orthogonal, and
+negative if they point in opposite directions. It also grows with their lengths.
 
 For example q = [1, 2] and k = [3, 4] give 1 · 3 + 2 · 4 = 11.
 
@@ -56,14 +56,14 @@ def draw(rng):
 
 
 def mistake_no_sum(q, k):
-    """That is the product of each pair of numbers, and there are d of them: a score
-    is one number, their sum."""
+    """That gives the d products of the pairs of numbers: a score is one number, their
+    sum."""
     return q * k
 
 
 def mistake_outer(q, k):
-    """That multiplies every number of q with every number of k, which makes a table:
-    a score needs only q[i] k[i] of the same i, added up."""
+    """That multiplies every number of q by every number of k, which gives a table: a
+    score is the sum of q[i] k[i], with the same i."""
     return np.outer(q, k)
 
 

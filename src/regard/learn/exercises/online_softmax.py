@@ -1,9 +1,9 @@
 """Softmax in one pass, with a running maximum
 
-Softmax takes away the largest score, so it seems to need the whole row first. It does
-not. Go through the keys one by one and keep three things: the largest score so far,
-the sum of `exp(score - top)`, and the sum of `exp(score - top) · value`. When a larger
-score comes, what was summed up to then was measured against the old maximum, and is
+Softmax subtracts the largest score, so it seems to need the whole row first. It does
+not. Go through the keys one by one and keep three things: the largest score so far
+(`top`), the sum of `exp(score - top)`, and the sum of `exp(score - top) · value`. When
+a larger score comes, the sums so far were computed with the old maximum, and are
 corrected by one factor:
 
     new   = max(top, score)
@@ -11,12 +11,12 @@ corrected by one factor:
     mix   = mix · exp(top - new) + exp(score - new) · value
     top   = new
 
-At the end `mix / total` is the output of attention. This is how it runs in fast
-kernels: no row is ever stored.
+At the end `mix / total` is the output of attention. Fast kernels work this way: no row
+is ever stored.
 
-Before the first key `top` is -inf, `total` is 0 and `mix` is 0. A key that the mask
-forbids has the score -inf and changes nothing; take care where both are -inf, because
--inf minus -inf is NaN.
+Before the first key `top` is -inf, `total` is 0 and `mix` is 0. A masked key has the
+score -inf and changes nothing; take care if both are -inf, because -inf minus -inf is
+NaN.
 
 From `top = 0, total = 1`, the score log 2 gives `total = 1 · 1/2 + 1 = 1.5`.
 
@@ -42,9 +42,9 @@ def add_key(top, total, mix, score, value):
     raise NotImplementedError("write me")
 '''
 HINTS = (
-    "Two factors do it all: one for what was summed before, one for the new key.",
+    "Two factors are enough: one for the sums so far, one for the new key.",
     "old = np.exp(top - new) and now = np.exp(score - new); if score is -inf, return "
-    "what you were given.",
+    "the arguments unchanged.",
     "return new, total * old + now, mix * old + now * value",
 )
 
@@ -92,7 +92,7 @@ def draw(rng):
 
 
 def mistake_not_corrected(top, total, mix, score, value):
-    """The old sums are not corrected for the new maximum: multiply both with exp(top -
+    """The old sums are not corrected for the new maximum: multiply both by exp(top -
     new)."""
     new = max(top, score)
     now = np.exp(score - new) if score > -np.inf else 0.0
@@ -100,16 +100,16 @@ def mistake_not_corrected(top, total, mix, score, value):
 
 
 def mistake_mix_not_corrected(top, total, mix, score, value):
-    """total is corrected for the new maximum, but mix is not: multiply it with exp(top
-    - new) too."""
+    """total is corrected for the new maximum, but mix is not: multiply it by exp(top -
+    new), too."""
     new, total, _ = reference(top, total, mix, score, value)
     now = np.exp(score - new) if score > -np.inf else 0.0
     return new, total, mix + now * value
 
 
 def mistake_factor_inverted(top, total, mix, score, value):
-    """The factor of the old sums is upside down: it is exp(top - new), which is at most
-    1, not exp(new - top)."""
+    """The factor of the old sums is inverted: it is exp(top - new), which is at most 1,
+    not exp(new - top)."""
     new = max(top, score)
     old = np.exp(new - top) if -np.inf < top else 0.0
     now = np.exp(score - new) if score > -np.inf else 0.0
@@ -117,8 +117,8 @@ def mistake_factor_inverted(top, total, mix, score, value):
 
 
 def mistake_both_infinite(top, total, mix, score, value):
-    """-inf minus -inf is NaN where a forbidden key comes first: if the score is -inf,
-    return what was given."""
+    """-inf minus -inf is NaN if the first key is masked: if the score is -inf, return
+    the arguments unchanged."""
     new = max(top, score)
     old, now = (
         math.nan if x == new == -np.inf else np.exp(x - new) for x in (top, score)
@@ -127,7 +127,7 @@ def mistake_both_infinite(top, total, mix, score, value):
 
 
 def mistake_no_maximum(top, total, mix, score, value):
-    """The new key is measured against the old maximum, so a large score overflows: take
+    """The exp of the new key uses the old maximum, so a large score overflows: use
     exp(score - new), and correct the old sums."""
     now = np.exp(min(score - top, 700.0)) if -np.inf < top else 1.0
     return max(top, score), total + now, mix + now * value

@@ -1,13 +1,13 @@
 """RMS norm
 
-Llama and its relatives leave out half of layer norm: no mean is taken away, and there
-is no bias. A token is only stretched, so that the mean of its squares becomes 1:
+Llama and similar models omit half of layer norm: no mean is subtracted, and there is no
+bias. A token is only scaled, so that the mean of its squares becomes 1:
 
-    rms[n]    = √(Σ x[n, i]² / D + eps)          root of the mean square
+    rms[n]    = √(Σ x[n, i]² / D + eps)          root mean square
     out[n, i] = x[n, i] / rms[n] · weight[i]
 
-The token keeps its direction; before the weight its length is `√D`, whatever it was
-before. It is cheaper by one pass over the numbers, and models learn about as well.
+The token keeps its direction; before the weight is applied, its length is `√D`. RMS
+norm saves one pass over the numbers, and models learn about as well.
 
 For the token `[3, 4]` the mean square is 12.5 and its root 3.54, so the result is
 `[0.85, 1.13]`. Its length is 1.41, which is the root of 2.
@@ -67,19 +67,19 @@ def draw(rng):
 
 
 def mistake_mean_removed(x, weight, eps):
-    """The mean is taken away, as in layer norm: RMS norm only stretches."""
+    """The mean is subtracted, as in layer norm: RMS norm only scales."""
     centred = x - x.mean(axis=-1, keepdims=True)
     return reference(centred, weight, eps)
 
 
 def mistake_sum(x, weight, eps):
-    """The squares are added up and not averaged: divide their sum by D, so that the
-    length becomes √D and not 1."""
+    """The squares are summed, not averaged: divide their sum by D, so that the length
+    becomes √D and not 1."""
     return x / np.sqrt(np.sum(x * x, axis=-1, keepdims=True) + eps) * weight
 
 
 def mistake_over_tokens(x, weight, eps):
-    """The mean square is taken over the tokens: each row is normed by itself, with
+    """The mean square is taken over the tokens: normalize each row separately, with
     axis=-1 and keepdims=True."""
     return x / np.sqrt(np.mean(x * x, axis=0) + eps) * weight
 
@@ -95,5 +95,5 @@ def mistake_no_root(x, weight, eps):
 
 
 def mistake_no_weight(x, weight, eps):
-    """The weight is missing: multiply every column with its number."""
+    """The weight is missing: multiply every column by its weight."""
     return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)

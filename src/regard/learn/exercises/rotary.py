@@ -1,22 +1,22 @@
 """Rotary positions, in the half pairing
 
-Instead of adding a position to a token, turn its query and its key by an angle that
-grows with the position. Turn both by the same angle more, and their dot product stays
-the same: of two positions only the distance counts.
+Instead of adding a position to a token, rotate its query and its key by an angle that
+grows with the position. Rotating both by the same additional angle does not change
+their dot product: only the distance between two positions matters.
 
-A vector of width `D` is `D/2` pairs, and each pair is turned in its plane:
+A vector of width `D` consists of `D/2` pairs, and each pair is rotated in its plane:
 
     angle = position / 10000^(2i / D)            of pair i = 0 … D/2 - 1
     a, b  ->  a cos(angle) - b sin(angle),  a sin(angle) + b cos(angle)
 
-Which two numbers are a pair? There are two answers in use, and they give different
-numbers for the same weights. In the half pairing, which Llama has in transformers,
-pair `i` is the places `i` and `i + D/2`. (The other one takes neighbours, `2i` and
-`2i + 1`.) Here it is the half pairing.
+Which two numbers form a pair? Two conventions are in use, and they give different
+numbers for the same weights. In the half pairing, which Llama uses in transformers,
+pair `i` is the indices `i` and `i + D/2`. (The other convention pairs neighbours, `2i`
+and `2i + 1`.) Use the half pairing.
 
 For `x = [1, 0]` at position 1: one pair, angle 1, result `[cos 1, sin 1]`.
 
-Write `rotary(x, positions)`: the rows of `x` `(N, D)` turned; row `n` stands at
+Write `rotary(x, positions)`: the rows of `x` `(N, D)` rotated; row `n` is at position
 `positions[n]`, which need not be `n`.
 
 Next: layer_norm.py
@@ -34,11 +34,11 @@ STUB = '''import numpy as np
 
 
 def rotary(x, positions):
-    """Return x (N, D) with every pair (i, i + D/2) turned by its angle."""
+    """Return x (N, D) with every pair (i, i + D/2) rotated by its angle."""
     raise NotImplementedError("write me")
 '''
 HINTS = (
-    "The angles (N, D/2) are those of sinusoidal positions; cut x into two halves.",
+    "The angles (N, D/2) are those of sinusoidal positions; split x into two halves.",
     "a, b = x[:, :D//2], x[:, D//2:] are the first and second numbers of all pairs.",
     "np.concatenate([a * cos - b * sin, a * sin + b * cos], axis=1)",
 )
@@ -78,35 +78,36 @@ def draw(rng):
 
 
 def mistake_neighbours(x, positions):
-    """This joins neighbours, places 2i and 2i + 1: in the half pairing place i goes
-    with place i + D/2."""
+    """This pairs neighbours, 2i and 2i + 1: in the half pairing, pair i with
+    i + D/2."""
     halves = np.concatenate([x[:, 0::2], x[:, 1::2]], axis=1)
     turned = reference(halves, positions)
     return turned.reshape(len(x), 2, -1).swapaxes(1, 2).reshape(x.shape)
 
 
 def mistake_turned_back(x, positions):
-    """The pairs are turned the other way round: the minus belongs to the first number,
-    a cos - b sin, and the plus to the second."""
+    """The pairs are rotated in the wrong direction: the minus belongs to the first
+    number, a cos - b sin, and the plus to the second."""
     return reference(x, -positions)
 
 
 def mistake_rows_counted(x, positions):
-    """The rows are counted from 0 and the argument positions is not used: row n stands
-    at positions[n]."""
+    """The rows are counted from 0 and the argument positions is not used: row n is at
+    positions[n]."""
     return reference(x, np.arange(len(x)))
 
 
 def mistake_one_speed(x, positions):
-    """All pairs turn at the same speed: pair i has the angle position / 10000^(2i /
-    D)."""
+    """All pairs are rotated by the same angle: pair i has the angle
+    position / 10000^(2i / D)."""
     a, b = np.split(x, 2, axis=1)
     cos, sin = np.cos(positions)[:, None], np.sin(positions)[:, None]
     return np.concatenate([a * cos - b * sin, a * sin + b * cos], axis=1)
 
 
 def mistake_half_exponent(x, positions):
-    """The later pairs turn too fast: the exponent of pair i is 2i / D, not i / D."""
+    """The angles of later pairs are too large: the exponent of pair i is 2i / D, not
+    i / D."""
     half = x.shape[1] // 2
     angles = positions[:, None] / 10000 ** (np.arange(half) / x.shape[1])
     a, b, cos, sin = x[:, :half], x[:, half:], np.cos(angles), np.sin(angles)

@@ -1,22 +1,22 @@
-"""From logits to the chances of the next token
+"""From logits to the probabilities of the next token
 
-A model gives one logit for each token of the vocabulary. Before one is drawn, two
-knobs are turned. The temperature divides the logits: below 1 the likely tokens become
-likelier, above 1 all become more alike. Top-k keeps the `k` largest logits and gives
-the others no chance at all.
+A model gives one logit for each token of the vocabulary. Two options change the
+probabilities before a token is sampled. The temperature divides the logits: below 1 the
+likely tokens become likelier, above 1 all become more alike. Top-k keeps the `k`
+largest logits and gives the others probability 0.
 
     z = logits / temperature
     z = -inf for all but the k largest
-    p = softmax(z)                             sums to 1 over what is left
+    p = softmax(z)                             sums to 1 over the remaining tokens
 
-Temperature 0 cannot be divided by. It means greedy: all chance, 1, for the token with
-the largest logit.
+Temperature 0 would divide by 0. It means greedy: probability 1 for the token with the
+largest logit.
 
-With logits `[0, log 3]` and temperature 1 the chances are `[0.25, 0.75]`; with
+With logits `[0, log 3]` and temperature 1 the probabilities are `[0.25, 0.75]`; with
 temperature 0.5 they are `[0.1, 0.9]`, because the odds of 3 are squared; with
 temperature 0, or top-k 1, they are `[0, 1]`.
 
-Write `chances(logits, temperature, top_k)`: the chances `(V,)`. `top_k` may be as
+Write `chances(logits, temperature, top_k)`: the probabilities `(V,)`. `top_k` may be as
 large as the vocabulary or larger, which keeps all. No two logits are equal. Logits may
 be as large as 1000.
 
@@ -35,14 +35,14 @@ STUB = '''import numpy as np
 
 
 def chances(logits, temperature, top_k):
-    """Return the chance of each token, given logits (V,)."""
+    """Return the probability of each token, given logits (V,)."""
     raise NotImplementedError("write me")
 '''
 HINTS = (
-    "Treat temperature 0 first and return there. The rest is divide, cut, softmax.",
-    "The k-th largest logit is np.sort(z)[-k]; what is below it becomes -np.inf.",
+    "Handle temperature 0 first and return. The rest is divide, cut, softmax.",
+    "The k-th largest logit is np.sort(z)[-k]; set everything below it to -np.inf.",
     "z = np.where(z < np.sort(z)[-min(top_k, z.size)], -np.inf, z), then np.exp(z - "
-    "z.max()) over its sum.",
+    "z.max()) divided by its sum.",
 )
 
 
@@ -90,27 +90,28 @@ def cut(z, top_k):
 
 
 def mistake_multiplied(logits, temperature, top_k):
-    """The logits are multiplied with the temperature: divide by it, so that a low one
-    makes the likely tokens likelier."""
+    """The logits are multiplied by the temperature: divide by it, so that a low
+    temperature makes likely tokens likelier."""
     return soften(cut(logits * temperature, top_k))
 
 
 def mistake_temperature_last(logits, temperature, top_k):
-    """The temperature acts on the chances, where it cancels: divide the logits by it,
-    before the softmax."""
+    """The temperature is applied to the probabilities, where it cancels: divide the
+    logits by it, before the softmax."""
     p = reference(logits, float(temperature != 0), top_k)
     return p / p.sum()
 
 
 def mistake_not_summed_again(logits, temperature, top_k):
-    """The chances of the kept tokens do not sum to 1: cut the logits before the
+    """The probabilities of the kept tokens do not sum to 1: cut the logits before the
     softmax, or divide by the sum again."""
     z = logits / (temperature or 1e-9)
     return np.where(cut(z, top_k) == -np.inf, 0, soften(z))
 
 
 def mistake_cut_to_zero(logits, temperature, top_k):
-    """The cut logits are set to 0, which still has a chance: set them to -inf."""
+    """The other logits are set to 0, which still has a probability: set them to
+    -inf."""
     z = logits / (temperature or 1e-9)
     return soften(np.where(cut(z, top_k) == -np.inf, 0, z))
 
@@ -122,5 +123,6 @@ def mistake_smallest_kept(logits, temperature, top_k):
 
 
 def mistake_zero_ignored(logits, temperature, top_k):
-    """Temperature 0 is taken as none: it means greedy, 1 for the largest logit."""
+    """Temperature 0 is ignored: it means greedy, probability 1 for the largest
+    logit."""
     return soften(cut(logits / (temperature or 1), top_k))

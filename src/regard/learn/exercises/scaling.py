@@ -1,15 +1,15 @@
 """Scaling: why scores are divided by √d
 
 A dot product adds up d products, so it grows with the width: if the numbers of q and
-k are random with spread 1, their score has a spread of √d. At d = 512 scores lie some
-20 apart, and softmax then gives all weight to one key and none to the others. Nothing
-can be learned there, because a small change of a score changes nothing.
+k are random with standard deviation 1, their score has a standard deviation of √d. At
+d = 512 scores differ by some 20, and softmax gives nearly all weight to one key. Then
+the gradient vanishes, because a small change of a score does not change the weights.
 
-So every score is divided by the root of the width:
+So every score is divided by the square root of the width:
 
     scores[i, j] = q[i] · k[j] / √d
 
-Now the spread is 1 at every width. What counts is the width d of queries and keys,
+Now the standard deviation is 1 at every width. d is the width of queries and keys,
 not the number of keys, and not the width of the values.
 
 For example q = [[1, 1, 1, 1]] and k = [[1, 2, 3, 4]] have d = 4: the score is
@@ -34,8 +34,8 @@ def scaled_scores(q, k):
     raise NotImplementedError("write me")
 '''
 HINTS = (
-    "Make the table of scores as before, then divide all of it by one number.",
-    "d is the last axis of q, and also of k: q.shape[-1].",
+    "Compute the table of scores as before, then divide it by one number.",
+    "d is the size of the last axis of q, and also of k: q.shape[-1].",
     "Divide q @ k.T by np.sqrt(q.shape[-1]).",
 )
 
@@ -63,12 +63,12 @@ def draw(rng):
 
 
 def mistake_no_scale(q, k):
-    """Those are the bare scores: divide them by the root of the width, q.shape[-1]."""
+    """The scores are not scaled: divide them by the root of the width, q.shape[-1]."""
     return q @ k.T
 
 
 def mistake_by_width(q, k):
-    """That divides by d itself, or twice by its root, and the scores of wide vectors
+    """That divides by d itself, or twice by its root, so the scores of wide vectors
     become too small: divide once by the root."""
     return q @ k.T / q.shape[-1]
 

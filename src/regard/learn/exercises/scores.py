@@ -1,12 +1,12 @@
 """All queries and all keys
 
 A sequence has many queries and keys. They are stacked as the rows of two matrices, q
-of shape (N, d) and k of shape (M, d), and every query meets every key:
+of shape (N, d) and k of shape (M, d), and every query is compared with every key:
 
     scores[i, j] = q[i] · k[j]        a table of shape (N, M)
 
 Row i belongs to query i, column j to key j. N and M may differ: a word of one
-sentence can look at all the words of another. As one product of matrices the table is
+sentence can attend to all words of another. As a matrix product the table is
 
     scores = q kᵀ
 
@@ -31,8 +31,8 @@ def scores(q, k):
     raise NotImplementedError("write me")
 '''
 HINTS = (
-    "Begin with two loops: scores[i, j] is what one_score gives for q[i] and k[j].",
-    "q @ x multiplies each row of q with each column of x. Which x has the keys as its "
+    "Start with two loops: scores[i, j] is one_score(q[i], k[j]).",
+    "q @ x multiplies each row of q by each column of x. Which x has the keys as its "
     "columns?",
     "The keys are the rows of k, so they are the columns of `k.T`.",
 )
@@ -61,8 +61,8 @@ def draw(rng):
 
 
 def mistake_no_transpose(q, k):
-    """That multiplies with the columns of k, but its keys are the rows: transpose k,
-    as in q @ k.T."""
+    """That multiplies by the columns of k, but the keys are its rows: transpose k, as
+    in q @ k.T."""
     return q @ k
 
 
@@ -73,8 +73,8 @@ def mistake_transposed(q, k):
 
 
 def mistake_same_row(q, k):
-    """That lets query i meet only key i: every query meets every key, which makes a
-    table of shape (N, M)."""
+    """That compares query i only with key i: compare every query with every key, which
+    gives a table of shape (N, M)."""
     return np.sum(q * k, axis=-1)
 
 
@@ -84,6 +84,6 @@ def mistake_own_keys(q, k):
 
 
 def mistake_one_loop(q, k):
-    """One loop lets query i meet only key i: every query meets every key, so it
-    takes two loops, and a table of shape (N, M)."""
+    """One loop compares query i only with key i: compare every query with every key,
+    with two loops and a table of shape (N, M)."""
     return np.array([q[i] @ k[i] for i in range(len(q))])

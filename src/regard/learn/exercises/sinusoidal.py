@@ -1,10 +1,10 @@
 """Sinusoidal positions
 
-Attention sees a set: shuffle the keys together with their values, and the output is
-the same. So the place of a token must be written into its vector. Sinusoidal positions
-add one vector for each place, made of waves that are fast in the first columns and
-slow in the last. Columns go in pairs; pair `i` turns by one angle, with its sine in
-the even column and its cosine in the odd one:
+Attention ignores order: shuffle the keys together with their values, and the output is
+the same. So the position of a token must be encoded in its vector. Sinusoidal positions
+add one vector per position, made of waves of high frequency in the first columns and
+low frequency in the last. Columns come in pairs; pair `i` has one angle, with its sine
+in the even column and its cosine in the odd one:
 
     angle(p, i)    = p / 10000^(2i / d)       i = 0, 1, …, d/2 - 1
     out[p, 2i]     = sin(angle(p, i))
@@ -14,7 +14,7 @@ Positions count from 0, so the first row is `[0, 1, 0, 1, …]` for every width.
 `d = 4`, row 1 is `[sin 1, cos 1, sin 0.01, cos 0.01]`, because 10000^(2/4) = 100.
 
 Some code puts all sines in the first half and all cosines in the second. That is
-another order of the same columns; a model must be read with the order it was trained
+another order of the same columns; a model must be used with the order it was trained
 with.
 
 Write `sinusoidal(n, d)`: positions 0 to n - 1 as an array `(n, d)`. `d` is even.
@@ -38,8 +38,7 @@ def sinusoidal(n, d):
     raise NotImplementedError("write me")
 '''
 HINTS = (
-    "Make the table of angles (n, d/2) first, then put sines and cosines in their "
-    "places.",
+    "Compute the table of angles (n, d/2) first, then fill in the sines and cosines.",
     "angles = np.arange(n)[:, None] / 10000 ** (np.arange(0, d, 2) / d)",
     "out = np.zeros((n, d)); out[:, 0::2] = np.sin(angles), and cosines in out[:, "
     "1::2].",
@@ -84,25 +83,27 @@ def mistake_from_one(n, d):
 
 
 def mistake_cosine_first(n, d):
-    """Sine and cosine have changed places: sines stand in the even columns."""
+    """Sine and cosine are swapped: sines belong in the even columns."""
     out = reference(n, d)
     return out.reshape(n, -1, 2)[..., ::-1].reshape(n, d)
 
 
 def mistake_half_exponent(n, d):
-    """The waves do not slow down enough: pair i has the exponent 2i / d, not i / d."""
+    """The frequencies decrease too slowly: the exponent of pair i is 2i / d, not
+    i / d."""
     angles = np.arange(n)[:, None] / 10000 ** (np.arange(d // 2) / d)
     return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(n, d)
 
 
 def mistake_each_column(n, d):
-    """Sine and cosine of a pair turn by different angles: the exponent belongs to the
+    """Sine and cosine of a pair have different angles: the exponent belongs to the
     pair, so columns 2i and 2i + 1 share 2i / d."""
     angles = np.arange(n)[:, None] / 10000 ** (np.arange(d) / d)
     return np.where(np.arange(d) % 2, np.cos(angles), np.sin(angles))
 
 
 def mistake_multiplied(n, d):
-    """The waves get faster instead of slower: divide the position by 10000^(2i / d)."""
+    """The frequencies increase instead of decreasing: divide the position by
+    10000^(2i / d)."""
     angles = np.arange(n)[:, None] * 10000 ** (np.arange(0, d, 2) / d)
     return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(n, d)

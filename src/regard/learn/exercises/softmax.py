@@ -1,22 +1,21 @@
 """Softmax: scores become weights
 
-A row of scores says how well each key answers one query. To share attention among the
-keys it is turned into weights, which are positive and sum to 1:
+A row of scores says how well each key answers one query. Softmax converts it to
+weights, which are positive and sum to 1:
 
     weights[i, j] = exp(scores[i, j]) / Σ exp(scores[i, :])
 
-Each row is a softmax of its own. For example [0, log 3] gives [0.25, 0.75].
+Each row is a separate softmax. For example [0, log 3] gives [0.25, 0.75].
 
 ## Large scores
 
-exp(1000) is too large for a computer: it becomes infinity, and infinity / infinity is
-NaN. Adding the same number to all scores of a row changes nothing, because it
-cancels. So take away the largest score of the row first. Then the largest exp is
-exp(0) = 1.
+exp(1000) overflows: it becomes infinity, and infinity / infinity is NaN. Adding the
+same number to all scores of a row does not change the weights, because it cancels. So
+subtract the largest score of the row first. Then the largest exp is exp(0) = 1.
 
-With that, the sum is at least 1 and needs no small number added to it to be safe.
+The sum is then at least 1, so there is no need to add a small epsilon to it.
 
-Write `softmax(scores)` for scores of shape (N, M). Leave the argument as it is.
+Write `softmax(scores)` for scores of shape (N, M). Do not modify the argument.
 
 Next: scaling.py
 """
@@ -35,14 +34,14 @@ def softmax(scores):
     raise NotImplementedError("write me")
 '''
 HINTS = (
-    "Three steps: take the largest score of each row away, take exp, divide each row "
+    "Three steps: subtract the largest score of each row, take exp, divide each row "
     "by its sum.",
-    "A row is along the last axis: use axis=-1, and keepdims=True so that (N, 1) goes "
-    "with (N, M).",
-    "parts = np.exp(scores - scores.max(axis=-1, keepdims=True)), and what is left is "
-    "to divide parts by their sum along the same axis.",
+    "A row is along the last axis: use axis=-1, and keepdims=True so that (N, 1) "
+    "broadcasts with (N, M).",
+    "parts = np.exp(scores - scores.max(axis=-1, keepdims=True)); then divide parts by "
+    "their sum along the same axis.",
 )
-ATOL = 1e-12  # sees a small number in the denominator
+ATOL = 1e-12  # detects an epsilon in the denominator
 
 
 def spec(scores):
@@ -73,7 +72,7 @@ def draw(rng):
 
 def mistake_overflow(scores):
     """exp of a large score is infinite, or all of a row are 0, and the division
-    gives NaN: take the largest score of each row away before exp."""
+    gives NaN: subtract the largest score of each row before exp."""
     parts = np.exp(scores)
     return parts / parts.sum(axis=-1, keepdims=True)
 
@@ -86,43 +85,43 @@ def mistake_columns(scores):
 
 
 def mistake_all_at_once(scores):
-    """That makes the whole table sum to 1: each row is a softmax of its own, so sum
-    with axis=-1 and keepdims=True."""
+    """That makes the whole table sum to 1: each row is a separate softmax, so sum with
+    axis=-1 and keepdims=True."""
     parts = np.exp(scores - scores.max())
     return parts / parts.sum()
 
 
 def mistake_one_largest(scores):
-    """That takes the largest score of the whole table away, and a row far below it
-    becomes 0 / 0: take the largest of each row, with axis=-1 and keepdims=True."""
+    """That subtracts the largest score of the whole table, and a row far below it
+    becomes 0 / 0: subtract the largest of each row, with axis=-1 and keepdims=True."""
     parts = np.exp(scores - scores.max())
     return parts / parts.sum(axis=-1, keepdims=True)
 
 
 def mistake_no_keepdims(scores):
-    """The sums of the rows have shape (N,), and dividing by them takes one for each
-    column: write keepdims=True, which makes them (N, 1)."""
+    """The sums of the rows have shape (N,), which broadcasts along the columns: write
+    keepdims=True, which makes them (N, 1)."""
     parts = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return parts / parts.sum(axis=-1)
 
 
 def mistake_bare_no_keepdims(scores):
-    """The sums of the rows have shape (N,), and dividing by them takes one for each
-    column: write keepdims=True, which makes them (N, 1)."""
+    """The sums of the rows have shape (N,), which broadcasts along the columns: write
+    keepdims=True, which makes them (N, 1)."""
     parts = np.exp(scores)
     return parts / parts.sum(axis=-1)
 
 
 def mistake_keepdims_nowhere(scores):
-    """The largest scores have shape (N,), and taking them away takes one from each
-    column: write keepdims=True, in max and in sum, which makes them (N, 1)."""
+    """The largest scores have shape (N,), which broadcasts along the columns: write
+    keepdims=True, in max and in sum, which makes them (N, 1)."""
     parts = np.exp(scores - scores.max(axis=-1))
     return parts / parts.sum(axis=-1)
 
 
 def mistake_epsilon(scores):
-    """The rows sum to slightly less than 1: the sum is at least 1 after the largest
-    score is taken away, so add no small number to it."""
+    """The rows sum to slightly less than 1: after subtracting the largest score the sum
+    is at least 1, so do not add a small number to it."""
     parts = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return parts / (parts.sum(axis=-1, keepdims=True) + 1e-10)
 

@@ -1,20 +1,20 @@
 """The same statistic without the matrix
 
 At 131,072 tokens one head has 17 billion weights. Storing them takes 69 GB, and is not
-needed: what a running model leaves behind is its queries, its keys, and for each query
-the log of the sum of its exponentials, `lse`. Every single weight follows from these:
+needed: it is enough to keep the queries, the keys, and for each query the log of the
+sum of its exponentials, `lse`. Every weight follows from these:
 
     weights[i, j] = exp(q[i] · k[j] / √d - lse[i])
 
-A statistic that reads one weight for each query then needs one dot product for each
-query. That is memory and time in `N`, not in `N²`, and the numbers are exact.
+A statistic that reads one weight per query needs one dot product per query. Memory and
+time are proportional to `N`, not `N²`, and the numbers are exact.
 
 If `q · k / √d` is 2 and lse is 2.693, the weight is exp(-0.693) = 0.5.
 
 Write `induction_from_keys(q, k, lse, tokens)`: the same score as before, the mean
 weight on the key after the last earlier same token. `q` and `k` are `(N, d)`, `lse`
-and `tokens` are `(N,)`. At least one token comes twice. It is also run at `N = 2000`,
-and must not make an array of `N × N` numbers, not even of booleans.
+and `tokens` are `(N,)`. At least one token occurs twice. It is also run at `N = 2000`,
+and must not create an array of `N × N` numbers, not even of booleans.
 
 This is how `regard.stats` works: the map of a head at any length, exactly, on a
 laptop.
@@ -40,7 +40,7 @@ def induction_from_keys(q, k, lse, tokens):
 '''
 HINTS = (
     "First find which keys are read: a list of queries and a list of their keys j + 1.",
-    "Then one dot product for each pair: np.sum(q[rows] * k[keys], axis=1).",
+    "Then compute one dot product per pair: np.sum(q[rows] * k[keys], axis=1).",
     "np.mean(np.exp(np.sum(q[rows] * k[keys], axis=1) / np.sqrt(d) - lse[rows]))",
 )
 
@@ -68,7 +68,7 @@ def reference(q, k, lse, tokens):
 
 
 def check(fn, rng):
-    """Measure the memory that it takes at 2,000 tokens."""
+    """Measure the peak memory at 2,000 tokens."""
     N = 2000
     q, k = rng.normal(size=(2, N, 8))
     arguments = q, k, np.full(N, 9.0), rng.integers(500, size=N)
@@ -81,7 +81,7 @@ def check(fn, rng):
     if most > N * N / 2:  # a table of booleans takes twice that
         return (
             f"The number is right, but at {N} tokens it took {most / 1e6:.1f} MB, "
-            "which is a table of N × N: compute only the weights that are read."
+            "enough for a table of N × N: compute only the weights that are read."
         )
     return None
 
@@ -114,18 +114,18 @@ def measure_lse(q, k, tokens):
 
 
 def mistake_no_scale(q, k, lse, tokens):
-    """The scale is missing: divide the dot product by √d before lse is taken away."""
+    """The scale is missing: divide the dot product by √d before subtracting lse."""
     return reference(q * np.sqrt(q.shape[1]), k, lse, tokens)
 
 
 def mistake_no_lse(q, k, lse, tokens):
-    """These are exponentials of scores, not weights: take lse away before exp."""
+    """These are exponentials of scores, not weights: subtract lse before exp."""
     return reference(q, k, np.zeros_like(lse), tokens)
 
 
 def mistake_divided_by_lse(q, k, lse, tokens):
-    """The exponential is divided by lse, but lse is the logarithm of the sum: take it
-    away inside exp."""
+    """The exponential is divided by lse, but lse is the logarithm of the sum: subtract
+    it inside exp."""
     return reference(q, k, np.log(np.abs(lse)), tokens)
 
 
@@ -135,7 +135,7 @@ def mistake_same_token(q, k, lse, tokens):
 
 
 def mistake_all_queries(q, k, lse, tokens):
-    """The sum is divided by all queries: divide by those that have an earlier same
-    token."""
+    """The sum is divided by the number of all queries: divide by the number of those
+    with an earlier same token."""
     count = len(tokens) - len(set(tokens.tolist()))
     return reference(q, k, lse, tokens) * count / len(tokens)
