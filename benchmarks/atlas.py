@@ -32,7 +32,7 @@ from smollm import find_smollm
 
 from regard.atlas.corpus import open_corpus, plan_corpus
 from regard.atlas.pieces import cut_shard
-from regard.atlas.plan import Plan, list_measured
+from regard.atlas.plan import Settings, list_measured
 from regard.atlas.store import pack_result
 from regard.atlas.table import read_table
 from regard.atlas.worker import Work, Worker
@@ -85,7 +85,9 @@ def write_corpora(folder: Path) -> tuple[Path, Path]:
 def measure_steps(corpus: Path, length: int, folder: Path) -> dict[str, Any]:
     """Return the CPU time of each step for a token, in units of the bare forward."""
     torch.set_num_threads(1)
-    plan = Plan(model=str(find_smollm()), corpus=(str(corpus),), length=length, shard=8)
+    plan = Settings(
+        model=str(find_smollm()), corpus=(str(corpus),), length=length, shard=8
+    )
     worker = Worker(plan)
     plan_corpus(plan.corpus, folder / f"{length}.parquet", shard=8)
     shard = open_corpus(folder / f"{length}.parquet").shard(1)

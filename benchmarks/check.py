@@ -28,7 +28,7 @@ from torch import nn
 import regard
 from regard.engine import attend
 from regard.judge.convention import Convention, Projections
-from regard.judge.judgement import check, choose
+from regard.judge.judgement import check, order_cases
 
 HERE = Path(__file__).parent
 MARK = "<!-- benchmark:check -->"
@@ -302,7 +302,7 @@ def render(result: dict[str, Any]) -> str:
             lines.append(f"| {name} ({whose}) | {case} | {says} |")
     lines += ["", "| case | level | what goes wrong | what to change |"]
     lines += ["|---|---|---|---|"]
-    for each in choose("kernel"):
+    for each in order_cases("kernel"):
         lines.append(f"| {each.name} | {each.level} | {each.says} | {each.mend} |")
     return "\n".join(lines)
 

@@ -23,12 +23,12 @@ import torch
 from faulty_kernels import KINDS, Fault, draw_fault, make_kernel
 from marks import fill
 
-from regard.judge.difference import TOLERANCE, compare
+from regard.judge.difference import TOLERANCE, compare_arrays
 from regard.judge.inputs import (
     Inputs,
     NotAskedError,
     TroubleError,
-    expect,
+    compute_expected,
     expect_gradients,
 )
 from regard.judge.judgement import CASES, check
@@ -122,15 +122,15 @@ def shows(fault: Fault, right: Subject, wrong: Subject, inputs: Inputs) -> bool:
         pairs = [*zip(good, bad, expected, strict=True)]
         room, visible = 10 * room, max(1e-6, 20 * room)
     else:
-        answer = expect(inputs.round(precision))
+        answer = compute_expected(inputs.round(precision))
         good, bad = (s.ask(inputs, precision) for s in (right, wrong))
         pairs = [
             (getattr(good, n), getattr(bad, n), getattr(answer, n))
             for n in ("out", "lse")
         ]
-    if any(compare(x, y, atol=room) for x, _, y in pairs):
+    if any(compare_arrays(x, y, atol=room) for x, _, y in pairs):
         return False  # out of what the kernel promises, such as an overflow
-    return any(compare(x, y, atol=visible) for _, x, y in pairs)
+    return any(compare_arrays(x, y, atol=visible) for _, x, y in pairs)
 
 
 def find_witness(fault: Fault, rng: np.random.Generator) -> Inputs | None:

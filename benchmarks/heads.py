@@ -20,7 +20,7 @@ import torch
 from matplotlib.figure import Figure
 from tasks import SIZES, THREADS, make_model
 
-from regard.nn.tasks import Addition, measure
+from regard.nn.tasks import Addition, measure_accuracy
 from regard.nn.train import Plan, train
 from regard.show.curve import plot
 
@@ -37,7 +37,7 @@ def run(heads: int, seed: int) -> dict[str, list[float]]:
 
     def watch(step: int, _loss: float) -> None:
         if (step + 1) % EVERY == 0:
-            exact.append(measure(model, TASK, ASKED))
+            exact.append(measure_accuracy(model, TASK, ASKED))
 
     losses = train(model, TASK, replace(PLAN, seed=seed), watch=watch)
     means = np.reshape(losses, (-1, EVERY)).mean(1)

@@ -41,7 +41,7 @@ from regard.masks.patterns import causal
 from regard.nn.weights import open_source
 from regard.record import Record, Recording
 from regard.seen import Seen, watch
-from regard.show.server import start
+from regard.show.server import start_server
 from regard.stats.pooled import PooledMap
 from regard.stats.walk import walk
 
@@ -146,7 +146,7 @@ def measure_model(page: Page) -> dict[str, Any]:
     bare = time_bare(seen)
     heads = sum(record.heads for record in seen.records)
     begin = time.perf_counter()
-    with start(seen.recording) as running:
+    with start_server(seen.recording) as running:
         page.goto(running.url)
         page.wait_for_function(PAINTED, arg=heads)
         gallery = time.perf_counter() - begin
@@ -221,7 +221,7 @@ def measure_long() -> dict[str, Any]:
     record = make_long()
     recording = Recording(model="Long", records=(record,), sequences=(0,))
     reset_peak()
-    with open_page() as page, start(recording) as running:
+    with open_page() as page, start_server(recording) as running:
         begin = time.perf_counter()
         page.goto(f"{running.url}#l=0&h=0")
         page.wait_for_selector(EXACT)

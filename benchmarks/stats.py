@@ -33,7 +33,7 @@ from regard.record import Record
 from regard.seen import watch
 from regard.stats.cells import offset
 from regard.stats.columns import mean_received, received
-from regard.stats.plan import Ask, Direct, make_plan
+from regard.stats.plan import Ask, DirectAsk, make_plan
 from regard.stats.pooled import PooledMap
 from regard.stats.pyramid import Pyramid
 from regard.stats.reducers import ColumnMax, ColumnSums, LargestLogit
@@ -131,7 +131,7 @@ def compare_table() -> dict[str, float]:
     end = time.process_time()
     given = seen.layer(0), seen.recording.tokens[0]
     asked = {x.name: x.request(*given) for x in list_statistics()}
-    asks = {name: x for name, x in asked.items() if isinstance(x, Ask | Direct)}
+    asks = {name: x for name, x in asked.items() if isinstance(x, Ask | DirectAsk)}
     calls = make_plan(asks).cost
     return {
         "heads": len(table),

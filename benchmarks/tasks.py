@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from regard.nn.decoder import CausalTransformer
-from regard.nn.tasks import PUZZLES, Puzzle, measure
+from regard.nn.tasks import PUZZLES, Puzzle, measure_accuracy
 from regard.nn.train import Plan, train
 from regard.plain.config import Config
 
@@ -80,7 +80,7 @@ def run(name: str, seed: int, folder: Path) -> dict[str, Any]:
     losses = train(model, task, plan, folder, watch=clock.tick)
     return {
         "seed": seed,
-        "accuracy": measure(model, task, ASKED),
+        "accuracy": measure_accuracy(model, task, ASKED),
         "loss": float(f"{sum(losses[-20:]) / 20:.2g}"),
         "minutes": round(clock.spent["wall"] / 60, 2),
         "cpu_minutes": round(clock.spent["cpu"] / 60, 2),

@@ -26,7 +26,7 @@ from transformers import (
 import regard
 from regard.seen import Seen
 from regard.show.page import make_page
-from regard.show.server import start
+from regard.show.server import start_server
 
 TEXT = Path(__file__).parent / "pitfalls.md"
 FIRST, AGAIN = 900, 450  # tokens; the last ones repeat the first ones
@@ -108,7 +108,7 @@ def take(browser: Browser, shot: Shot, seen: Seen, folder: Path) -> None:
 def host(shot: Shot, seen: Seen) -> Iterator[str]:
     """Give the address of a server, or of a file."""
     if not shot.file:
-        with start(seen.recording) as running:
+        with start_server(seen.recording) as running:
             yield running.url
         return
     with tempfile.TemporaryDirectory() as place:

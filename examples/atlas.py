@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 from models import find_smollm
 
-from regard.atlas.job import run
-from regard.atlas.plan import Plan
+from regard.atlas.job import run_atlas
+from regard.atlas.plan import Settings
 from regard.atlas.runners import Crew
-from regard.atlas.table import compare, read_table
+from regard.atlas.table import compare_atlases, read_table
 from regard.atlas.text import tell_marked
 
 HERE = Path(__file__).parent
@@ -27,17 +27,17 @@ def main() -> None:
     """Build two small atlases, then print the heads that differ."""
     model = find_smollm()
     for name in NAMES:
-        plan = Plan(
+        plan = Settings(
             model=model,
             corpus=(str(HERE / f"{name}.jsonl"),),
             statistics=("induction", "previous"),
             length=64,  # maximum number of tokens of a text
         )
-        done = run(f"atlas-{name}", plan=plan, crew=Crew(runner="loop"))
+        done = run_atlas(f"atlas-{name}", plan=plan, crew=Crew(runner="loop"))
         print(f"atlas-{name}: {done.documents} documents, {done.tokens} tokens")
     prose, code = (read_table(f"atlas-{name}") for name in NAMES)
     for statistic in prose.statistics:
-        found = compare(prose, code, statistic)
+        found = compare_atlases(prose, code, statistic)
         print(f"\n{statistic}, code minus prose: {tell_marked(found)}")
         size = np.where(found.marked, np.abs(found.difference), -1)
         for at in np.argsort(-size, axis=None)[: min(4, found.marked.sum())]:

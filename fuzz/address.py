@@ -21,7 +21,7 @@ from hunt import Target, main
 from playwright.sync_api import sync_playwright
 from question import make_source
 
-from regard.show.server import start
+from regard.show.server import start_server
 
 KEYS: tuple[str, ...] = ()
 KEYS += ("q", "l", "h", "i", "j", "z", "s", "lo", "t", "pin", "col", "vs", "cmp")
@@ -55,7 +55,7 @@ STACK = ExitStack()
 @cache
 def open_page() -> Any:
     """Return a page that shows a small recording; before any limit of memory is set."""
-    url = STACK.enter_context(start(make_source().recording)).url
+    url = STACK.enter_context(start_server(make_source().recording)).url
     tool = STACK.enter_context(sync_playwright())
     path = shutil.which("chromium") or shutil.which("chromium-browser")
     browser = tool.chromium.launch(executable_path=path, args=["--disable-gpu"])

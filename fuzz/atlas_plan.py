@@ -15,7 +15,7 @@ from pathlib import Path
 from damage import damage_words
 from hunt import Target, main
 
-from regard.atlas.plan import Plan, read_about, read_plan, write_about
+from regard.atlas.plan import Settings, read_about, read_plan, write_about
 from regard.errors import RegardError
 
 WORDS: tuple[str, ...] = ("model = ", "corpus = ", "statistics = ", "length = ", "\n")
@@ -44,7 +44,7 @@ def check(data: bytes) -> None:
         compare(read_plan(path), path)
 
 
-def compare(plan: Plan, path: Path) -> None:
+def compare(plan: Settings, path: Path) -> None:
     """Hold a plan against what is kept of it."""
     path.write_text(write_about(plan, "x"), "utf-8")
     assert read_about(path)[0] == plan

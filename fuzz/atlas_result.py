@@ -22,7 +22,7 @@ from hunt import Target, main
 from regard.atlas.page import write_page
 from regard.atlas.store import pack_result, unpack_result
 from regard.atlas.table import EXAMPLES, TABLE, read_table
-from regard.atlas.text import draw_difference, draw_head, draw_table
+from regard.atlas.text import draw_atlas_table, draw_difference, draw_head
 from regard.errors import RegardError
 
 
@@ -39,7 +39,7 @@ def check(data: bytes) -> None:
         (folder / "about.json").write_text('{"plan": {}}', "utf-8")
         table = read_table(folder)
         for statistic in table.statistics:
-            shown = draw_table(table, statistic)
+            shown = draw_atlas_table(table, statistic)
             assert all(x.isprintable() or x == "\n" for x in shown)
             draw_difference(table, table, statistic, ["a", "b"])
         draw_head(table, 0, 0)

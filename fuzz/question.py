@@ -30,7 +30,7 @@ from regard.masks.patterns import causal
 from regard.record import Record, Recording
 from regard.show.question import NAMES
 from regard.show.server import make_app
-from regard.show.source import Source
+from regard.show.source import MapSource
 
 TOKEN, PORT, SIZE = "sesame", 8000, 300
 REFUSED = (400, 403, 404, 405, 503)
@@ -49,7 +49,7 @@ WORDS += (f"http://127.0.0.1:{PORT}", "sec-fetch-site: cross-site", "/assets/map
 WORDS += tuple(f"/api/{name}?" for name in NAMES)
 
 
-def make_source() -> Source:
+def make_source() -> MapSource:
     """Return a source of one small head, all of whose levels are quick."""
     rng, at = np.random.default_rng(0), torch.arange(SIZE)
     q, k = (torch.from_numpy(rng.normal(size=(n, SIZE, 4))) for n in (2, 1))
@@ -65,7 +65,7 @@ def make_source() -> Source:
         mask=causal(),
     )
     texts = (tuple(f"<b>{i}\x1b" for i in range(SIZE)),)
-    return Source(
+    return MapSource(
         Recording(model="Tiny", records=(record,), sequences=(0,), texts=texts)
     )
 

@@ -24,13 +24,13 @@ from damage import damage_bytes, damage_tree, read_tree
 from hunt import Target, main
 
 from regard import array_file, recording
-from regard.array_file import Entry, add_up, to_bytes
+from regard.array_file import ArrayEntry, checksum_header, to_bytes
 from regard.arrays import is_array
 from regard.errors import RegardError
 from regard.record import Record, Recording
 from regard.recording import open_recording, save_recording
 from regard.seen import Seen
-from regard.show.source import Source
+from regard.show.source import MapSource
 
 KNOWN: tuple[str, ...] = ()
 KNOWN += (*recording.NODES, *array_file.BYTES, *sorted(recording.ARRAYS))
@@ -73,7 +73,7 @@ def write(record: Record) -> list[Any]:
 def look(found: Recording) -> None:
     """Do what a map does first."""
     assert all(c.isprintable() or c in "\t\n" for c in str(Seen(found)))
-    source = Source(found)
+    source = MapSource(found)
     json.dumps(source.about)
     source.close()
     for record in found.records:
@@ -105,13 +105,13 @@ def mend(data: bytes) -> bytes:
     for name, x in table.items():
         with suppress(TypeError, KeyError, ValueError, OverflowError):
             start, stop = x["data_offsets"]
-            entries[name] = Entry(x["dtype"], tuple(x["shape"]), start, stop)
+            entries[name] = ArrayEntry(x["dtype"], tuple(x["shape"]), start, stop)
             if isinstance(about.get("crc"), dict):
                 about["crc"][name] = f"{zlib.crc32(numbers[start:stop]):08x}"
     text = json.dumps(about)
     checksum = "none"
     with suppress(TypeError, ValueError):
-        checksum = add_up(text, entries)
+        checksum = checksum_header(text, entries)
     metadata = {"regard": text, "checksum": checksum}
     raw = json.dumps({"__metadata__": metadata, **table}).encode()
     raw += b" " * (-(8 + len(raw)) % 64)

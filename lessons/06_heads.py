@@ -11,7 +11,7 @@ from importlib.util import find_spec
 import numpy as np
 
 import regard
-from regard.definition.heads import join, split
+from regard.definition.heads import join_heads, split_heads
 from regard.plain import Linear, multi_head
 from regard.plain.multihead import attend_listed, fuse
 from regard.show.figure import plot_weights
@@ -50,10 +50,10 @@ together = multi_head(x, fuse(heads), out, heads=H)
 assert np.allclose(together, listed)
 
 small = np.arange(8).reshape(2, 4)  # N = 2, two heads of width 2
-print(split(small, 2).tolist())
-assert split(small, 2).tolist() == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+print(split_heads(small, 2).tolist())
+assert split_heads(small, 2).tolist() == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
 assert small.reshape(2, 2, 2).tolist() == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]  # wrong
-assert (join(split(small, 2)) == small).all()
+assert (join_heads(split_heads(small, 2)) == small).all()
 
 # %% [markdown]
 # The two lines before the last differ: reshaping directly to (H, N, d) mixes tokens and
@@ -78,7 +78,7 @@ if find_spec("matplotlib"):
 # published width of 12,288 and 96 heads, it is 128.
 
 # %%
-assert split(np.zeros((1, 12_288)), 96).shape == (96, 1, 128)
+assert split_heads(np.zeros((1, 12_288)), 96).shape == (96, 1, 128)
 
 # %% [markdown]
 # ## Initialization

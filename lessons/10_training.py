@@ -23,7 +23,7 @@ import torch
 
 import regard
 from regard.nn import CausalTransformer
-from regard.nn.tasks import Copy, measure
+from regard.nn.tasks import Copy, measure_accuracy
 from regard.nn.train import Plan, train
 from regard.plain import Config
 from regard.seen import Seen
@@ -63,7 +63,7 @@ losses = train(model, task, plan, show=False, watch=film)
 print(f"loss {losses[0]:.1f} before, {losses[-1]:.2f} after")
 assert 2 < losses[0] < 3  # about log 11: a uniform guess over eleven tokens
 assert losses[-1] < 0.1
-right = measure(model, task, 200)
+right = measure_accuracy(model, task, 200)
 print(f"{right:.0%} of 200 held-out answers are right")
 assert right > 0.9
 

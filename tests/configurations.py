@@ -3,7 +3,7 @@
 import numpy as np
 
 from regard.plain.config import Config
-from regard.plain.decoder import draw_weights
+from regard.plain.decoder import init_weights
 
 
 def draw_config(seed):
@@ -36,5 +36,5 @@ def draw_config(seed):
 def draw_trained(config, seed):
     """Return weights in float64 that use every bias and norm, as trained ones do."""
     rng = np.random.default_rng(seed)
-    weights = draw_weights(config, seed)
+    weights = init_weights(config, seed)
     return {n: w + 0.2 * rng.normal(size=w.shape) for n, w in weights.items()}

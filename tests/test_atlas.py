@@ -22,12 +22,12 @@ from processes import list_processes
 from regard.arrays import to_numpy
 from regard.atlas.corpus import open_corpus, plan_corpus
 from regard.atlas.example import Place, record_example
-from regard.atlas.guard import Guard
-from regard.atlas.job import find_widest, lock, run
-from regard.atlas.plan import Plan, make_plan, read_plan
+from regard.atlas.guard import Supervisor
+from regard.atlas.job import find_widest, lock, run_atlas
+from regard.atlas.plan import Settings, make_settings, read_plan
 from regard.atlas.runners import Crew
-from regard.atlas.store import Result, Store, merge_results, pack
-from regard.atlas.table import compare, read_table
+from regard.atlas.store import Result, Store, encode_result, merge_results
+from regard.atlas.table import compare_atlases, read_table
 from regard.atlas.tally import tally_nothing
 from regard.atlas.text import tell_left_out
 from regard.errors import FileError, OptionError, RegardError
@@ -67,7 +67,7 @@ def write_corpus(folder, count=40, seed=0):
 
 def plan_for(corpus, **options):
     given = {"length": 48, "shard": 4, "examples": 2} | options
-    return Plan(model="atlas_model:make", corpus=(str(corpus),), **given)
+    return Settings(model="atlas_model:make", corpus=(str(corpus),), **given)
 
 
 def check_same(one, two):
@@ -89,7 +89,7 @@ def corpus(tmp_path_factory):
 def plain(tmp_path_factory, corpus):
     """The atlas of a plain loop."""
     folder = tmp_path_factory.mktemp("plain")
-    run(folder, crew=Crew(runner="loop"), plan=plan_for(corpus))
+    run_atlas(folder, crew=Crew(runner="loop"), plan=plan_for(corpus))
     return folder
 
 
@@ -120,7 +120,7 @@ def test_every_number_is_what_the_lens_says_of_each_document(plain, corpus):
 
 @pytest.mark.slow
 def test_the_pool_and_any_number_of_workers_give_the_same_bits(tmp_path, plain, corpus):
-    run(tmp_path, crew=Crew(workers=3), plan=plan_for(corpus))
+    run_atlas(tmp_path, crew=Crew(workers=3), plan=plan_for(corpus))
     check_same(plain, tmp_path)
 
 
@@ -129,7 +129,7 @@ def test_the_order_of_the_files_and_their_kind_do_not_matter(tmp_path, plain, co
     random.Random(1).shuffle(texts)
     lines = tmp_path / "texts.jsonl"
     lines.write_text("\n".join(json.dumps({"text": text}) for text in texts))
-    run(tmp_path / "a", crew=Crew(runner="loop"), plan=plan_for(lines))
+    run_atlas(tmp_path / "a", crew=Crew(runner="loop"), plan=plan_for(lines))
     one, two = read_table(plain).tally, read_table(tmp_path / "a").tally
     assert one.sums.tobytes() == two.sums.tobytes()
 
@@ -159,21 +159,21 @@ def test_ray_gives_the_same_bits_with_one_actor_and_with_two(
 
 @pytest.mark.slow
 def test_batches_and_pieces_change_only_what_they_say(tmp_path, plain, corpus):
-    run(tmp_path / "a", crew=Crew(runner="loop"), plan=plan_for(corpus, batch=4))
+    run_atlas(tmp_path / "a", crew=Crew(runner="loop"), plan=plan_for(corpus, batch=4))
     one, two = read_table(plain), read_table(tmp_path / "a")
     for name in one.statistics:
         np.testing.assert_allclose(one.mean(name), two.mean(name), atol=1e-6)
     sizes = [len(path.read_text()) for path in corpus.iterdir()]
     length = min(sizes) - 1  # so that a last token stands alone, and is left
     plan = plan_for(corpus, pieces=max(sizes) // length + 1, length=length)
-    run(tmp_path / "b", crew=Crew(runner="loop"), plan=plan)
+    run_atlas(tmp_path / "b", crew=Crew(runner="loop"), plan=plan)
     whole = read_table(tmp_path / "b")
     assert whole.about["tokens"] == sum(n - (n % length == 1) for n in sizes)
     assert whole.count("sink")[0, 0] == 40  # pieces are not draws
 
 
 def test_packed_documents_fill_every_piece_but_the_last_of_a_shard(tmp_path, corpus):
-    run(tmp_path, crew=Crew(runner="loop"), plan=plan_for(corpus, packed=True))
+    run_atlas(tmp_path, crew=Crew(runner="loop"), plan=plan_for(corpus, packed=True))
     table, known = read_table(tmp_path), open_corpus(tmp_path / "corpus.parquet")
     sizes = [
         sum(len(Path(place.file).read_bytes()) for place in known.shard(n).places)
@@ -202,9 +202,9 @@ def test_documents_that_cannot_be_done_are_named_and_the_rest_is_as_without_them
     monkeypatch.setattr("regard.atlas.guard.LIVES", 2)
     texts = write_corpus(tmp_path / "texts", 12)
     plan = plan_for(texts, batch=4, shard=16, pieces=2)
-    run(tmp_path / "clean", crew=Crew(runner="loop"), plan=plan)
+    run_atlas(tmp_path / "clean", crew=Crew(runner="loop"), plan=plan)
     spoil(texts)
-    run(tmp_path / "spoiled", crew=Crew(workers=1), plan=plan)
+    run_atlas(tmp_path / "spoiled", crew=Crew(workers=1), plan=plan)
     table = read_table(tmp_path / "spoiled")
     aside = {name.split("/")[-1]: reason for name, reason in table.about["set_aside"]}
     assert aside == {
@@ -224,13 +224,13 @@ def test_a_document_that_ends_in_nan_is_set_aside_and_not_half_counted(
 ):
     texts = write_corpus(tmp_path / "texts", 12)
     plan = plan_for(texts)
-    run(tmp_path / "clean", crew=Crew(runner="loop"), plan=plan)
+    run_atlas(tmp_path / "clean", crew=Crew(runner="loop"), plan=plan)
     (texts / "odd.txt").write_text("what comes after \x01 is NaN")
     model = make()
     with torch.no_grad():
         model.network.embed.weight[1] = torch.nan
     monkeypatch.setattr("atlas_model.make", lambda: model)
-    run(tmp_path / "odd", crew=Crew(runner="loop"), plan=plan)
+    run_atlas(tmp_path / "odd", crew=Crew(runner="loop"), plan=plan)
     table, clean = (read_table(tmp_path / x) for x in ("odd", "clean"))
     ((name, reason),) = table.about["set_aside"]
     assert name.endswith("odd.txt")
@@ -260,7 +260,7 @@ def test_a_statistic_that_is_nan_is_a_reason_and_no_gap(tmp_path, monkeypatch):
     texts = write_corpus(tmp_path / "texts", 8)
     (texts / "odd.txt").write_text("odd one")
     monkeypatch.setattr("regard.atlas.worker.measure_rows", spoil_one)
-    run(tmp_path / "a", crew=Crew(runner="loop"), plan=plan_for(texts))
+    run_atlas(tmp_path / "a", crew=Crew(runner="loop"), plan=plan_for(texts))
     table = read_table(tmp_path / "a")
     assert (table.with_nan, table.about["aside"]) == (1, 1)
     assert table.count("entropy")[0].tolist() == [8] * 4
@@ -270,7 +270,7 @@ def test_a_pack_that_fails_takes_no_half_of_a_document_with_it(tmp_path):
     texts = write_corpus(tmp_path / "texts", 11)
     (texts / "odd.txt").write_text("one CRASH of the model, " + "x" * 100)
     plan = plan_for(texts, packed=True, shard=12)
-    run(tmp_path / "a", crew=Crew(runner="loop"), plan=plan)
+    run_atlas(tmp_path / "a", crew=Crew(runner="loop"), plan=plan)
     table = read_table(tmp_path / "a")
     aside = {name for name, _ in table.about["set_aside"]}
     assert any(name.endswith("odd.txt") for name in aside)
@@ -279,7 +279,7 @@ def test_a_pack_that_fails_takes_no_half_of_a_document_with_it(tmp_path):
     for path in texts.iterdir():
         if not any(name.endswith(path.name) for name in aside):
             (left / path.name).write_text(path.read_text())
-    run(
+    run_atlas(
         tmp_path / "b",
         crew=Crew(runner="loop"),
         plan=replace(plan, corpus=(str(left),)),
@@ -300,7 +300,7 @@ def test_a_layer_that_runs_twice_is_said(tmp_path, monkeypatch):
     model.network.blocks[1] = model.network.blocks[0]
     monkeypatch.setattr("atlas_model.make", lambda: model)
     plan = plan_for(write_corpus(tmp_path / "texts", 4))
-    run(tmp_path / "a", crew=Crew(runner="loop"), plan=plan)
+    run_atlas(tmp_path / "a", crew=Crew(runner="loop"), plan=plan)
     reasons = {x for _, x in read_table(tmp_path / "a").about["set_aside"]}
     twice = "LookupError: blocks.0.attention runs more than once for a text"
     assert reasons == {twice}
@@ -308,7 +308,7 @@ def test_a_layer_that_runs_twice_is_said(tmp_path, monkeypatch):
 
 def test_a_sample_of_a_corpus_says_that_it_is_one(tmp_path, corpus, plain):
     plan = plan_for(corpus, documents=8)
-    run(tmp_path, crew=Crew(runner="loop"), plan=plan)
+    run_atlas(tmp_path, crew=Crew(runner="loop"), plan=plan)
     assert not read_table(tmp_path).about["whole"]
     assert read_table(plain).about["whole"]
 
@@ -361,7 +361,7 @@ def test_workers_and_the_driver_may_be_killed_and_nothing_is_lost_or_counted_twi
 def test_a_run_that_ended_does_nothing_when_it_is_run_again(tmp_path, plain, corpus):
     before = {x: x.stat().st_mtime_ns for x in (plain / "results").iterdir()}
     begin = time.monotonic()
-    standing = run(plain, crew=Crew())  # no worker is started
+    standing = run_atlas(plain, crew=Crew())  # no worker is started
     assert standing.documents == 40
     assert time.monotonic() - begin < 5
     assert before == {x: x.stat().st_mtime_ns for x in (plain / "results").iterdir()}
@@ -369,10 +369,10 @@ def test_a_run_that_ended_does_nothing_when_it_is_run_again(tmp_path, plain, cor
 
 def test_a_damaged_result_is_done_again(tmp_path, plain, corpus):
     folder = tmp_path / "a"
-    run(folder, crew=Crew(runner="loop"), plan=plan_for(corpus))
+    run_atlas(folder, crew=Crew(runner="loop"), plan=plan_for(corpus))
     path = sorted((folder / "results").glob("*.parquet"))[3]
     path.write_bytes(path.read_bytes()[:-7])
-    end = run(folder, crew=Crew(runner="loop"))
+    end = run_atlas(folder, crew=Crew(runner="loop"))
     check_same(plain, folder)
     assert len(list((folder / "results").glob("*.damaged"))) == 1
     assert [path.name in words for words in end.damaged] == [True]
@@ -388,12 +388,12 @@ def test_a_full_disk_is_said_and_the_run_goes_on_when_there_is_room(
         pytest.skip("a small disk needs the right to mount one")
     try:
         with pytest.raises(FileError, match="is full"):
-            run(small, crew=Crew(runner="loop"), plan=plan_for(corpus))
+            run_atlas(small, crew=Crew(runner="loop"), plan=plan_for(corpus))
         kept = len(list((small / "results").glob("0-*.parquet")))
         assert 0 < kept < 10
         assert not list((small / "results").glob("*.new"))  # nothing half written
         subprocess.run(["mount", "-o", "remount,size=4m", str(small)], check=True)
-        run(small, crew=Crew(runner="loop"))
+        run_atlas(small, crew=Crew(runner="loop"))
         check_same(plain, small)
     finally:
         subprocess.run(["umount", str(small)], check=True)
@@ -404,9 +404,12 @@ def test_a_model_that_cannot_be_loaded_is_said_with_its_last_words(
     tmp_path, corpus, monkeypatch
 ):
     monkeypatch.setattr("regard.atlas.guard.STARTS", 2)
-    plan = Plan(model="atlas_model:never", corpus=(str(corpus),))
+    plan = Settings(model="atlas_model:never", corpus=(str(corpus),))
     known = open_corpus_for(tmp_path, corpus)
-    with Guard(plan) as guard, pytest.raises(RegardError, match="no memory for this"):
+    with (
+        Supervisor(plan) as guard,
+        pytest.raises(RegardError, match="no memory for this"),
+    ):
         guard.run(known.shard(0))
 
 
@@ -421,14 +424,14 @@ def test_a_document_whose_process_dies_twice_is_unlucky_and_not_guilty(
     monkeypatch.setenv("ATLAS_DEATHS", str(tmp_path))
     texts = write_corpus(tmp_path / "texts", 1)
     (texts / "unlucky.txt").write_text("UNLUCKY, but nobody's fault")
-    run(tmp_path / "atlas", crew=Crew(workers=1), plan=plan_for(texts))
+    run_atlas(tmp_path / "atlas", crew=Crew(workers=1), plan=plan_for(texts))
     about = read_table(tmp_path / "atlas").about
     assert (about["documents"], about["aside"]) == (2, 0)
     assert len(list(tmp_path.glob("*.death"))) == 2
 
 
 def test_who_was_stopped_starts_no_process(corpus, plain):
-    with Guard(plan_for(corpus)) as guard:
+    with Supervisor(plan_for(corpus)) as guard:
         guard.cancel()
         with pytest.raises(RegardError, match="the work was stopped"):
             guard.run(open_corpus(plain / "corpus.parquet").shard(0))
@@ -442,7 +445,7 @@ def test_documents_that_all_end_their_process_are_not_blamed(tmp_path, monkeypat
         (tmp_path / f"{i}.txt").write_text(f"KILLER {i}")
     known = open_corpus_for(tmp_path, tmp_path)
     with (
-        Guard(plan_for(tmp_path)) as guard,
+        Supervisor(plan_for(tmp_path)) as guard,
         pytest.raises(RegardError, match="not the documents"),
     ):
         guard.run(known.shard(0))
@@ -453,7 +456,7 @@ def test_it_stops_after_the_first_shard_at_which_enough_is_known(tmp_path, corpu
     rule = plan_for(corpus, statistics=("sink", "local"), until_interval=0.3)
     ends = []
     for name, crew in (("a", Crew(runner="loop")), ("b", Crew(workers=2))):
-        ends.append(run(tmp_path / name, crew=crew, plan=rule))
+        ends.append(run_atlas(tmp_path / name, crew=crew, plan=rule))
     assert ends[0] == ends[1]
     assert 0 < ends[0].shards < ends[0].of
     assert "± 0.3" in ends[0].ended
@@ -471,14 +474,14 @@ def test_it_stops_after_the_first_shard_at_which_enough_is_known(tmp_path, corpu
     np.testing.assert_array_equal(columns["half"], halves)
     assert {*columns["interval"]} == {"sequence"}
     assert not table.about["whole"]
-    again = run(tmp_path / "a", crew=Crew(runner="loop"))
+    again = run_atlas(tmp_path / "a", crew=Crew(runner="loop"))
     assert replace(again, damaged=()) == ends[0]
     check_same(tmp_path / "a", tmp_path / "b")
 
 
 def test_a_run_that_ends_too_early_says_what_is_missing(tmp_path, corpus):
     rule = plan_for(corpus, statistics=("sink",), tokens=500, until_interval=0.05)
-    end = run(tmp_path, crew=Crew(runner="loop"), plan=rule)
+    end = run_atlas(tmp_path, crew=Crew(runner="loop"), plan=rule)
     assert end.ended.startswith("500 tokens were asked for; the widest interval of")
     assert "± 0.05 for every head would take about" in end.ended
     needed = int(re.search(r"about ([\d,]+) documents", end.ended)[1].replace(",", ""))
@@ -486,7 +489,7 @@ def test_a_run_that_ends_too_early_says_what_is_missing(tmp_path, corpus):
     assert read_table(tmp_path).interval == "sequence"
     # it was looked at before it went on: the kind of its interval stays
     plain = plan_for(corpus, statistics=("sink",))
-    end = run(tmp_path, crew=Crew(runner="loop"), plan=plain)
+    end = run_atlas(tmp_path, crew=Crew(runner="loop"), plan=plain)
     assert end.ended == "every document was read"
     table = read_table(tmp_path)
     assert table.interval == "sequence"
@@ -497,13 +500,13 @@ def test_a_folder_of_an_earlier_version_has_the_interval_of_its_plan(tmp_path, c
     for name, rule in (("fixed", None), ("stopped", 0.3)):
         folder = tmp_path / name
         plan = plan_for(corpus, statistics=("sink",), until_interval=rule)
-        run(folder, crew=Crew(runner="loop"), plan=plan)
+        run_atlas(folder, crew=Crew(runner="loop"), plan=plan)
         table = read_table(folder)
         about = json.loads((folder / "about.json").read_text())
         assert about.pop("interval") == table.interval
         (folder / "about.json").write_text(json.dumps(about))
         old = {k: v for k, v in table.about.items() if k not in ("interval", "reasons")}
-        (folder / "table.parquet").write_bytes(pack(table.tally, old))
+        (folder / "table.parquet").write_bytes(encode_result(table.tally, old))
         found = read_table(folder)
         assert found.interval == ("student" if rule is None else "sequence")
         np.testing.assert_array_equal(found.half("sink"), table.half("sink"))
@@ -519,12 +522,14 @@ def test_documents_set_aside_by_earlier_versions_are_counted():
 
 
 def test_it_stops_after_so_many_tokens(tmp_path, corpus):
-    end = run(tmp_path, crew=Crew(runner="loop"), plan=plan_for(corpus, tokens=500))
+    end = run_atlas(
+        tmp_path, crew=Crew(runner="loop"), plan=plan_for(corpus, tokens=500)
+    )
     assert end.tokens >= 500
     assert end.shards < end.of
-    more = run(tmp_path, crew=Crew(runner="loop"), plan=plan_for(corpus))
+    more = run_atlas(tmp_path, crew=Crew(runner="loop"), plan=plan_for(corpus))
     assert more.shards == more.of  # without the rule it goes on
-    again = run(tmp_path, crew=Crew(runner="loop"))  # and does not go back to it
+    again = run_atlas(tmp_path, crew=Crew(runner="loop"))  # and does not go back to it
     assert again.shards == again.of
     assert read_table(tmp_path).about["whole"]
 
@@ -532,14 +537,14 @@ def test_it_stops_after_so_many_tokens(tmp_path, corpus):
 def test_a_folder_of_another_plan_is_refused(tmp_path, plain, corpus):
     for length in (32, 60):
         with pytest.raises(OptionError, match=f"length=48, given {length}"):
-            run(plain, crew=Crew(), plan=plan_for(corpus, length=length))
+            run_atlas(plain, crew=Crew(), plan=plan_for(corpus, length=length))
     with pytest.raises(FileError, match="holds no atlas"):
-        run(tmp_path / "nothing", crew=Crew())
+        run_atlas(tmp_path / "nothing", crew=Crew())
 
 
 def test_two_runs_do_not_work_in_one_folder(tmp_path, plain):
     with lock(plain), pytest.raises(OptionError, match="another run"):
-        run(plain, crew=Crew())
+        run_atlas(plain, crew=Crew())
 
 
 @pytest.mark.slow
@@ -554,7 +559,9 @@ def test_ctrl_c_ends_the_workers_and_keeps_what_was_done(tmp_path, corpus, monke
 
     threads = threading.active_count()
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, crew=Crew(workers=2), plan=plan_for(corpus), progress=interrupt)
+        run_atlas(
+            tmp_path, crew=Crew(workers=2), plan=plan_for(corpus), progress=interrupt
+        )
     assert not [pid for pid in list_processes(os.getpid())[1:] if is_worker(pid)]
     assert threading.active_count() == threads
     assert len(list((tmp_path / "results").glob("0-*"))) >= 2
@@ -583,10 +590,10 @@ def test_halves_of_one_corpus_do_not_differ_and_another_one_does(tmp_path):
             text = " ".join(rng.choices(words, k=20))
             (tmp_path / name / f"{i}.txt").write_text(text)
         plan = plan_for(tmp_path / name, shard=12, statistics=("entropy",))
-        run(tmp_path / f"{name}.atlas", crew=Crew(runner="loop"), plan=plan)
+        run_atlas(tmp_path / f"{name}.atlas", crew=Crew(runner="loop"), plan=plan)
     a, b, c = (read_table(tmp_path / f"{name}.atlas") for name in "abc")
-    assert not compare(a, b, "entropy").marked.any()
-    other = compare(a, c, "entropy")
+    assert not compare_atlases(a, b, "entropy").marked.any()
+    other = compare_atlases(a, c, "entropy")
     size = np.abs(other.difference)
     half = np.hypot(a.half("entropy"), c.half("entropy"))
     wide = np.hypot(a.half("entropy", 1 - 0.05 / 8), c.half("entropy", 1 - 0.05 / 8))
@@ -633,7 +640,7 @@ def test_a_plan_is_read_from_a_small_file(tmp_path):
 )
 def test_a_plan_that_cannot_be_run_is_refused(given, words):
     with pytest.raises(OptionError, match=words):
-        make_plan({"model": "m:f", "corpus": ["x"]} | given)
+        make_settings({"model": "m:f", "corpus": ["x"]} | given)
 
 
 def test_a_crew_that_cannot_work_is_refused():

@@ -14,19 +14,19 @@ from regard.atlas.confidence import (
     PENALTIES,
     RATES,
     SHARES,
+    compute_evidence,
     estimate_growth,
     find_half,
     is_narrow,
     mirror,
     scale_sums,
     threshold,
-    weigh,
 )
 from regard.atlas.job import know_enough
-from regard.atlas.plan import SEQUENCE, STUDENT, Plan
-from regard.atlas.table import Table, compare
-from regard.atlas.tally import NOWHERE, Tally, merge, merge_sums, sum_draw
-from regard.atlas.text import draw_difference, draw_head, draw_table
+from regard.atlas.plan import SEQUENCE, STUDENT, Settings
+from regard.atlas.table import AtlasTable, compare_atlases
+from regard.atlas.tally import NOWHERE, Tally, merge_sums, merge_tallies, sum_draw
+from regard.atlas.text import draw_atlas_table, draw_difference, draw_head
 from regard.stats.registry import find_statistic
 
 ROOT = Path(__file__).parent.parent
@@ -70,7 +70,7 @@ def test_the_sums_of_a_tally_are_those_of_its_documents():
         x = (values - r * n) / 100
         logs = RATES * x.sum(0)[:, None] - PENALTIES * (x * x).sum(0)[:, None]
         expected = np.log((SHARES * np.exp(logs)).sum(-1))
-        found = weigh(side, np.full((1, 5), r))
+        found = compute_evidence(side, np.full((1, 5), r))
         np.testing.assert_allclose(found[0], expected, rtol=1e-9)
 
 
@@ -81,7 +81,9 @@ def test_an_interval_ends_where_the_evidence_does():
     ends = []
     for side in (sums, mirror(sums)):
         grid = np.linspace(0, 1, 20_001)
-        evidence = np.array([weigh(side, np.full((1, 5), r))[0] for r in grid])
+        evidence = np.array(
+            [compute_evidence(side, np.full((1, 5), r))[0] for r in grid]
+        )
         assert (np.diff(evidence, axis=0) <= 1e-9).all()  # it falls
         first = np.array([grid[evidence[:, h] < math.log(40)][0] for h in range(5)])
         ends.append(side[0, 0] / side[1, 0] - first)
@@ -98,7 +100,9 @@ def test_documents_may_come_in_any_order_and_grouping():
     parts = [tally(n[i : i + 50], y[i : i + 50]) for i in range(0, 300, 50)]
     one = find_half(tally(n, y), **SIZE)
     for order in itertools.islice(itertools.permutations(parts), 0, 720, 97):
-        two = merge([merge(order[:2], keep=1), merge(order[2:], keep=1)], keep=1)
+        two = merge_tallies(
+            [merge_tallies(order[:2], keep=1), merge_tallies(order[2:], keep=1)], keep=1
+        )
         np.testing.assert_allclose(find_half(two, **SIZE), one, rtol=1e-9)
 
 
@@ -179,7 +183,7 @@ def test_the_truth_is_rarely_rejected_at_any_time(name):
         found = run.read_shard()
         sums = scale_sums(found, length=256, pieces=1)
         for side, r in ((sums, source.mean), (mirror(sums), 1 - source.mean)):
-            ever |= (weigh(side, np.full((1, heads), r)) >= math.log(40))[0]
+            ever |= (compute_evidence(side, np.full((1, heads), r)) >= math.log(40))[0]
         student |= (np.abs(found.mean - source.mean) > found.half())[0]
     assert ever.mean() <= 0.05
     assert student.mean() > 0.15
@@ -200,7 +204,7 @@ def test_the_benchmark_stops_where_the_atlas_does(heads):
     source = SOURCES["beta(0.1, 5)"]
     row = simulate(source, heads, 0.05, runs=1, seed=5)
     run = Runs(source, 1, heads, 5)
-    plan = Plan(
+    plan = Settings(
         model="none",
         corpus=("none",),
         statistics=("sink",),
@@ -218,7 +222,7 @@ def test_the_benchmark_stops_where_the_atlas_does(heads):
 
 def make_table(kind, seed=0, shift=0.0, **about):
     n, y = draw(seed)
-    return Table(ABOUT | {"interval": kind} | about, tally(n, y * (1 - shift)), {})
+    return AtlasTable(ABOUT | {"interval": kind} | about, tally(n, y * (1 - shift)), {})
 
 
 def test_what_is_shown_names_its_interval():
@@ -227,7 +231,7 @@ def test_what_is_shown_names_its_interval():
     expected = find_half(stopped.tally, **SIZE)
     np.testing.assert_array_equal(stopped.half("sink"), expected)
     assert (stopped.half("sink") > fixed.half("sink")).all()
-    for show in (lambda x: draw_table(x, "sink"), lambda x: draw_head(x, 0, 1)):
+    for show in (lambda x: draw_atlas_table(x, "sink"), lambda x: draw_head(x, 0, 1)):
         assert "Student interval" in show(fixed)
         assert "confidence sequence" in show(stopped).replace("\n", " ")
     assert np.isnan(make_table(SEQUENCE, packed=True).half("sink")).all()
@@ -236,16 +240,18 @@ def test_what_is_shown_names_its_interval():
 def test_two_kinds_of_intervals_are_compared_with_care():
     fixed, stopped = make_table(STUDENT), make_table(SEQUENCE, 1, shift=0.6)
     for a, b in ((stopped, stopped), (stopped, fixed), (fixed, stopped)):
-        found = compare(a, b, "sink")
+        found = compare_atlases(a, b, "sink")
         expected = a.half("sink", 0.975) + b.half("sink", 0.975)
         np.testing.assert_allclose(found.half, expected)
         assert found.interval == SEQUENCE
     # a mark: both at half of 5 % / 5 heads; by Student alone these would have one
     wide = fixed.half("sink", 1 - 0.005) + stopped.half("sink", 1 - 0.005)
-    marked = compare(fixed, stopped, "sink").marked
+    marked = compare_atlases(fixed, stopped, "sink").marked
     np.testing.assert_array_equal(marked, np.abs(found.difference) > wide)
     assert not marked.all()
-    assert compare(fixed, make_table(STUDENT, 1, shift=0.6), "sink").marked.all()
+    assert compare_atlases(
+        fixed, make_table(STUDENT, 1, shift=0.6), "sink"
+    ).marked.all()
     drawn = " ".join(draw_difference(fixed, stopped, "sink", "ab").split())
     assert "Student interval over documents in the first atlas" in drawn
     assert "confidence sequence" in drawn

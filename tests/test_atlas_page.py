@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 
 from regard.atlas.page import AROUND, write_page
-from regard.atlas.table import Example, Table, compare
-from regard.atlas.tally import merge, tally_document
+from regard.atlas.table import AtlasTable, Example, compare_atlases
+from regard.atlas.tally import merge_tallies, tally_document
 from regard.atlas.text import (
-    describe,
+    describe_atlas,
+    draw_atlas_table,
     draw_difference,
     draw_head,
-    draw_table,
     fit_scale,
     tell_left_out,
     write_pair,
 )
 from regard.errors import FileError, OptionError
-from regard.show.palette import Linear
+from regard.show.palette import LinearScale
 
 ABOUT = {
     "model": "tiny",
@@ -56,7 +56,7 @@ def make_table(means=MEANS, spread=0.01, about=ABOUT, found=None, documents=16):
             for i in range(len(layers))
         ]  # fmt: skip
         tallies.append(tally_document(layers, numbers, list(means), document=n))
-    return Table(about, merge(tallies, keep=1), found or {})
+    return AtlasTable(about, merge_tallies(tallies, keep=1), found or {})
 
 
 def read_page(path):
@@ -73,7 +73,7 @@ def read_page(path):
 
 
 def test_a_table_is_drawn_as_shades_and_a_list():
-    drawn = draw_table(make_table(), "sink", width=60)
+    drawn = draw_atlas_table(make_table(), "sink", width=60)
     assert (
         drawn
         == """\
@@ -138,7 +138,7 @@ layer 0 head 1      0.2000 ± 0.0078   notes 0.5000 ± 0.0055   code 0.7000 ± 0
 def test_colour_says_the_same_as_shades():
     table = make_table()
     tints = fit_scale(table.mean("sink")).paint(0.9, dark=True).tolist()
-    drawn = draw_table(table, "sink", color="dark")
+    drawn = draw_atlas_table(table, "sink", color="dark")
     r, g, b = tints
     assert f"\x1b[48;2;{r};{g};{b};38;2;0;0;0m     \x1b[0m" in drawn  # black on bright
     moved = make_table(MEANS | {"sink": [[0.1, 0.7, 0.505], [0.3]]})
@@ -151,7 +151,7 @@ def test_colour_says_the_same_as_shades():
 def test_many_heads_are_drawn_in_bands_that_fit():
     table = make_table({"sink": [[0.5] * 100]})
     moved = make_table({"sink": [[0.5] * 99 + [0.9]]})
-    one = draw_table(table, "sink", width=60).splitlines()
+    one = draw_atlas_table(table, "sink", width=60).splitlines()
     two = draw_difference(table, moved, "sink", ("a", "b"), width=60).splitlines()
     for lines in (one, two):
         grid = [x for x in lines if x.startswith(("layer 0  ", " "))]
@@ -165,20 +165,20 @@ def test_many_heads_are_drawn_in_bands_that_fit():
 def test_names_and_models_cannot_steer_the_terminal():
     table = make_table(about={"model": "a\x1b[2J\nb", "corpus": "\u202ec"})
     drawn = draw_difference(table, table, "sink", ("x\x1b[1m\n", "\u2066y"))
-    for text in (drawn, draw_table(table, "sink")):
+    for text in (drawn, draw_atlas_table(table, "sink")):
         rest = text.replace("\n", "")
         assert not [c for c in rest if unicodedata.category(c) in ("Cc", "Cf")]
 
 
 def test_a_scale_fits_its_numbers():
     nan = np.nan
-    assert fit_scale(np.array([[0.2, nan, 0.8]])) == Linear(0, 0.8)
-    assert fit_scale(np.array([[4.0, 6.0]])) == Linear(4, 6)  # far from 0
-    assert fit_scale(np.array([[-3.0, 2.0]]), np.array([[5.0]])) == Linear(-3, 5)
-    assert fit_scale(np.array([[0.7]])) == Linear(0, 0.7)
-    assert fit_scale(np.array([[0.0, 0.0]])) == Linear(0, 1)
-    assert fit_scale(np.array([[-2.0]])) == Linear(-2, -1)
-    assert fit_scale(np.array([[nan, -np.inf]])) == Linear(0, 1)
+    assert fit_scale(np.array([[0.2, nan, 0.8]])) == LinearScale(0, 0.8)
+    assert fit_scale(np.array([[4.0, 6.0]])) == LinearScale(4, 6)  # far from 0
+    assert fit_scale(np.array([[-3.0, 2.0]]), np.array([[5.0]])) == LinearScale(-3, 5)
+    assert fit_scale(np.array([[0.7]])) == LinearScale(0, 0.7)
+    assert fit_scale(np.array([[0.0, 0.0]])) == LinearScale(0, 1)
+    assert fit_scale(np.array([[-2.0]])) == LinearScale(-2, -1)
+    assert fit_scale(np.array([[nan, -np.inf]])) == LinearScale(0, 1)
 
 
 def test_a_number_has_the_digits_of_its_interval():
@@ -191,9 +191,9 @@ def test_a_number_has_the_digits_of_its_interval():
 
 
 def test_an_atlas_is_described_as_far_as_it_is_known():
-    assert describe({}) == "an atlas"
-    assert describe({"model": "m"}) == "m"
-    told = describe({"documents": 3, "packed": True, "aside": 1, "whole": False})
+    assert describe_atlas({}) == "an atlas"
+    assert describe_atlas({"model": "m"}) == "m"
+    told = describe_atlas({"documents": 3, "packed": True, "aside": 1, "whole": False})
     assert told == (
         "an atlas: 3 documents, several documents in a sequence, a random part of it"
     )
@@ -219,13 +219,15 @@ def test_what_is_left_out_is_told_with_its_reasons():
 def test_a_terminal_of_any_width_shows_every_head(width):
     table = make_table()
     for drawn in (
-        draw_table(table, "sink", width=width),
+        draw_atlas_table(table, "sink", width=width),
         draw_difference(table, table, "sink", "ab", width=width),
         draw_head(table, 0, 2, width=width),
     ):
         assert "layer 0" in drawn
         assert "Student" in drawn
-    drawn = draw_table(table, "sink", width=width).split("largest")[0].splitlines()
+    drawn = (
+        draw_atlas_table(table, "sink", width=width).split("largest")[0].splitlines()
+    )
     cells = "".join(line for line in drawn if line.startswith("layer"))
     assert {*"·▒█░"} <= {*cells}
 
@@ -250,7 +252,7 @@ def test_every_number_of_a_page_is_the_number_of_its_table(tmp_path):
     assert [x["name"] for x in data["statistics"]] == ["self", "local"]
     for packed in data["statistics"]:
         name = packed["name"]
-        found = compare(a, b, name)
+        found = compare_atlases(a, b, name)
         both = np.stack([a.mean(name), b.mean(name)])
         assert packed["scale"] == [np.nanmin(both), np.nanmax(both)]
         grids = [

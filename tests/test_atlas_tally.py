@@ -11,7 +11,7 @@ from regard.atlas.store import Result, Store, merge_results, pack_result, unpack
 from regard.atlas.tally import (
     NOWHERE,
     join_pieces,
-    merge,
+    merge_tallies,
     student,
     tally_document,
 )
@@ -47,7 +47,7 @@ def stack(documents, s, layer, head):
 
 def test_the_mean_is_over_all_queries_that_have_the_number():
     documents = corpus(12)
-    found = merge([tally(x, i) for i, x in enumerate(documents)], keep=2).mean
+    found = merge_tallies([tally(x, i) for i, x in enumerate(documents)], keep=2).mean
     for s, (row, (layer, head)) in itertools.product(
         (0, 1), enumerate([(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)])
     ):
@@ -63,7 +63,7 @@ def test_the_interval_is_that_of_a_bootstrap_over_documents():
         n = int(rng.integers(5, 80))
         level = 0.2 + 0.005 * n + 0.1 * rng.standard_normal()
         documents.append([{name: level + 0.05 * rng.random((1, n)) for name in NAMES}])
-    found = merge(
+    found = merge_tallies(
         [tally(x, i, layers=("one",)) for i, x in enumerate(documents)], keep=1
     )
     y = np.array([x[0]["sink"].sum() for x in documents])
@@ -87,7 +87,7 @@ def test_the_interval_holds_the_truth_as_often_as_it_says():
             tally([{name: rng.beta(2, 5, (1, 4)) for name in NAMES}], layers=("one",))
             for _ in range(15)
         ]
-        found = merge(parts, keep=1)
+        found = merge_tallies(parts, keep=1)
         hits.append(abs(found.mean[0, 0] - 2 / 7) < found.half()[0, 0])
     assert 0.92 < np.mean(hits) < 0.98
 
@@ -106,15 +106,17 @@ def test_an_interval_for_all_heads_at_once_holds_for_few_documents():
 
 
 def test_fewer_than_eight_documents_have_no_interval_and_equal_ones_one_of_nothing():
-    few = merge([tally(x, i) for i, x in enumerate(corpus(7))], keep=1)
+    few = merge_tallies([tally(x, i) for i, x in enumerate(corpus(7))], keep=1)
     assert np.isnan(few.half()).all()
-    same = merge([tally(draw(np.random.default_rng(0), n=9)) for _ in range(9)], keep=1)
+    same = merge_tallies(
+        [tally(draw(np.random.default_rng(0), n=9)) for _ in range(9)], keep=1
+    )
     assert (same.half() < 1e-14).all()
 
 
 def test_the_examples_are_the_largest_numbers_one_of_each_document():
     documents = corpus(9)
-    found = merge([tally(x, i) for i, x in enumerate(documents)], keep=3).top
+    found = merge_tallies([tally(x, i) for i, x in enumerate(documents)], keep=3).top
     for s, (row, at) in itertools.product((0, 1), enumerate([(0, 0), (0, 1)])):
         rows = stack(documents, s, *at)
         rows = [
@@ -158,9 +160,11 @@ def test_pieces_of_one_document_are_one_draw():
 @given(st.permutations(range(6)), st.integers(1, 5), st.integers(0, 2**16))
 def test_merging_in_any_order_and_grouping_gives_the_same(order, cut, seed):
     parts = [tally(x, i) for i, x in enumerate(corpus(6, seed))]
-    one = merge(parts, keep=2)
+    one = merge_tallies(parts, keep=2)
     mixed = [parts[i] for i in order]
-    two = merge([merge(mixed[:cut], keep=2), merge(mixed[cut:], keep=2)], keep=2)
+    two = merge_tallies(
+        [merge_tallies(mixed[:cut], keep=2), merge_tallies(mixed[cut:], keep=2)], keep=2
+    )
     np.testing.assert_allclose(one.sums, two.sums, rtol=1e-9)
     np.testing.assert_array_equal(one.peak, two.peak)
     np.testing.assert_array_equal(one.top, two.top)
@@ -169,7 +173,7 @@ def test_merging_in_any_order_and_grouping_gives_the_same(order, cut, seed):
 def test_a_layer_that_was_not_seen_in_one_document_counts_for_the_others():
     rng = np.random.default_rng(4)
     both, one = draw(rng), draw(rng)[1:]
-    found = merge([tally(one, 0, layers=("second",)), tally(both, 1)], keep=2)
+    found = merge_tallies([tally(one, 0, layers=("second",)), tally(both, 1)], keep=2)
     assert (found.layers, found.heads) == (("first", "second"), (2, 3))
     expected = np.concatenate([one[0]["sink"][0], both[1]["sink"][0]]).mean()
     np.testing.assert_allclose(found.mean[0, 2], expected)
@@ -181,14 +185,14 @@ def test_a_layer_that_was_not_seen_in_one_document_counts_for_the_others():
 def test_layers_stand_in_the_order_in_which_they_ran(order):
     numbers = draw(np.random.default_rng(7))[1:]
     parts = [tally(numbers * len(x), layers=tuple(x)) for x in order]
-    assert merge(parts, keep=1).layers == tuple("abcd")
+    assert merge_tallies(parts, keep=1).layers == tuple("abcd")
 
 
 def test_layers_are_told_apart_by_name_and_not_by_place():
     rng = np.random.default_rng(6)
     one, two = draw(rng)[1:], draw(rng)[1:]
     parts = [tally(one, 0, layers=("a",)), tally(two, 1, layers=("b",))]
-    found = merge(parts, keep=1)
+    found = merge_tallies(parts, keep=1)
     assert (found.layers, found.heads) == (("a", "b"), (3, 3))
     np.testing.assert_allclose(found.mean[0, :3], one[0]["sink"].mean(1))
     np.testing.assert_allclose(found.mean[0, 3:], two[0]["sink"].mean(1))
@@ -199,7 +203,7 @@ def result(number, documents=None):
     return Result(
         first=number,
         last=number + 1,
-        tally=merge([tally(numbers, number)], keep=2),
+        tally=merge_tallies([tally(numbers, number)], keep=2),
         documents=1,
         tokens=10 + number,
         n_aside=1,

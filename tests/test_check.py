@@ -30,11 +30,16 @@ from regard.__main__ import main
 from regard.engine import attend
 from regard.errors import OptionError
 from regard.judge.case import LEVELS
-from regard.judge.convention import Convention, Projections, describe, read_convention
-from regard.judge.difference import compare, find_difference
-from regard.judge.inputs import Inputs, expect, expect_gradients, round_to
-from regard.judge.judgement import CASES, check, choose, judge
-from regard.judge.layout import arrange, restore
+from regard.judge.convention import (
+    Convention,
+    Projections,
+    describe_convention,
+    read_convention,
+)
+from regard.judge.difference import compare_arrays, find_difference
+from regard.judge.inputs import Inputs, compute_expected, expect_gradients, round_to
+from regard.judge.judgement import CASES, check, judge, order_cases
+from regard.judge.layout import arrange_axes, restore
 from regard.judge.subject import Subject
 
 # what any attention does that multiplies by v and broadcasts masks without a thought
@@ -391,18 +396,20 @@ def test_gradients_by_hand_are_those_of_torch(rng):
     (out * torch.tensor(g)).sum().backward()
     for mine, leaf in zip(expect_gradients(inputs, g), leaves, strict=True):
         np.testing.assert_allclose(mine, leaf.grad.numpy(), atol=1e-12)
-    np.testing.assert_allclose(expect(inputs).out, out.detach().numpy(), atol=1e-12)
+    np.testing.assert_allclose(
+        compute_expected(inputs).out, out.detach().numpy(), atol=1e-12
+    )
 
 
 def test_layouts_are_undone(rng):
     x = rng.normal(size=(2, 3, 4, 5))
     shapes = {"bnhd": (2, 4, 3, 5), "nbhd": (4, 2, 3, 5), "bn(hd)": (2, 4, 15)}
     for layout, shape in shapes.items():
-        there = arrange(x, layout)
+        there = arrange_axes(x, layout)
         assert there.shape == shape
         assert np.array_equal(restore(there, layout, x.shape), x)
-    assert np.array_equal(arrange(x, "bn(hd)")[1, 2, 5:10], x[1, 1, 2])
-    assert np.array_equal(arrange(x[:1, :1], "nd"), x[0, 0])
+    assert np.array_equal(arrange_axes(x, "bn(hd)")[1, 2, 5:10], x[1, 1, 2])
+    assert np.array_equal(arrange_axes(x[:1, :1], "nd"), x[0, 0])
 
 
 def test_rounding_is_that_of_torch(rng):
@@ -456,12 +463,14 @@ def test_the_smallest_difference_needs_no_torch():
 
 def test_nothing_and_infinity_are_compared():
     nan, inf = np.nan, np.inf
-    assert compare([inf, -inf], [inf, -inf]) is None
-    assert compare([1.0, nan], [1.0, 2.0]).says.startswith("out[1] is nan, expected 2")
-    assert compare([inf], [1.0]).says == "out[0] is inf, expected 1."
-    assert compare([1.0 + 1e-10], [1.0]) is None
-    assert compare([1e6 + 1e-4], [1e6]) is None  # relative above 1
-    assert "shape (1,), expected (2,)" in compare([1.0], [1.0, 2.0]).says
+    assert compare_arrays([inf, -inf], [inf, -inf]) is None
+    assert compare_arrays([1.0, nan], [1.0, 2.0]).says.startswith(
+        "out[1] is nan, expected 2"
+    )
+    assert compare_arrays([inf], [1.0]).says == "out[0] is inf, expected 1."
+    assert compare_arrays([1.0 + 1e-10], [1.0]) is None
+    assert compare_arrays([1e6 + 1e-4], [1e6]) is None  # relative above 1
+    assert "shape (1,), expected (2,)" in compare_arrays([1.0], [1.0, 2.0]).says
 
 
 def test_a_failure_shows_maps_and_what_to_change():
@@ -529,7 +538,7 @@ def test_the_page_counts_the_cases():
     page = (Path(__file__).parent.parent / "docs" / "check.md").read_text("utf-8")
     for level in LEVELS:
         (line,) = (x for x in page.splitlines() if x.startswith(f"| {level} | "))
-        assert line.endswith(f" | {len(choose(level))} |")
+        assert line.endswith(f" | {len(order_cases(level))} |")
 
 
 @pytest.fixture
@@ -651,13 +660,13 @@ def test_the_signature_tells_the_names_and_the_library():
     assert (
         read_convention(nn.functional.scaled_dot_product_attention).library == "torch"
     )
-    assert describe(Convention()) == "layout='bhnd', library='numpy'"
+    assert describe_convention(Convention()) == "layout='bhnd', library='numpy'"
 
 
 def test_levels_contain_each_other_and_cases_come_after_what_they_await():
-    sizes = [len(choose(level)) for level in LEVELS]
+    sizes = [len(order_cases(level)) for level in LEVELS]
     assert sizes == sorted(set(sizes))
-    order = [case.name for case in choose("kernel")]
+    order = [case.name for case in order_cases("kernel")]
     assert len(order) == len(set(order)) == len(CASES)
     for case in CASES:
         assert set(case.after) <= set(order), case.name

@@ -25,7 +25,7 @@ from regard.nn.generation import generate
 from regard.nn.tasks import PUZZLES
 from regard.nn.weights import load
 from regard.plain.sample import Sampling
-from regard.terminal import clean, read_text, write_reason
+from regard.terminal import read_argument, remove_control, write_reason
 
 PAGE = Path(__file__).parent.parent / ".ci/cli_page.py"
 SPEC = importlib.util.spec_from_file_location("cli_page", PAGE)
@@ -274,9 +274,9 @@ def test_debug_shows_where_an_error_comes_from(arguments, error, tmp_path, monke
 
 def test_a_text_may_be_long_or_a_file_or_come_from_stdin(smollm, tmp_path):
     long = "a text too long for the name of a file " * 10
-    assert read_text(long) == long
+    assert read_argument(long) == long
     (tmp_path / "long.txt").write_text(long, "utf-8")
-    assert read_text(str(tmp_path / "long.txt")) == long
+    assert read_argument(str(tmp_path / "long.txt")) == long
     done = run("show", "-", "--model", smollm, "--json", input=long)
     first, *_ = json.loads(done.stdout)
     assert first["name"] == "blocks.0.attention"
@@ -284,12 +284,12 @@ def test_a_text_may_be_long_or_a_file_or_come_from_stdin(smollm, tmp_path):
 
 
 def test_a_name_of_no_file_is_read_as_a_text_and_that_is_said(capsys):
-    assert read_text("artikel.txt") == "artikel.txt"
+    assert read_argument("artikel.txt") == "artikel.txt"
     assert capsys.readouterr().err == (
         "there is no file artikel.txt: using it as the text\n"
     )
     for text in ("hello", "Hello there.txt", "3.14", "e.g.", "Yes."):
-        assert read_text(text) == text
+        assert read_argument(text) == text
     assert capsys.readouterr().err == ""
 
 
@@ -519,4 +519,4 @@ def test_a_text_is_learned_from_a_file(tmp_path, tokens):
 
 
 def test_a_model_cannot_steer_the_terminal():
-    assert clean("a\x1b[31mb\r\nc\td\x07") == "a[31mb\nc\td"
+    assert remove_control("a\x1b[31mb\r\nc\td\x07") == "a[31mb\nc\td"

@@ -11,7 +11,7 @@ from regard.definition.attention import STEPS
 from regard.engine import attend, choose
 from regard.engine.flash import attend_part
 from regard.engine.sdpa import sdpa_arguments
-from regard.engine.tiles import Part, plan
+from regard.engine.tiles import KeyBlock, plan
 from regard.errors import OptionError
 from regard.masks import (
     added,
@@ -403,7 +403,7 @@ def test_strips_visit_only_what_they_must():
         for p in s.parts
     )
     assert cells < 0.35 * 2048**2
-    assert not [p for s in strips for p in s.parts if p == Part(slice(0, 0))]
+    assert not [p for s in strips for p in s.parts if p == KeyBlock(slice(0, 0))]
 
 
 def test_sdpa_arguments_mean_the_same(rng):

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from regard.judge.difference import measure
+from regard.judge.difference import count_numbers
 from regard.learn.course import ORDER
 from regard.learn.exercise import FOLDER, list_exercises, read_exercise
 from regard.learn.grade import grade, tidy
@@ -37,7 +37,7 @@ def read(name):
     def draw(rng):
         key = rng.bit_generator.state["state"]["state"]
         if key not in drawn:
-            drawn[key] = sorted(exercise.draw(rng), key=measure)
+            drawn[key] = sorted(exercise.draw(rng), key=count_numbers)
         return drawn[key]
 
     def spec(*arguments):

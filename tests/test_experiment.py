@@ -134,7 +134,7 @@ def test_the_text_of_the_mistakes_is_exact():
 
 def test_what_is_told_of_a_mistake_is_counted():
     weights = np.asarray([[0.5, 0, 0], [0.25, 0.5, 0], [0.1, 0.2, 0.7]])
-    told = experiment.Mistake("x", weights).tell()
+    told = experiment.Variant("x", weights).tell()
     assert told == ("rows sum to 0.5 … 1", "largest of a row: 0.60 on average")
 
 

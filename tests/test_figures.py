@@ -10,7 +10,7 @@ from spec import attend_by_loops
 
 import regard
 from regard import causal
-from regard.definition.heads import split
+from regard.definition.heads import split_heads
 
 
 def draw_s3():
@@ -146,7 +146,7 @@ def test_s2_fused_and_output_matrices_have_their_own_glorot_scale():
 
 
 def test_s4_heads_of_gpt3_are_128_wide():
-    assert split(np.zeros((2, 12_288)), 96).shape == (96, 2, 128)
+    assert split_heads(np.zeros((2, 12_288)), 96).shape == (96, 2, 128)
 
 
 def test_s4_copying_the_current_token_needs_no_other_token(rng):

@@ -15,9 +15,9 @@ from numpy import exp
 from torch import nn
 
 from regard.judge.convention import Convention, read_convention
-from regard.judge.difference import compare
+from regard.judge.difference import compare_arrays
 from regard.judge.judgement import CASES, check, judge
-from regard.judge.sizes import MANY, TOKENS, WIDTHS, spread
+from regard.judge.sizes import MANY, TOKENS, WIDTHS, cover_sizes
 from regard.judge.subject import Subject
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -66,7 +66,7 @@ def test_the_table_of_faults_is_that_of_the_cases():
 
 
 def test_every_size_is_asked_along_every_axis():
-    many = [*spread()]
+    many = [*cover_sizes()]
     for axis, sizes in {
         "n_q": TOKENS, "n_k": TOKENS, "batch": MANY, "heads": MANY,
         "width": WIDTHS, "columns": WIDTHS,
@@ -266,12 +266,12 @@ def test_numbers_that_differ_are_written_differently():
     rng = np.random.default_rng(0)
     for apart in 10.0 ** -np.arange(1, 16):
         for x in (1.0, *rng.normal(size=5), 1e6, 1e-3):
-            said = compare([x * (1 + apart)], [x], atol=0).says
+            said = compare_arrays([x * (1 + apart)], [x], atol=0).says
             mine, right = (
                 said.removeprefix("out[0] is ").rstrip(".").split(", expected ")
             )
             assert mine != right, said
-    assert compare([0.5], [0.25]).says == "out[0] is 0.5, expected 0.25."
+    assert compare_arrays([0.5], [0.25]).says == "out[0] is 0.5, expected 0.25."
 
 
 def test_the_library_is_read_from_what_a_function_uses():

@@ -27,7 +27,7 @@ from onnx.reference import ReferenceEvaluator
 
 from regard import attention, causal, padding, where, window
 from regard.arrays import Array, namespace
-from regard.definition.heads import join, split
+from regard.definition.heads import join_heads, split_heads
 from regard.definition.position import HALVES, NEIGHBOURS, rotate
 from regard.masks import Mask, array
 
@@ -112,7 +112,11 @@ def onnx_attention(
     xp = namespace(q=q)
     flat = q.ndim == 3
     if flat:
-        q, k, v = split(q, q_num_heads), split(k, kv_num_heads), split(v, kv_num_heads)
+        q, k, v = (
+            split_heads(q, q_num_heads),
+            split_heads(k, kv_num_heads),
+            split_heads(v, kv_num_heads),
+        )
     start, masks, bias = 0, [], None
     if past_key is not None:
         k, v = xp.concat([past_key, k], axis=-2), xp.concat([past_value, v], axis=-2)
@@ -143,7 +147,7 @@ def onnx_attention(
         q_start=start,
         see=(step,),
     )
-    out = join(seen.out) if flat else seen.out
+    out = join_heads(seen.out) if flat else seen.out
     return out, k, v, xp.astype(getattr(seen, step), q.dtype)
 
 
@@ -194,7 +198,7 @@ def onnx_rotary_embedding(
     rotary_embedding_dim: int = 0,  # R: only the first so many numbers turn; 0 is all
 ) -> tuple[Array]:
     """Return the turned x."""
-    heads = split(x, num_heads) if x.ndim == 3 else x
+    heads = split_heads(x, num_heads) if x.ndim == 3 else x
     if position_ids is not None:
         cos, sin = cos[position_ids], sin[position_ids]
     cos, sin = cos[:, None], sin[:, None]  # the same for every head
@@ -202,7 +206,7 @@ def onnx_rotary_embedding(
     pairing = NEIGHBOURS if interleaved else HALVES
     turned = rotate(heads[..., :width], cos, sin, pairing=pairing)
     both = np.concat([turned, heads[..., width:]], axis=-1)
-    return (join(both) if x.ndim == 3 else both,)
+    return (join_heads(both) if x.ndim == 3 else both,)
 
 
 def check(case: Case, operation: Any, load: Any = widen) -> None:

@@ -17,7 +17,7 @@ from regard.show.patches import (
     read_patches,
 )
 from regard.show.picture import find_pictures, note_picture, read_picture
-from regard.show.source import Source, Spot
+from regard.show.source import MapSource, Spot
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 SIZES |= {"intermediate_size": 32, "image_size": 32, "patch_size": 8}
@@ -289,7 +289,7 @@ def test_a_recording_keeps_the_picture_and_the_names_of_its_patches(vit, tmp_pat
     np.testing.assert_array_equal(image, expected)
     assert again.recording.texts[1][:3] == ("special 0", "(0,0)", "(0,1)")
     assert again.recording.texts[1][16] == "(3,3)"
-    source = Source(again.recording)
+    source = MapSource(again.recording)
     row = source.row(Spot(1, 0, 1), 5)["weights"]
     np.testing.assert_allclose(row, seen.layer(0, sequence=1).weights()[1, 5], 1e-5)
     assert "weights" not in source.row(Spot(0, 0, 1), 5)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import regard
-from regard.definition.heads import join, split
+from regard.definition.heads import join_heads, split_heads
 from regard.definition.position import (
     HALVES,
     NEIGHBOURS,
@@ -77,9 +77,9 @@ def test_alibi_slopes_are_those_of_its_authors():
 
 def test_split_and_join_are_inverse(library, rng):
     x = rng.normal(size=(2, 5, 12))
-    heads = split(library.make(x), 3)
+    heads = split_heads(library.make(x), 3)
     assert tuple(heads.shape) == (2, 3, 5, 4)
     assert np.asarray(heads)[1, 2, 3].tolist() == x[1, 3, 8:].tolist()
-    assert np.asarray(join(heads)).tolist() == x.tolist()
+    assert np.asarray(join_heads(heads)).tolist() == x.tolist()
     with pytest.raises(ShapeError, match="a width of 12 cannot be split into 5 heads"):
-        split(library.make(x), 5)
+        split_heads(library.make(x), 5)

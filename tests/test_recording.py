@@ -22,7 +22,7 @@ from safetensors import safe_open
 
 import regard
 from regard import array_file, masks, recording
-from regard.array_file import Entry, add_up
+from regard.array_file import ArrayEntry, checksum_header
 from regard.errors import (
     ArrayError,
     FileError,
@@ -603,8 +603,8 @@ def pack(table, about, data, spaces=0):
     text = json.dumps(about)
     try:
         rows = ((n, [*x.values()]) for n, x in table.items())
-        entries = {name: Entry(x[0], x[1], *x[2]) for name, x in rows}
-        checksum = add_up(text, entries)
+        entries = {name: ArrayEntry(x[0], x[1], *x[2]) for name, x in rows}
+        checksum = checksum_header(text, entries)
     except (TypeError, AttributeError, IndexError):
         checksum = "none"  # it will not come to that
     metadata = {"regard": text, "checksum": checksum}

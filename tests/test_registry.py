@@ -15,12 +15,12 @@ from test_atlas import plan_for, write_corpus
 
 import regard
 from regard.__main__ import main
-from regard.atlas.job import run
-from regard.atlas.plan import Plan
+from regard.atlas.job import run_atlas
+from regard.atlas.plan import Settings
 from regard.atlas.runners import Crew
 from regard.atlas.table import read_table
+from regard.atlas.text import draw_atlas_table as draw_atlas
 from regard.atlas.text import draw_head
-from regard.atlas.text import draw_table as draw_atlas
 from regard.errors import OptionError
 from regard.masks.patterns import causal
 from regard.record import Record, Recording
@@ -97,7 +97,7 @@ def test_it_is_in_the_data_of_the_map(third):
 def test_it_is_in_an_atlas_whose_workers_are_other_processes(tmp_path, third):
     plan = plan_for(write_corpus(tmp_path / "texts", 2), shard=1)
     assert plan.statistics[-1] == "third"
-    run(tmp_path / "a", crew=Crew(runner="pool", workers=2), plan=plan)
+    run_atlas(tmp_path / "a", crew=Crew(runner="pool", workers=2), plan=plan)
     table = read_table(tmp_path / "a")
     assert table.about["documents"] == 2
     mean = table.mean("third")
@@ -109,7 +109,7 @@ def test_it_is_in_an_atlas_whose_workers_are_other_processes(tmp_path, third):
     done = CliRunner().invoke(main, ["atlas", "show", str(tmp_path / "a"), "--page", str(page)])  # fmt: skip
     assert done.exit_code == 0, done.output
     assert '"description":"weight on the third key"' in page.read_text("utf-8")
-    run(tmp_path / "b", crew=Crew(runner="loop"), plan=plan)
+    run_atlas(tmp_path / "b", crew=Crew(runner="loop"), plan=plan)
     np.testing.assert_array_equal(read_table(tmp_path / "b").mean("third"), mean)
 
 
@@ -131,7 +131,7 @@ def test_what_is_not_registered_is_refused_in_a_sentence(tmp_path):
     ):
         find_statistic("third")
     with pytest.raises(OptionError, match="'third', expected each once of entropy"):
-        Plan(model="m:f", corpus=("x",), statistics=("third",))
+        Settings(model="m:f", corpus=("x",), statistics=("third",))
     with pytest.raises(OptionError, match="is a statistic 'sink' already"):
         register(find_statistic("sink"))
     for name in ("head", "nan_rows", "two words"):
@@ -144,7 +144,7 @@ def test_what_is_not_registered_is_refused_in_a_sentence(tmp_path):
 def test_an_atlas_with_an_unknown_statistic_is_refused_and_says_why(tmp_path):
     with registered(THIRD):
         plan = plan_for(write_corpus(tmp_path / "texts", 2), statistics=("third",))
-        run(tmp_path / "a", crew=Crew(runner="loop"), plan=plan)
+        run_atlas(tmp_path / "a", crew=Crew(runner="loop"), plan=plan)
     done = CliRunner().invoke(main, ["atlas", "show", str(tmp_path / "a")])
     assert done.exit_code == 1
     assert "no statistic 'third', expected one of entropy" in done.output
@@ -168,14 +168,14 @@ ask_here.__module__ = "__main__"
 )
 def test_a_statistic_that_cannot_travel_is_refused_before_any_work(change):
     with registered(replace(THIRD, **change)):
-        plan = Plan(model="m:f", corpus=("x",), statistics=("third",))
+        plan = Settings(model="m:f", corpus=("x",), statistics=("third",))
         with pytest.raises(OptionError, match=r"'third' cannot be sent .* top of a"):
             pickle.dumps(plan)
 
 
 def test_a_plan_brings_its_statistics_along():
     with registered(THIRD):
-        packed = pickle.dumps(plan := Plan(model="m:f", corpus=("x",)))
+        packed = pickle.dumps(plan := Settings(model="m:f", corpus=("x",)))
     assert "third" not in STATISTICS
     assert pickle.loads(packed) == plan
     assert find_statistic("third") == THIRD

@@ -7,7 +7,7 @@ from transformers.generation import logits_process as theirs
 
 from regard.errors import OptionError
 from regard.plain.norm import softmax
-from regard.plain.sample import GREEDY, Sampling, open_streams
+from regard.plain.sample import GREEDY, Sampling, make_generators
 
 FILTERS = {
     "top_k": (Sampling(temperature=1, top_k=7), theirs.TopKLogitsWarper(7)),
@@ -172,7 +172,7 @@ def test_what_a_penalty_makes_infinite_is_refused(rng):
 
 
 def draw_numbers(seed, prompts):
-    return [stream.random(4).tolist() for stream in open_streams(seed, prompts)]
+    return [stream.random(4).tolist() for stream in make_generators(seed, prompts)]
 
 
 def test_a_stream_depends_on_seed_prompt_and_copy_alone():
@@ -186,7 +186,7 @@ def test_a_stream_depends_on_seed_prompt_and_copy_alone():
     assert draw_numbers(4, [[1]]) != [first]
     assert draw_numbers(np.int64(3), [np.asarray([1])]) == [first]
     with pytest.raises(OptionError, match=r"seed=0\.5, expected an integer"):
-        open_streams(0.5, [[1]])
+        make_generators(0.5, [[1]])
 
 
 def test_streams_are_independent():

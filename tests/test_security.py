@@ -19,7 +19,7 @@ from tokenizers import Tokenizer as Core
 from tokenizers.models import BPE
 
 from regard.errors import FileError, OptionError
-from regard.learn.attempt import attempt, run
+from regard.learn.attempt import attempt, run_program
 from regard.learn.exercise import read_exercise
 from regard.nn import tokens
 from regard.nn.tokens import Tokenizer
@@ -27,7 +27,7 @@ from regard.nn.weights import load
 from regard.record import Covered, Recording
 from regard.recording import open_recording, save_recording
 from regard.show.page import make_page
-from regard.show.server import start
+from regard.show.server import start_server
 
 ROOT = Path(__file__).parent.parent
 SOURCE, CORPUS = ROOT / "src" / "regard", ROOT / "fuzz" / "corpus"
@@ -251,7 +251,7 @@ def test_a_page_says_that_it_holds_the_text():
 
 
 def test_the_map_listens_at_this_machine_alone():
-    with start(RECORDING) as running:
+    with start_server(RECORDING) as running:
         until = time.monotonic() + 10
         while not running.server.started and time.monotonic() < until:
             time.sleep(0.01)
@@ -263,7 +263,9 @@ def test_the_map_listens_at_this_machine_alone():
 
 
 def test_endless_printing_fills_no_memory(tmp_path):
-    ended, heard = run([sys.executable, "-c", "while True: print('x' * 10**5)"], 0.5)
+    ended, heard = run_program(
+        [sys.executable, "-c", "while True: print('x' * 10**5)"], 0.5
+    )
     assert not ended
     assert heard == b"x" * 8_000
     path = tmp_path / "one_score.py"

@@ -26,7 +26,7 @@ from regard.record import Record, Recording
 from regard.seen import Seen
 from regard.show import server as module
 from regard.show.codes import decode
-from regard.show.server import start
+from regard.show.server import start_server
 
 HOSTILE = (
     "</script><script>alert(1)</script>",
@@ -77,7 +77,7 @@ HEAD = {"sequence": 0, "layer": 0, "head": 1}
 
 @pytest.fixture(scope="module")
 def running():
-    with start(RECORDING) as it:
+    with start_server(RECORDING) as it:
         yield it
 
 
@@ -147,7 +147,7 @@ def test_assets_come_from_a_table(running, tmp_path, monkeypatch):
     for name in ("map.js", "map.css", "index.html", "secret.txt"):
         (tmp_path / name).write_text(f"this is {name}")
     monkeypatch.setattr(module, "ASSETS", tmp_path)
-    with start(RECORDING) as other:
+    with start_server(RECORDING) as other:
         for name, kind in (("map.js", "text/javascript"), ("map.css", "text/css")):
             url = other.url.replace("/?", f"/assets/{name}?")
             answer = httpx.get(url)
@@ -269,7 +269,7 @@ def test_errors_are_a_sentence(client, path, asked, status, words):
 
 def test_what_goes_wrong_inside_is_said_and_logged(monkeypatch, caplog):
     monkeypatch.setattr(module.Source, "row", lambda *_: 1 / 0)
-    with start(RECORDING) as it:
+    with start_server(RECORDING) as it:
         url = it.url.replace("/?", "/api/row?sequence=0&layer=0&head=0&query=0&")
         answer = httpx.get(url)
     assert answer.status_code == 500
@@ -284,7 +284,7 @@ def test_what_is_not_ready_is_to_be_asked_again(monkeypatch):
         raise errors.pop()
 
     monkeypatch.setattr(module.Source, "gallery", refuse)
-    with start(RECORDING) as it:
+    with start_server(RECORDING) as it:
         url = it.url.replace("/?", "/api/gallery?sequence=0&layer=0&")
         answers = [httpx.get(url) for _ in range(2)]
     assert [x.status_code for x in answers] == [503, 503]
@@ -468,7 +468,7 @@ def is_dropped(wire):
 
 def test_fifty_slow_clients_do_not_stop_a_good_one(monkeypatch):
     monkeypatch.setattr(module, "SECONDS", 1.0)
-    with start(RECORDING) as it, ExitStack() as stack:
+    with start_server(RECORDING) as it, ExitStack() as stack:
         begun = time.monotonic()
         wires = [stack.enter_context(x) for x in open_slow(it.url, 50)]
         url = it.url.replace("/?", "/api/row?sequence=0&layer=0&head=0&query=9&")
@@ -486,7 +486,7 @@ def test_fifty_slow_clients_do_not_stop_a_good_one(monkeypatch):
 
 def test_of_too_many_clients_the_idle_ones_go(monkeypatch):
     monkeypatch.setattr(module, "CLIENTS", 20)
-    with start(RECORDING) as it, ExitStack() as stack:
+    with start_server(RECORDING) as it, ExitStack() as stack:
         wires = [stack.enter_context(x) for x in open_slow(it.url, 50)]
         assert httpx.get(it.url.replace("/?", "/api/meta?")).status_code == 200
         assert len(it.server.server_state.connections) <= 21
@@ -496,7 +496,7 @@ def test_of_too_many_clients_the_idle_ones_go(monkeypatch):
 def test_a_client_that_does_not_read_is_dropped(monkeypatch):
     monkeypatch.setattr(module, "SECONDS", 0.3)
     large, _ = make_recording(texts=("x" * 20_000_000,))
-    with start(large) as it, socket.socket() as wire:
+    with start_server(large) as it, socket.socket() as wire:
         parts = urlsplit(it.url)
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         wire.connect((parts.hostname, parts.port))
@@ -519,14 +519,14 @@ def test_an_answer_may_take_more_time_than_a_client_may_be_silent(monkeypatch):
         return slow(*given)
 
     monkeypatch.setattr(module.Source, "row", row)
-    with start(RECORDING) as it:
+    with start_server(RECORDING) as it:
         url = it.url.replace("/?", "/api/row?sequence=0&layer=0&head=0&query=9&")
         assert httpx.get(url).status_code == 200
 
 
 def test_it_ends_with_all_its_threads():
     before = set(threading.enumerate())
-    with start(RECORDING) as it:
+    with start_server(RECORDING) as it:
         httpx.get(it.url.replace("/?", "/api/meta?"))
     assert set(threading.enumerate()) <= before
     with pytest.raises(httpx.ConnectError):
@@ -534,7 +534,11 @@ def test_it_ends_with_all_its_threads():
 
 
 def test_two_servers_have_two_tokens_and_two_cookies():
-    with start(RECORDING) as one, start(RECORDING) as two, httpx.Client() as client:
+    with (
+        start_server(RECORDING) as one,
+        start_server(RECORDING) as two,
+        httpx.Client() as client,
+    ):
         assert one.url != two.url
         for it in (one, two):
             client.get(it.url)

@@ -18,7 +18,14 @@ from regard.masks import alibi, causal, per_head, window
 from regard.record import Record, Recording
 from regard.seen import Seen
 from regard.show import figure, palette, text
-from regard.show.palette import Linear, Log, Signed, fit, fit_signed, read_panels
+from regard.show.palette import (
+    LinearScale,
+    LogScale,
+    Signed,
+    fit_signed,
+    fit_weight_scale,
+    read_panels,
+)
 from regard.stats.columns import cut_rows
 
 WORDS = ["the", "cat", "sat", "down"]
@@ -114,7 +121,9 @@ def test_every_colour_is_one_that_a_screen_has(name):
 @pytest.mark.parametrize("blindness", BLIND)
 def test_brightness_only_falls_on_light_and_only_rises_on_dark(blindness):
     for dark, sign in ((False, -1), (True, 1)):
-        steps = sign * np.diff(luminance(Linear(0, 1).colours(dark=dark), blindness))
+        steps = sign * np.diff(
+            luminance(LinearScale(0, 1).colours(dark=dark), blindness)
+        )
         assert steps.min() > -5e-4  # colours are whole numbers of 0 to 255
         assert steps.sum() > 0.75
         ends = np.diff(luminance(Signed(1).colours(dark=dark), blindness))
@@ -129,32 +138,34 @@ def test_the_test_of_brightness_can_fail():
 
 
 def test_the_first_and_last_colours_are_these():
-    table = Linear(0, 1).colours()
+    table = LinearScale(0, 1).colours()
     assert table[[0, 255]].tolist() == [[252, 251, 232], [24, 27, 83]]
-    table = Linear(0, 1).colours(dark=True)
+    table = LinearScale(0, 1).colours(dark=True)
     assert table[[0, 255]].tolist() == [[7, 6, 16], [254, 247, 201]]
     red, green, blue = Signed(1).colours()[128].astype(int)
     assert max(red, green, blue) - min(red, green, blue) < 5  # nothing in the middle
 
 
 def test_scales_place_numbers_where_they_say():
-    assert Linear(0, 2).place([-1, 0, 0.5, 2, 9]).tolist() == [0, 0, 0.25, 1, 1]
+    assert LinearScale(0, 2).place([-1, 0, 0.5, 2, 9]).tolist() == [0, 0, 0.25, 1, 1]
     np.testing.assert_allclose(
-        Log(1e-4, 1).place([0, 1e-4, 1e-2, 1, 2]), [0, 0, 0.5, 1, 1]
+        LogScale(1e-4, 1).place([0, 1e-4, 1e-2, 1, 2]), [0, 0, 0.5, 1, 1]
     )
     assert Signed(3).place([-3, 0, 1.5]).tolist() == [0, 0.5, 0.75]
-    for scale in (Linear(1, 3), Log(1e-3, 1), Signed(2)):
+    for scale in (LinearScale(1, 3), LogScale(1e-3, 1), Signed(2)):
         places = np.linspace(0, 1, 7)
         np.testing.assert_allclose(scale.place(scale.read(places)), places, atol=1e-12)
-    assert "".join(Linear(0, 1).shade([0, 0.19, 0.2, 0.5, 0.79, 0.8, 1])) == "··░▒▓██"
+    assert (
+        "".join(LinearScale(0, 1).shade([0, 0.19, 0.2, 0.5, 0.79, 0.8, 1])) == "··░▒▓██"
+    )
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Linear(1, 1), "low below the high"),
-        (lambda: Linear(0, np.inf), "both finite"),
-        (lambda: Log(0, 1), r"low above 0: write Log\(1e-4, 1\)"),
+        (lambda: LinearScale(1, 1), "low below the high"),
+        (lambda: LinearScale(0, np.inf), "both finite"),
+        (lambda: LogScale(0, 1), r"low above 0: write Log\(1e-4, 1\)"),
     ],
 )
 def test_a_scale_that_is_none_is_refused(make, words):
@@ -171,19 +182,25 @@ def make_sink(n, share, elsewhere):
 
 
 def test_the_scale_starts_after_a_sink_and_tells_its_share():
-    scale, note = fit(read_panels(make_sink(10, 0.75, 0.2)), "The")
+    scale, note = fit_weight_scale(read_panels(make_sink(10, 0.75, 0.2)), "The")
     assert (scale.low, scale.high) == (0, 0.2)
     assert note == (
         "key 0 (The) takes 0.75 of the weight on average; the largest weight from "
         "key 1 on is 0.2, colours end at 0.2"
     )
     # a faint rest stays faint; a strong one needs no other scale; a sink needs weight
-    assert fit(read_panels(make_sink(10, 0.99, 1e-6)))[0].high == 0.01
-    assert fit(read_panels(make_sink(10, 0.75, 0.6)))[0].high == 1
-    assert fit(read_panels(make_sink(10, 0.25, 0.2))) == (Linear(0, 1), "")
-    assert fit(read_panels(make_sink(8, 0.75, 0.2))) == (Linear(0, 1), "")
+    assert fit_weight_scale(read_panels(make_sink(10, 0.99, 1e-6)))[0].high == 0.01
+    assert fit_weight_scale(read_panels(make_sink(10, 0.75, 0.6)))[0].high == 1
+    assert fit_weight_scale(read_panels(make_sink(10, 0.25, 0.2))) == (
+        LinearScale(0, 1),
+        "",
+    )
+    assert fit_weight_scale(read_panels(make_sink(8, 0.75, 0.2))) == (
+        LinearScale(0, 1),
+        "",
+    )
     both = {"a": make_sink(10, 0.75, 0.2), "b": make_sink(10, 0.5, 0.3)}
-    scale, note = fit(read_panels(both))
+    scale, note = fit_weight_scale(read_panels(both))
     assert scale.high == 0.3
     assert note.startswith("key 0 takes 0.50 to 0.75 of the weight")
 
@@ -194,7 +211,10 @@ def test_the_share_of_a_sink_is_a_mean_though_pixels_are_maxima():
         assert panel.first == pytest.approx(x[1:, 0].mean())
     for panel, x in zip(read_panels(weights, (7, 5)), weights, strict=True):
         assert panel.first == pytest.approx(x[1:, 0].mean())
-    assert "from key 5 on" in fit(read_panels(make_sink(10, 0.9, 0.1), (2, 5)))[1]
+    assert (
+        "from key 5 on"
+        in fit_weight_scale(read_panels(make_sink(10, 0.9, 0.1), (2, 5)))[1]
+    )
 
 
 def test_signed_numbers_have_nothing_in_the_middle():
@@ -359,7 +379,7 @@ def test_every_line_of_a_long_record_fits_the_width():
     record, weights = make_record(n=300)
     drawn = text.draw_weights(record, width=60).splitlines()
     assert max(map(len, drawn)) <= 62  # a legend of shades has a width of its own
-    shades = Linear(0, weights.max()).shade(pool(weights[1], 25, 12))
+    shades = LinearScale(0, weights.max()).shade(pool(weights[1], 25, 12))
     assert drawn[-2].startswith("each pixel: the largest of up to 25 × 12 weights")
     for i in range(12):  # head 1, beside head 0
         assert drawn[3 + i][4 + 25 + 2 :].ljust(25).replace(" ", "") == "".join(
@@ -379,7 +399,7 @@ def test_a_sink_is_told_in_numbers_below_the_map():
 def test_colours_are_those_of_the_palette_and_masked_cells_are_bare():
     x = np.asarray([[1.0, 0], [0.5, 0.5]])
     lines = text.draw_weights(x, mask=causal(), color="light").splitlines()
-    full, half = Linear(0, 1).paint([1, 0.5]).tolist()
+    full, half = LinearScale(0, 1).paint([1, 0.5]).tolist()
     one, two = (f"\x1b[48;2;{r};{g};{b}m  " for r, g, b in (full, half))
     assert lines[1] == f"0 {one}\x1b[0m  \x1b[0m"
     assert lines[2] == f"1 {two}{two}\x1b[0m"
@@ -396,9 +416,9 @@ def test_two_rows_share_a_line_of_half_blocks():
     mask = np.ones((49, 1), bool)
     mask[4], mask[7] = False, False
     lines = text.draw_weights(
-        x, mask=mask, color="light", scale=Linear(0, 1)
+        x, mask=mask, color="light", scale=LinearScale(0, 1)
     ).splitlines()
-    ((a, b, c), (d, e, f)) = Linear(0, 1).paint([1, 0]).tolist()
+    ((a, b, c), (d, e, f)) = LinearScale(0, 1).paint([1, 0]).tolist()
     high, low = f"{a};{b};{c}m", f"{d};{e};{f}m"
     assert lines[1] == f"0  \x1b[38;2;{high}\x1b[48;2;{low}▀▀\x1b[0m"
     assert lines[2] == f"2  \x1b[38;2;{low}\x1b[48;2;{high}▀▀\x1b[0m"
@@ -418,7 +438,7 @@ def test_a_token_can_neither_steer_nor_break_a_line():
     starts = set()
     for i, line in enumerate(lines[1 : n + 1]):
         before = line[: line.index("█")]
-        starts.add(text.measure(before) - 2 * i)
+        starts.add(text.measure_plain_width(before) - 2 * i)
         assert before.count("\u200e") == 2 * (i in (4, 5))  # letters from the right
     assert len(starts) == 1  # every diagonal cell is where it belongs
     labels = [line[:14] for line in lines[1:]]
@@ -441,7 +461,7 @@ def test_marks_take_no_column_and_wide_letters_two():
         "👍": 2,
         "": 0,
     }
-    assert {word: text.measure(word) for word in widths} == widths
+    assert {word: text.measure_plain_width(word) for word in widths} == widths
     assert text.centre("漢", 5) == " 漢  "
 
 
@@ -528,7 +548,7 @@ def test_the_text_of_a_gallery_is_exact():
     drawn = text.draw_gallery(seen)
     assert drawn == GALLERY
     assert drawn == text.draw_gallery(seen.recording, pixels=8)
-    shades = Log(1e-4, 1).shade(pool(weights[1][0], 4, 2))
+    shades = LogScale(1e-4, 1).shade(pool(weights[1][0], 4, 2))
     assert drawn.splitlines()[8].split()[0] == "".join(shades[3])
     narrow = text.draw_gallery(seen, width=17).splitlines()
     assert [line[:9].strip() for line in narrow[1:7:3]] == ["0–0", "1–1"]
@@ -638,7 +658,7 @@ def look_at(drawn, path, axes, row, key):
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_printed_colours_are_those_of_the_palette(tmp_path, dark):
-    scale = Log(1e-3, 1)
+    scale = LogScale(1e-3, 1)
     drawn = figure.plot_weights(WEIGHTS, scale=scale, dark=dark, mask=causal())
     table = scale.colours(dark=dark)
     for row, key in [(0, 0), (1, 0), (2, 1), (3, 1), (3, 3)]:
@@ -691,7 +711,7 @@ def test_a_head_is_titled_with_its_layer_and_several_with_one_title_above():
 def test_a_large_map_is_pooled_and_its_bar_says_so():
     rng = np.random.default_rng(0)
     x = rng.dirichlet(np.full(1300, 0.01), 700)
-    axes, bar = figure.plot_weights(x, scale=Log(1e-4, 1)).axes
+    axes, bar = figure.plot_weights(x, scale=LogScale(1e-4, 1)).axes
     assert (axes.images[0].get_array() == pool(x, 2, 3)).all()
     assert (
         bar.get_ylabel()

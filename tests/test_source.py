@@ -16,10 +16,10 @@ from regard.record import Record, Recording
 from regard.seen import Seen
 from regard.show import codes as coding
 from regard.show import source as module
-from regard.show.codes import decode, encode
-from regard.show.jobs import Jobs, Kept
-from regard.show.levels import measure, preview
-from regard.show.source import MissingError, Source, Spot, UnfinishedError
+from regard.show.codes import decode, encode_weights
+from regard.show.jobs import Jobs, LruCache
+from regard.show.levels import measure_levels, preview
+from regard.show.source import MapSource, MissingError, Spot, UnfinishedError
 
 STEP = 5e-4  # 0.05 %, what is promised
 TINY = 2.0**-30
@@ -89,7 +89,7 @@ def open_source():
         recording = Recording(
             model="Model", records=records, sequences=(0,) * len(records)
         )
-        made.append(Source(recording, **options))
+        made.append(MapSource(recording, **options))
         return made[-1]
 
     yield make_source
@@ -99,7 +99,7 @@ def open_source():
 
 def fetch_whole(source, level, how, head=1):
     """Return a whole level, put together from its tiles."""
-    (n_q, n_k), _, _ = measure(source.find(0, 0))
+    (n_q, n_k), _, _ = measure_levels(source.find(0, 0))
     span = 256 << level
     return np.block(
         [
@@ -128,20 +128,24 @@ def test_codes_are_what_is_agreed():
     weights = np.array([[1.0, 0.5, TINY, TINY * 0.999, 0.0, 0.25, math.nan, 1.01]])
     allowed = np.array([[True] * 5 + [False] + [True] * 2])
     half, one, nan = 2 + round(29 / 30 * 65_532), 65_534, 65_535
-    assert encode(weights, allowed).tolist() == [[one, half, 2, 1, 1, 0, nan, one]]
-    assert encode(weights * math.nan, allowed).tolist() == [[nan] * 5 + [0] + [nan] * 2]
+    assert encode_weights(weights, allowed).tolist() == [
+        [one, half, 2, 1, 1, 0, nan, one]
+    ]
+    assert encode_weights(weights * math.nan, allowed).tolist() == [
+        [nan] * 5 + [0] + [nan] * 2
+    ]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_codes_lead_back_to_the_weight(dtype):
     weights = np.exp2(np.random.default_rng(0).uniform(-30, 0, (300, 400)))
-    back = decode(encode(weights.astype(dtype), np.ones(weights.shape, bool)))
+    back = decode(encode_weights(weights.astype(dtype), np.ones(weights.shape, bool)))
     assert np.abs(back / weights - 1).max() < 1.65e-4  # half a step
 
 
 def test_every_code_is_its_own():
     codes = np.arange(1, 65_536, dtype=np.uint16)[None]
-    assert (encode(decode(codes), codes > 0) == codes).all()
+    assert (encode_weights(decode(codes), codes > 0) == codes).all()
     assert decode(np.array([[1, 65_534]], np.uint16)).tolist() == [[0.0, 1.0]]
     assert np.isnan(decode(np.array([[0, 65_535]], np.uint16))).all()
 
@@ -149,9 +153,9 @@ def test_every_code_is_its_own():
 def test_large_maps_are_coded_in_strips(monkeypatch):
     weights = np.random.default_rng(0).random((97, 31))
     allowed = weights > 0.3
-    whole = encode(weights, allowed)
+    whole = encode_weights(weights, allowed)
     monkeypatch.setattr(coding, "STRIP", 100)
-    assert (encode(weights, allowed) == whole).all()
+    assert (encode_weights(weights, allowed) == whole).all()
 
 
 @pytest.mark.parametrize("how", ["max", "mass"])
@@ -159,7 +163,7 @@ def test_large_maps_are_coded_in_strips(monkeypatch):
 def test_every_tile_of_every_level_is_the_definition(name, how, open_source):
     record, weights, allowed = make(name)
     source = open_source(record)
-    for level in range(measure(record)[2] + 1):
+    for level in range(measure_levels(record)[2] + 1):
         pixels, seen = pool(weights[1], 2**level, how), pool(allowed, 2**level, "any")
         check_codes(fetch_whole(source, level, how), pixels, seen)
 
@@ -178,7 +182,7 @@ def test_float32_is_as_exact_as_promised(open_source):
 def test_rows_add_to_one_at_every_zoom(name, open_source):
     record, weights, _ = make(name)
     source = open_source(record)
-    for level in range(measure(record)[2] + 1):
+    for level in range(measure_levels(record)[2] + 1):
         rows = np.nansum(decode(fetch_whole(source, level, "mass")), 1)
         total = pool(weights[1], 2**level, "mass").sum(1)  # 0 where rows are blind
         assert np.abs(rows - total).max() < 2e-4
@@ -334,7 +338,7 @@ def test_what_is_kept_is_bounded_in_bytes(open_source):
 
 
 def test_the_last_asked_stays():
-    kept = Kept(10)
+    kept = LruCache(10)
     for key in "abc":
         kept.put(key, key.upper(), 3)
     assert kept.get("a") == "A"
@@ -370,7 +374,10 @@ def test_closing_ends_a_pass_and_whoever_waits_for_it():
     begun = threading.Event()
     record = make("causal")[0]
     recording = Recording(model="M", records=(record,), sequences=(0,))
-    caught, source = [], Source(recording, report=lambda *_: (begun.set(), stall(0.2)))
+    caught, source = (
+        [],
+        MapSource(recording, report=lambda *_: (begun.set(), stall(0.2))),
+    )
 
     def ask(head):
         try:
@@ -416,7 +423,7 @@ def test_meta_names_everything_there_is(open_source):
         tokens=((1, 2, 3), ()),
         texts=(("a", "b", "c"),),
     )
-    meta = Source(recording).meta()
+    meta = MapSource(recording).meta()
     assert meta["model"] == "Bart"
     assert meta["sequences"] == [
         {"tokens": [1, 2, 3], "texts": ["a", "b", "c"]},
@@ -463,7 +470,7 @@ def test_a_mask_that_never_looks_ahead_is_known(mask, expected):
     record, _, _ = make("five")
     changed = replace_name(record, "x", mask=mask)
     recording = Recording(model="M", records=(changed,), sequences=(0,))
-    assert Source(recording).meta()["records"][0]["causal"] is expected
+    assert MapSource(recording).meta()["records"][0]["causal"] is expected
 
 
 def test_the_table_comes_when_it_is_complete():
@@ -474,7 +481,7 @@ def test_the_table_comes_when_it_is_complete():
         sequences=(0, 0),
         tokens=(tuple(i % 50 for i in range(600)),),
     )
-    source, table = Source(recording), Seen(recording).table().rows
+    source, table = MapSource(recording), Seen(recording).table().rows
     try:
         source.prepare()
         last = source.chores.ask("last", lambda: None, math.inf)

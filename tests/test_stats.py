@@ -20,7 +20,7 @@ from regard.stats.cells import ask_offset, cells, find_targets, induction, offse
 from regard.stats.columns import ask_received, mean_received, queries_of, received
 from regard.stats.gradients import gradient_keys, gradient_received, gradient_rows
 from regard.stats.named import Named
-from regard.stats.plan import Direct, make_plan
+from regard.stats.plan import DirectAsk, make_plan
 from regard.stats.rows import (
     ask_entropy,
     ask_masked_mass,
@@ -531,7 +531,7 @@ def test_the_plan_runs_as_many_calls_as_it_says(monkeypatch):
 
 def test_where_an_identity_does_not_hold_it_is_said():
     capped = make_case(softcap=2.0).record
-    assert isinstance(ask_entropy(capped), Direct)
+    assert isinstance(ask_entropy(capped), DirectAsk)
     assert "softcap" in entropy(capped).how
     assert "bias" in entropy(make_case(bias=True).record).how
     assert "strips of the weights" in str(make_plan({"x": ask_entropy(capped)}))

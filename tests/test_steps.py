@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import regard
-from regard.definition.steps import measure, shorten
+from regard.definition.steps import measure_width, shorten
 from regard.errors import OptionError, ShapeError
 from regard.masks import alibi, causal, keys, window
 
@@ -217,4 +217,4 @@ def test_hostile_tokens_stay_in_their_column(rng):
     x = rng.normal(size=(5, 2))
     lines = regard.explain(x, x, x, tokens=tokens)["weights"].text().splitlines()[1:]
     assert len(lines) == 6
-    assert len({measure(line) for line in lines}) == 1
+    assert len({measure_width(line) for line in lines}) == 1

@@ -15,10 +15,10 @@ from regard.nn.tasks import (
     Reverse,
     Sort,
     is_held_out,
-    measure,
+    measure_accuracy,
     read_text,
 )
-from regard.nn.train import Plan, evaluate, train
+from regard.nn.train import Plan, evaluate_loss, train
 
 
 def lines(task, size, seed=0, step=0, *, held_out=False):
@@ -228,20 +228,20 @@ def test_measure_counts_whole_answers_that_the_model_wrote_itself():
         right += torch.equal(text, row)
     model.train()
     assert 0 < right < 90  # neither knows nothing nor all
-    assert measure(model, task, 90, batch=40) == right / 90
+    assert measure_accuracy(model, task, 90, batch=40) == right / 90
     assert model.training
 
 
 def test_a_small_model_learns_to_reverse():
     task = Reverse(6)
     model = make_model(task, width=64, heads=4)
-    assert measure(model, task) < 0.01
+    assert measure_accuracy(model, task) < 0.01
     began = time.monotonic()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     train(model, task, Plan(steps=150, rate=3e-3, warmup=20), show=False)
     torch.set_num_threads(threads)
-    assert measure(model, task) >= 0.99
+    assert measure_accuracy(model, task) >= 0.99
     assert time.monotonic() - began < 120
 
 
@@ -250,9 +250,9 @@ def test_a_small_model_learns_a_text(tmp_path):
     path.write_text("to be or not to be, that is the question. " * 60)
     task = read_text(path, "characters", length=40)
     model = make_model(task, width=32, position="rotary")
-    before = evaluate(model, task, 50)
+    before = evaluate_loss(model, task, 50)
     train(model, task, Plan(steps=60, batch=16, rate=1e-2, warmup=5), show=False)
     assert before > 2.5
-    assert evaluate(model, task, 50) < 0.3
+    assert evaluate_loss(model, task, 50) < 0.3
     with pytest.raises(OptionError, match="a text has no right answer"):
-        measure(model, task)
+        measure_accuracy(model, task)

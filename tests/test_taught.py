@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import regard
-from regard.definition.heads import split
+from regard.definition.heads import split_heads
 from regard.definition.position import HALVES, rotary, sinusoidal
 from regard.learn.exercise import read_exercise
 from regard.masks.patterns import causal, same, window
@@ -88,9 +88,11 @@ def see(q, k, documents, left, first):
 
 SAME = {
     "attend": lambda q, k, v: regard.attention(q, k, v).out,
-    "heads_split": split,
+    "heads_split": split_heads,
     "multi_head": attend_heads,
-    "fused_qkv": lambda x, w, h: tuple(split(y, h) for y in np.split(x @ w.T, 3, 1)),
+    "fused_qkv": lambda x, w, h: tuple(
+        split_heads(y, h) for y in np.split(x @ w.T, 3, 1)
+    ),
     "cross_attention": lambda x, y, wq, wk, wv: (
         regard.attention(x @ wq.T, y @ wk.T, y @ wv.T).out
     ),

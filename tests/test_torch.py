@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import and_masks, create_mask, or_masks
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 import regard
-from regard.definition.heads import join, split
+from regard.definition.heads import join_heads, split_heads
 from regard.masks import array, everything, last, per_head, prefix
 
 TORCH = torch.empty(0)
@@ -339,11 +339,11 @@ def attend_by_hand(layer, x, y, **options):
         weights = layer.in_proj_weight.chunk(3)
     biases = layer.in_proj_bias.chunk(3)
     q, k, v = (
-        split(linear(z, w, b), layer.num_heads)
+        split_heads(linear(z, w, b), layer.num_heads)
         for z, w, b in zip((x, y, y), weights, biases, strict=True)
     )
     done = regard.attention(q, k, v, **options, see=("weights",))
-    out = linear(join(done.out), layer.out_proj.weight, layer.out_proj.bias)
+    out = linear(join_heads(done.out), layer.out_proj.weight, layer.out_proj.bias)
     return out, done.weights
 
 

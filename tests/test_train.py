@@ -20,10 +20,10 @@ from regard.errors import FileError, OptionError, ShapeError
 from regard.nn.checkpoint import NAME, load_model, read_checkpoint, write_checkpoint
 from regard.nn.tasks import Copy, Reverse
 from regard.nn.train import (
-    Group,
     Objective,
     Plan,
-    evaluate,
+    ProcessGroup,
+    evaluate_loss,
     make_optimizer,
     take_step,
     train,
@@ -90,7 +90,7 @@ def test_a_step_moves_the_weights_by_its_rate():
     before = flatten(model.parameters())
     plan = replace(QUICK, warmup=4, weight_decay=0.0, rate=0.5)
     optimizer = make_optimizer(model, plan)
-    take_step(Objective(model), optimizer, TASK, plan, step=0, group=Group())
+    take_step(Objective(model), optimizer, TASK, plan, step=0, group=ProcessGroup())
     moved = (flatten(model.parameters()) - before).abs()
     assert float(moved.max()) == pytest.approx(0.125, rel=1e-3)
     assert float(moved.median()) == pytest.approx(0.125, rel=1e-2)  # AdamW: ± rate
@@ -149,7 +149,7 @@ def test_the_gradient_is_clipped(clip):
         lambda *_: seen.append(flatten(x.grad for x in model.parameters()))
     )
     plan = replace(QUICK, clip=clip)
-    take_step(Objective(model), optimizer, TASK, plan, step=0, group=Group())
+    take_step(Objective(model), optimizer, TASK, plan, step=0, group=ProcessGroup())
     assert 1 < float(whole.norm()) < 10
     torch.testing.assert_close(seen[0], expected, rtol=1e-4, atol=1e-7)
 
@@ -190,7 +190,7 @@ def test_evaluate_is_the_mean_loss_of_held_out_answers():
     model.train()
     each = -logits[:, :-1].gather(-1, tokens[:, 1:, None])[..., 0]
     expected = float(each[answers[:, 1:]].mean())
-    assert evaluate(model, task, 7, batch=3) == pytest.approx(expected, rel=1e-5)
+    assert evaluate_loss(model, task, 7, batch=3) == pytest.approx(expected, rel=1e-5)
     assert model.training
 
 
@@ -459,10 +459,10 @@ def test_two_processes_give_the_losses_of_one(tmp_path):
 
 
 def test_processes_that_found_different_checkpoints_are_refused(monkeypatch):
-    group = Group(0, 2)
+    group = ProcessGroup(0, 2)
     for other in (7, 0, 500):  # what the other process found; we found 7
         monkeypatch.setattr(
-            Group, "add_up", lambda _, x, y, z=other: [x + z, y + z * z]
+            ProcessGroup, "add_up", lambda _, x, y, z=other: [x + z, y + z * z]
         )
         if other == 7:
             group.check_equal(7)
@@ -482,7 +482,7 @@ def load_json(path):
 
 def test_the_curve_is_drawn_in_blocks():
     losses = [2.3 * 0.9**i for i in range(40)]
-    assert curve.draw(losses, width=20, height=5) == CURVE
+    assert curve.draw_curve(losses, width=20, height=5) == CURVE
 
 
 CURVE = """\
@@ -501,7 +501,7 @@ def test_every_step_counts_once_in_the_curve():
     assert means.tolist() == [1.5, 4, 6.5]
     assert curve.average([3.0], 60)[1].tolist() == [3.0]
     with pytest.raises(ShapeError, match="expected a number for each step"):
-        curve.draw([])
+        curve.draw_curve([])
 
 
 def test_the_figure_holds_the_median_and_the_range_of_the_runs():

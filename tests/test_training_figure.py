@@ -13,7 +13,7 @@ from regard.nn.tasks import Copy
 from regard.nn.train import Plan, train
 from regard.plain.config import Config
 from regard.record import Record, Recording
-from regard.show.curve import draw
+from regard.show.curve import draw_curve
 from regard.show.training import Film, draw_training, plot_training
 
 TASK = Copy(8)
@@ -217,8 +217,8 @@ def test_what_cannot_be_filmed_or_drawn_is_refused(make, words):
 
 def test_a_loss_that_is_no_number_is_left_out_and_told():
     for none in (np.nan, np.inf):
-        drawn = draw([4, none, 2], width=3, height=2).splitlines()
+        drawn = draw_curve([4, none, 2], width=3, height=2).splitlines()
         assert drawn[:2] == ["4 ┤█", "0 ┤█ █"]
         assert drawn[-1].endswith("3 steps, blank: no number")
     with pytest.raises(ShapeError, match=r"\(2, 3\), expected those of a run"):
-        draw(np.ones((2, 3)))
+        draw_curve(np.ones((2, 3)))

@@ -16,12 +16,12 @@ from regard.commands.generate import generate
 from regard.commands.show import show
 from regard.commands.train import train
 from regard.learn.__main__ import learn
-from regard.terminal import Commands, guide
+from regard.terminal import Commands, write_epilog
 
 
 @click.group(
     cls=Commands,
-    epilog=guide("regard learn", "regard COMMAND --help describes a command."),
+    epilog=write_epilog("regard learn", "regard COMMAND --help describes a command."),
 )
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.version_option(package_name="regard")

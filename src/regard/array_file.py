@@ -52,7 +52,7 @@ CODES: dict[
 BYTES = dict(CODES.values())
 
 
-class Entry(NamedTuple):
+class ArrayEntry(NamedTuple):
     """The dtype, shape and byte range (after the header) of an array."""
 
     code: str
@@ -77,7 +77,7 @@ class ArrayFile:
         self.size, self.data = size, mapped.view(np.ndarray)[8 + n :]
         self.made: dict[tuple[str, bool], Array] = {}
 
-    def find(self, name: Any) -> Entry:
+    def find(self, name: Any) -> ArrayEntry:
         """Return the entry of an array."""
         if not isinstance(name, str) or name not in self.entries:
             raise FileError("it is damaged: an array is missing.")
@@ -89,7 +89,7 @@ class ArrayFile:
         if (name, in_torch) not in self.made:
             x = self.data[start:stop].view(BYTES[code]).reshape(shape)
             x.flags.writeable = in_torch
-            self.made[name, in_torch] = to_torch(x, code) if in_torch else x
+            self.made[name, in_torch] = view_in_torch(x, code) if in_torch else x
         return self.made[name, in_torch]
 
     def verify(self) -> None:
@@ -103,7 +103,7 @@ class ArrayFile:
                 raise FileError(f"it is damaged: the data of {name:.40} is invalid.")
 
 
-def read_header(raw: bytes, size: int) -> tuple[dict[str, Any], dict[str, Entry]]:
+def read_header(raw: bytes, size: int) -> tuple[dict[str, Any], dict[str, ArrayEntry]]:
     """Return the metadata of a file of this size, and the entries of its arrays."""
     header = parse(raw)
     metadata = header.pop("__metadata__", None)
@@ -126,7 +126,7 @@ def read_header(raw: bytes, size: int) -> tuple[dict[str, Any], dict[str, Entry]
         at = x.stop
     if first + at != size:
         raise FileError(f"it has {size:,} bytes, but its arrays end at {first + at:,}.")
-    if metadata.get("checksum") != add_up(text, entries):
+    if metadata.get("checksum") != checksum_header(text, entries):
         raise FileError("it is damaged: its header does not match its checksum.")
     return about, entries
 
@@ -135,7 +135,7 @@ def parse(text: str | bytes) -> dict[str, Any]:
     """Return a JSON object as a dict."""
     try:
         text = text if isinstance(text, str) else text.decode()
-        found = json.loads(text, parse_constant=read_number, parse_float=read_number)
+        found = json.loads(text, parse_constant=parse_number, parse_float=parse_number)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
@@ -143,14 +143,14 @@ def parse(text: str | bytes) -> dict[str, Any]:
     return found
 
 
-def read_number(text: str) -> float:
+def parse_number(text: str) -> float:
     """Return a finite number; raise ValueError for NaN and infinity."""
     if not math.isfinite(number := float(text)):
         raise ValueError(text)
     return number
 
 
-def read_entry(x: Any) -> Entry:
+def read_entry(x: Any) -> ArrayEntry:
     """Return the entry of an array; check what can be checked without the others."""
     match x:
         case {"dtype": str(code), "shape": [*shape], "data_offsets": [start, stop]}:
@@ -158,11 +158,11 @@ def read_entry(x: Any) -> Entry:
             whole = all(type(n) is int and 0 <= n <= LONGEST for n in numbers)
             sane = whole and len(shape) <= 4 and (0 not in shape or max(shape) <= EMPTY)
             if sane and code in BYTES and len(x) == 3:
-                return Entry(code, tuple(shape), start, stop)
+                return ArrayEntry(code, tuple(shape), start, stop)
     raise FileError("it is damaged: an array has no valid dtype, shape or offsets.")
 
 
-def to_torch(x: NDArray[Any], code: str) -> Array:
+def view_in_torch(x: NDArray[Any], code: str) -> Array:
     """Return an array as a torch tensor, without a copy."""
     try:
         import torch  # noqa: PLC0415  needed for bfloat16 only
@@ -181,7 +181,7 @@ def write_arrays(path: Path, about: dict[str, Any], arrays: dict[str, Array]) ->
     for name in sorted(arrays, key=lambda name: -kinds[name][1].itemsize):  # aligned
         (code, dtype), shape = kinds[name], tuple(map(int, arrays[name].shape))
         stop = at + math.prod(shape) * dtype.itemsize
-        entries[name], at = Entry(code, shape, at, stop), stop
+        entries[name], at = ArrayEntry(code, shape, at, stop), stop
     crc = dict.fromkeys(entries, "0" * 8)
     about = {"version": VERSION, **about, "crc": crc}
     with path.open("wb") as file:
@@ -194,7 +194,7 @@ def write_arrays(path: Path, about: dict[str, Any], arrays: dict[str, Array]) ->
         file.write(pack_header(about, entries))  # has the same length
 
 
-def pack_header(about: dict[str, Any], entries: dict[str, Entry]) -> bytes:
+def pack_header(about: dict[str, Any], entries: dict[str, ArrayEntry]) -> bytes:
     """Return the header of a file, padded to a multiple of 64 bytes."""
     try:
         text = json.dumps(about, allow_nan=False)
@@ -207,7 +207,7 @@ def pack_header(about: dict[str, Any], entries: dict[str, Entry]) -> bytes:
         name: {"dtype": x.code, "shape": x.shape, "data_offsets": (x.start, x.stop)}
         for name, x in entries.items()
     }
-    metadata = {"regard": text, "checksum": add_up(text, entries)}
+    metadata = {"regard": text, "checksum": checksum_header(text, entries)}
     raw = json.dumps({"__metadata__": metadata, **table}).encode()
     raw += b" " * (-(8 + len(raw)) % 64)
     if len(raw) > HEADER:
@@ -218,7 +218,7 @@ def pack_header(about: dict[str, Any], entries: dict[str, Entry]) -> bytes:
     return len(raw).to_bytes(8, "little") + raw
 
 
-def add_up(text: str, entries: dict[str, Entry]) -> str:
+def checksum_header(text: str, entries: dict[str, ArrayEntry]) -> str:
     """Return the checksum of a header."""
     return f"{zlib.crc32(json.dumps([text, entries], sort_keys=True).encode()):08x}"
 

@@ -198,50 +198,55 @@ def check_record(record: Record) -> None:
     if cap is not None and not (isinstance(cap, Real) and 0 < cap < math.inf):
         raise OptionError(f"{record.name}: softcap={cap!r}, expected more than 0.")
     q, k, v = record.q, record.k, record.v
-    check(record.name, "q", q, FLOATS, 3)
-    check(record.name, "k", k, FLOATS, 3)
+    check_array(record.name, "q", q, FLOATS, 3)
+    check_array(record.name, "k", k, FLOATS, 3)
     (H, Nq, D), (Hk, Nk, width) = q.shape, k.shape
     if width != D or min(H, Hk, D) < 1 or H % Hk:
         raise ShapeError(
             f"{record.name}: q is {tuple(q.shape)} and k is {tuple(k.shape)}, expected "
             "(H, Nq, D) and (Hk, Nk, D) with H a multiple of Hk."
         )
-    check(record.name, "lse", record.lse, FLOATS, 2, (H, Nq))
-    check(record.name, "q_positions", record.q_positions, WHOLE, 1, (Nq,))
-    check(record.name, "k_positions", record.k_positions, WHOLE, 1, (Nk,))
+    check_array(record.name, "lse", record.lse, FLOATS, 2, (H, Nq))
+    check_array(record.name, "q_positions", record.q_positions, WHOLE, 1, (Nq,))
+    check_array(record.name, "k_positions", record.k_positions, WHOLE, 1, (Nk,))
     if v is not None:
-        check(record.name, "v", v, FLOATS, 3)
-        check(record.name, "v", v, FLOATS, 3, (Hk, Nk, v.shape[2]))
+        check_array(record.name, "v", v, FLOATS, 3)
+        check_array(record.name, "v", v, FLOATS, 3, (Hk, Nk, v.shape[2]))
     if record.sink is not None:
-        check(record.name, "sink", record.sink, FLOATS, 1, (H,))
+        check_array(record.name, "sink", record.sink, FLOATS, 1, (H,))
     if record.bias is not None:
-        check(record.name, "bias", record.bias, FLOATS, 3, (1, Nq, Nk), (H, Nq, Nk))
+        check_array(
+            record.name, "bias", record.bias, FLOATS, 3, (1, Nq, Nk), (H, Nq, Nk)
+        )
     if isinstance(record.mask, Mask):
-        check_reach(record, record.mask)
+        check_mask_extent(record, record.mask)
     elif record.mask is not None:
-        check(record.name, "mask", record.mask, BITS, 3, (1, Nq, Nk), (H, Nq, Nk))
+        check_array(record.name, "mask", record.mask, BITS, 3, (1, Nq, Nk), (H, Nq, Nk))
 
 
-def check_reach(record: Record, mask: Mask) -> None:
+def check_mask_extent(record: Record, mask: Mask) -> None:
     """Raise MaskError if a formula does not cover every head and position."""
     for node in mask.walk():
-        if not reaches(node.extent, record):
+        if not covers_record(node.extent, record):
             raise MaskError(
                 f"{record.name}: {node!r} does not cover all heads and positions of "
                 f"q {tuple(record.q.shape)} and k {tuple(record.k.shape)}."
             )
 
 
-def reaches(known: Extent, record: Record, sequence: int = 0) -> bool:
+def covers_record(known: Extent, record: Record, sequence: int = 0) -> bool:
     """Return whether data covers every head and position of a record."""
     far = None if known.k is None else (0, known.k)
     heads = known.heads in (None, record.heads)
     batch = known.batch is None or sequence < known.batch
-    rows, keys = covers(known.q, record.q_positions), covers(far, record.k_positions)
+    rows, keys = (
+        covers_positions(known.q, record.q_positions),
+        covers_positions(far, record.k_positions),
+    )
     return heads and batch and rows and keys
 
 
-def covers(known: tuple[int, int] | None, positions: Array) -> bool:
+def covers_positions(known: tuple[int, int] | None, positions: Array) -> bool:
     """Return whether the known range (first, one past the last) covers positions."""
     if known is None or positions.shape[0] == 0:
         return True
@@ -249,7 +254,7 @@ def covers(known: tuple[int, int] | None, positions: Array) -> bool:
     return bool(known[0] <= at.min() and at.max() < known[1])
 
 
-def check(
+def check_array(
     layer: str, name: str, x: Any, kind: str, ndim: int, *shapes: tuple[int, ...]
 ) -> None:
     """Raise an error unless x is an array of this kind, with one of these shapes."""

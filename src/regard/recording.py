@@ -33,9 +33,9 @@ from regard.array_file import ArrayFile, name_dtype, to_bytes, write_arrays
 from regard.arrays import Array, is_array, to_numpy
 from regard.errors import FileError, MaskError, RegardError
 from regard.masks.algebra import And, Mask, Not, Or, PerHead
-from regard.masks.primitives import Band, Given, Keys, Same, Valid
+from regard.masks.primitives import ArrayMask, Band, Keys, Same, Valid
 from regard.record import Covered, Record, Recording
-from regard.whole_file import write_whole
+from regard.whole_file import write_atomically
 
 SMALL = 2**24  # files up to this many bytes are verified on opening
 CELLS, STRIP = 2**28, 2**22  # cells of a dense mask: maximum, and per step
@@ -45,7 +45,7 @@ SEQUENCES = 2**16  # maximum number: the map lists all of them
 LABEL = 500  # maximum length of a name
 
 
-class Part(NamedTuple):
+class NodeField(NamedTuple):
     """The allowed types of one field of a node."""
 
     codes: frozenset[str] = frozenset()  # an array with one of these dtypes …
@@ -57,15 +57,15 @@ class Part(NamedTuple):
 
 
 WHOLE, BITS = frozenset({"I64", "I32", "I16", "I8", "U8"}), frozenset({"BOOL"})
-BOUND, END = Part(number=True, null=True), Part(WHOLE, (1,), number=True)
-IDS, OTHER_IDS = Part(WHOLE, (1, 2)), Part(WHOLE, (1, 2), null=True)
-INNER, SEVERAL = Part(mask=True), Part(masks=True)
-NODES: dict[str, tuple[Callable[..., Mask], tuple[Part, ...]]] = {
+BOUND, END = NodeField(number=True, null=True), NodeField(WHOLE, (1,), number=True)
+IDS, OTHER_IDS = NodeField(WHOLE, (1, 2)), NodeField(WHOLE, (1, 2), null=True)
+INNER, SEVERAL = NodeField(mask=True), NodeField(masks=True)
+NODES: dict[str, tuple[Callable[..., Mask], tuple[NodeField, ...]]] = {
     "band": (Band, (BOUND, BOUND)),  # causal, window, everything
     "keys": (Keys, (END, END)),  # keys, prefix, padding(lengths=…)
     "same": (Same, (IDS, OTHER_IDS)),
-    "valid": (Valid, (Part(BITS, (2,)),)),  # padding
-    "given": (Given, (Part(BITS, (4,)), Part(number=True))),  # array
+    "valid": (Valid, (NodeField(BITS, (2,)),)),  # padding
+    "given": (ArrayMask, (NodeField(BITS, (4,)), NodeField(number=True))),  # array
     "all": (And, (SEVERAL,)),
     "any": (Or, (SEVERAL,)),
     "and": (operator.and_, (INNER, INNER)),  # older files, before "all" and "any"
@@ -83,17 +83,17 @@ NOTHING = type(None)
 def save_recording(path: str | Path, recording: Recording) -> None:
     """Write a recording to a file, atomically."""
     path = Path(path)
-    arrays = Arrays()
-    about = describe(recording, arrays)
+    arrays = ArrayTable()
+    about = build_header(recording, arrays)
     try:
-        with write_whole(path) as new:
+        with write_atomically(path) as new:
             write_arrays(new, about, arrays.found)
             open_recording(new)  # do not replace the old file by an invalid one
     except (OSError, FileError) as error:
         raise FileError(f"{path} was not written: {error}") from error
 
 
-def describe(recording: Recording, arrays: Arrays) -> dict[str, Any]:
+def build_header(recording: Recording, arrays: ArrayTable) -> dict[str, Any]:
     """Return the recording as JSON, without its arrays, which are added to `arrays`."""
     pairs = zip(recording.records, recording.sequences, strict=True)
     return {
@@ -119,7 +119,7 @@ def describe(recording: Recording, arrays: Arrays) -> dict[str, Any]:
     }
 
 
-def describe_arrays(record: Record, prefix: str, arrays: Arrays) -> dict[str, Any]:
+def describe_arrays(record: Record, prefix: str, arrays: ArrayTable) -> dict[str, Any]:
     """Return the names of a record's arrays in the file, and its formula."""
     mask, formula = record.mask, None
     names = {
@@ -127,14 +127,14 @@ def describe_arrays(record: Record, prefix: str, arrays: Arrays) -> dict[str, An
         for field in sorted(ARRAYS)
         if is_array(x := getattr(record, field))
     }
-    if isinstance(mask, Mask) and is_known(mask):
+    if isinstance(mask, Mask) and is_storable(mask):
         formula = write_formula(mask, lambda x: arrays.put(f"{prefix}mask", x))
     elif isinstance(mask, Mask):
-        names["mask"] = arrays.put_equal(f"{prefix}mask", write_out(record))
+        names["mask"] = arrays.put_equal(f"{prefix}mask", make_dense_mask(record))
     return {"arrays": names, "formula": formula}
 
 
-class Arrays:
+class ArrayTable:
     """The arrays of a file by name, without duplicates."""
 
     def __init__(self) -> None:
@@ -162,10 +162,10 @@ class Arrays:
         return free
 
 
-def is_known(mask: Any, depth: int = 0) -> bool:
+def is_storable(mask: Any, depth: int = 0) -> bool:
     """Return whether a formula consists of NODES, and is not too deep."""
     known = type(mask) in NAMES and depth < DEPTH
-    return known and all(is_known(part, depth + 1) for part in mask.parts)
+    return known and all(is_storable(part, depth + 1) for part in mask.parts)
 
 
 def write_formula(mask: Mask, put: Callable[[Array], str]) -> list[Any]:
@@ -181,7 +181,7 @@ def write_formula(mask: Mask, put: Callable[[Array], str]) -> list[Any]:
     return [NAMES[type(mask)], *map(write, vars(mask).values())]
 
 
-def write_out(record: Record) -> NDArray[np.bool_]:
+def make_dense_mask(record: Record) -> NDArray[np.bool_]:
     """Return the mask over the positions of a record, (H or 1, Nq, Nk)."""
     n_q, n_k = record.q.shape[1], record.k.shape[1]
     step = max(1, STRIP // max(1, record.heads * n_k))
@@ -216,24 +216,29 @@ def open_recording(path: str | Path, *, verify: bool = False) -> Recording:
 def read_recording(file: ArrayFile) -> Recording:
     """Return the recording of an open file: the inverse of describe()."""
     about = file.about
-    rows, notes = take(about, "records", list), take(about, "notes", dict)
-    expect(notes.get("decoders", []), "decoders", list)  # the map reads names from it
-    texts = [expect(x, "a text", list) for x in take(about, "texts", list)]
-    tokens = [expect(x, "tokens", list) for x in take(about, "tokens", list)]
+    rows, notes = read_field(about, "records", list), read_field(about, "notes", dict)
+    expect_kind(
+        notes.get("decoders", []), "decoders", list
+    )  # the map reads names from it
+    texts = [expect_kind(x, "a text", list) for x in read_field(about, "texts", list)]
+    tokens = [expect_kind(x, "tokens", list) for x in read_field(about, "tokens", list)]
     return Recording(
-        model=label(about, "model"),
+        model=read_label(about, "model"),
         records=tuple(read_record(file, row) for row in rows),
-        sequences=tuple(count(row, "sequence", SEQUENCES) for row in rows),
-        tokens=tuple(tuple(map(number, row)) for row in tokens),
-        texts=tuple(tuple(expect(x, "a text", str) for x in row) for row in texts),
-        coverage=tuple(map(read_covered, take(about, "coverage", list))),
+        sequences=tuple(read_count(row, "sequence", SEQUENCES) for row in rows),
+        tokens=tuple(tuple(map(read_whole_number, row)) for row in tokens),
+        texts=tuple(tuple(expect_kind(x, "a text", str) for x in row) for row in texts),
+        coverage=tuple(map(read_covered, read_field(about, "coverage", list))),
         notes=notes,
     )
 
 
 def read_record(file: ArrayFile, row: Any) -> Record:
     """Return one record."""
-    names, tree = take(row, "arrays", dict), take(row, "formula", list, NOTHING)
+    names, tree = (
+        read_field(row, "arrays", dict),
+        read_field(row, "formula", list, NOTHING),
+    )
     fields = [*names, "mask"] if tree is not None else [*names]
     if not NEEDED <= set(fields) <= ARRAYS or len(set(fields)) < len(fields):
         raise FileError("it is damaged: a record has missing or extra arrays.")
@@ -242,22 +247,22 @@ def read_record(file: ArrayFile, row: Any) -> Record:
     if tree is not None:
         arrays["mask"] = read_formula(file, tree)
     return Record(
-        name=label(row, "name"),
-        scale=take(row, "scale", float),
-        softcap=take(row, "softcap", float, NOTHING),
+        name=read_label(row, "name"),
+        scale=read_field(row, "scale", float),
+        softcap=read_field(row, "softcap", float, NOTHING),
         **arrays,
     )
 
 
 def read_covered(row: Any) -> Covered:
     """Return the coverage of one module."""
-    error = take(row, "error", str)
+    error = read_field(row, "error", str)
     try:
         size = float(error)
     except ValueError:
         raise FileError("it is damaged: an error is not a number.") from None
-    name, door, reason = (label(row, key) for key in ("name", "door", "reason"))
-    calls = count(row, "calls")
+    name, door, reason = (read_label(row, key) for key in ("name", "door", "reason"))
+    calls = read_count(row, "calls")
     return Covered(name=name, door=door, calls=calls, error=size, reason=reason)
 
 
@@ -279,12 +284,12 @@ def read_formula(file: ArrayFile, tree: Any, depth: int = 0) -> Mask:
     return node(*(read_part(file, x, part, depth + 1) for x, part in pairs))
 
 
-def read_part(file: ArrayFile, x: Any, part: Part, depth: int) -> Any:
+def read_part(file: ArrayFile, x: Any, part: NodeField, depth: int) -> Any:
     """Return a field of a node: None, a number, an array, a mask or several masks."""
     if x is None and part.null:
         return None
     if type(x) is int and part.number:
-        return number(x)
+        return read_whole_number(x)
     if type(x) is list and part.mask:
         return read_formula(file, x, depth)
     if type(x) is list and part.masks and x:
@@ -296,7 +301,7 @@ def read_part(file: ArrayFile, x: Any, part: Part, depth: int) -> Any:
     raise FileError("it is damaged: a field of a mask has the wrong type or shape.")
 
 
-def expect(value: Any, what: str, *kinds: type) -> Any:
+def expect_kind(value: Any, what: str, *kinds: type) -> Any:
     """Return a value, which must have one of these types."""
     if type(value) not in kinds:
         names = " or ".join(kind.__name__ for kind in kinds)
@@ -305,28 +310,28 @@ def expect(value: Any, what: str, *kinds: type) -> Any:
     return value
 
 
-def take(table: Any, key: str, *kinds: type) -> Any:
+def read_field(table: Any, key: str, *kinds: type) -> Any:
     """Return table[key], which must have one of these types."""
-    return expect(expect(table, "an entry", dict).get(key), key, *kinds)
+    return expect_kind(expect_kind(table, "an entry", dict).get(key), key, *kinds)
 
 
-def label(table: Any, key: str) -> str:
+def read_label(table: Any, key: str) -> str:
     """Return table[key], a printable string: no terminal escape sequences."""
-    text: str = take(table, key, str)
+    text: str = read_field(table, key, str)
     if len(text) > LABEL or not all(c.isprintable() or c in " \t\n" for c in text):
         raise FileError(f"it is damaged: {key} is {text!r:.40}, not a valid name.")
     return text
 
 
-def number(x: Any) -> int:
+def read_whole_number(x: Any) -> int:
     """Return an integer, which must be in the range -FAR … FAR."""
-    if not -FAR <= expect(x, "a number", int) <= FAR:
+    if not -FAR <= expect_kind(x, "a number", int) <= FAR:
         raise FileError("it is damaged: a number is out of range.")
     return int(x)
 
 
-def count(table: Any, key: str, end: int = FAR) -> int:
+def read_count(table: Any, key: str, end: int = FAR) -> int:
     """Return table[key], which must be an integer in 0 … end - 1."""
-    if not 0 <= (n := number(take(table, key, int))) < end:
+    if not 0 <= (n := read_whole_number(read_field(table, key, int))) < end:
         raise FileError(f"it is damaged: {key} is {n}, expected 0 … {end - 1}.")
     return n

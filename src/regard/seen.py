@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from regard.audit.finding import Finding
     from regard.show.page import Page
     from regard.show.widget import MapWidget
-    from regard.stats.table import Table
+    from regard.stats.table import HeadTable
 
 
 class Seen:
@@ -112,7 +112,9 @@ class Seen:
             self.recording, valid=valid, pad=pad, documents=documents, expect=expect
         )
 
-    def table(self, *, progress: Callable[[int, int], object] | None = None) -> Table:
+    def table(
+        self, *, progress: Callable[[int, int], object] | None = None
+    ) -> HeadTable:
         """Return entropy, sink, distance, … of every head (stats/table.py).
 
         progress: called with the number of layers done and the total

@@ -48,16 +48,16 @@ class Commands(click.Group):
         return list(self.commands)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        with end_well(ctx):  # --help and --version write here
+        with convert_errors(ctx):  # --help and --version write here
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with end_well(ctx):
+        with convert_errors(ctx):
             return super().invoke(ctx)
 
 
 @contextmanager
-def end_well(ctx: click.Context) -> Iterator[None]:
+def convert_errors(ctx: click.Context) -> Iterator[None]:
     """Convert exceptions of a command to an exit code and a short message."""
     prepare_streams()
     try:
@@ -68,9 +68,9 @@ def end_well(ctx: click.Context) -> Iterator[None]:
         sys.exit(STOPPED)
     except (RegardError, ImportError, OSError) as error:
         if isinstance(error, BrokenPipeError):
-            stop_writing(error)
-        if isinstance(error, OSError) and not can_write():
-            stop_writing(error)
+            exit_unwritable(error)
+        if isinstance(error, OSError) and not can_flush_stdout():
+            exit_unwritable(error)
         if is_debugged(ctx):
             raise
         command = ctx.info_name if ctx.parent else ctx.invoked_subcommand
@@ -85,7 +85,7 @@ def is_debugged(ctx: click.Context | None = None) -> bool:
 
 
 @contextmanager
-def blame_options() -> Iterator[None]:
+def raise_usage_errors() -> Iterator[None]:
     """Convert a RegardError to a usage error (exit code 2)."""
     try:
         yield
@@ -95,7 +95,7 @@ def blame_options() -> Iterator[None]:
         raise click.UsageError(str(error)) from error
 
 
-def can_write() -> bool:
+def can_flush_stdout() -> bool:
     """Return whether stdout can be flushed."""
     try:
         sys.stdout.flush()
@@ -104,7 +104,7 @@ def can_write() -> bool:
     return True
 
 
-def stop_writing(error: OSError) -> NoReturn:
+def exit_unwritable(error: OSError) -> NoReturn:
     """Exit because stdout cannot be written; silently for a broken pipe."""
     unread = isinstance(error, BrokenPipeError)
     if not unread:
@@ -132,7 +132,7 @@ def write_reason(error: Exception, command: str | None) -> str:
     return str(error)
 
 
-def need_extras(*extras: str) -> None:
+def require_extras(*extras: str) -> None:
     """Raise an error early if an extra is not installed."""
     missing = {x: PARTS[x][0] for x in extras if find_spec(PARTS[x][0]) is None}
     if missing:
@@ -142,13 +142,13 @@ def need_extras(*extras: str) -> None:
         )
 
 
-def need_model(path: str) -> None:
+def require_model(path: str) -> None:
     """Raise FileError if a model does not exist, before torch is imported."""
     if not Path(path).exists():
         raise FileError(f"there is no file or folder {path}.")
 
 
-def guide(example: str, then: str) -> str:
+def write_epilog(example: str, then: str) -> str:
     """Return the last lines of a help text: an example, and the next step."""
     return f"\b\nExample:  {example}\nThen:     {then}"
 
@@ -183,7 +183,7 @@ class NewFile(click.Path):
         return path
 
 
-def read_text(text: str) -> str:
+def read_argument(text: str) -> str:
     """Return the contents of a file or of stdin ("-"), or else the argument itself."""
     if text == "-":
         if sys.stdin is None:
@@ -201,7 +201,7 @@ def read_text(text: str) -> str:
     return found
 
 
-def clean(text: str) -> str:
+def remove_control(text: str) -> str:
     """Remove control characters, so that a model cannot send terminal escapes."""
     return "".join(c for c in text if c.isprintable() or c in "\n\t")
 
@@ -224,8 +224,8 @@ def draw_progress(name: str, total: int | None) -> Iterator[Callable[[int, int],
 
 def prepare_streams() -> None:
     """Replace closed standard streams, and fix an invalid COLUMNS."""
-    sys.stdout = sys.stdout or open_closed(1, os.O_RDONLY)  # so that writing fails
-    sys.stderr = sys.stderr or open_closed(2, os.O_WRONLY)
+    sys.stdout = sys.stdout or reopen_stream(1, os.O_RDONLY)  # so that writing fails
+    sys.stderr = sys.stderr or reopen_stream(2, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # "?" for characters it cannot encode
             stream.reconfigure(errors="replace")
@@ -234,7 +234,7 @@ def prepare_streams() -> None:
         os.environ.pop("COLUMNS", None)
 
 
-def open_closed(number: int, how: int) -> TextIO:
+def reopen_stream(number: int, how: int) -> TextIO:
     """Open a closed standard stream on the null device.
 
     Otherwise the next opened file would get its file descriptor, and the output of

@@ -18,20 +18,20 @@ from pathlib import Path
 
 
 @contextmanager
-def write_whole(path: Path) -> Iterator[Path]:
+def write_atomically(path: Path) -> Iterator[Path]:
     """Yield a temporary path, and rename it to `path` when the block succeeds."""
     new = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
         yield new
-        flush(new)
+        sync_to_disk(new)
         new.replace(path)
-        flush(path.parent)  # the rename
+        sync_to_disk(path.parent)  # the rename
     finally:
         with suppress(OSError):
             new.unlink()
 
 
-def flush(path: Path) -> None:
+def sync_to_disk(path: Path) -> None:
     """Wait until a file or folder has been written to disk (fsync)."""
     handle = os.open(path, os.O_RDONLY)
     try:

@@ -13,7 +13,7 @@ from recordings import RECORDINGS
 from window import Window
 
 from regard.show.page import make_page
-from regard.show.server import start
+from regard.show.server import start_server
 
 FLAGS = (
     "--disable-gpu",
@@ -24,7 +24,7 @@ FLAGS = (
 
 @contextmanager
 def serve(seen, folder):
-    with start(seen.recording) as running:
+    with start_server(seen.recording) as running:
         yield running.url
 
 

@@ -9,8 +9,8 @@ from recordings import ALERT, HOSTILE
 from test_looks import find_violations
 
 from regard.atlas.page import write_page
-from regard.atlas.table import Example, Table, compare
-from regard.atlas.tally import merge, tally_document
+from regard.atlas.table import AtlasTable, Example, compare_atlases
+from regard.atlas.tally import merge_tallies, tally_document
 from regard.atlas.text import fit_scale, fit_signs, write_pair
 from regard.show.palette import DARK, DEEP_TWO, LIGHT, PALE_TWO, trace
 
@@ -57,7 +57,7 @@ def invent(
     about = {"model": "tiny", "corpus": corpus, "documents": documents, "tokens": 4800}
     about |= {"length": 512, "packed": False}
     about |= {"folder": f"my {corpus}"} if folder else {}
-    return Table(about, merge(tallies, keep=1), found)
+    return AtlasTable(about, merge_tallies(tallies, keep=1), found)
 
 
 UNEVEN = (4, 2, 3, 4, 1)
@@ -159,7 +159,7 @@ def test_the_number_in_every_cell_can_be_read(open_atlas, scheme, address):
 @pytest.mark.parametrize(("scheme", "stops"), [("light", PALE_TWO), ("dark", DEEP_TWO)])
 def test_what_is_marked_is_seen_without_colour(open_atlas, scheme, stops):
     a, b = make_atlas("two")
-    found = compare(a, b, "sink")
+    found = compare_atlases(a, b, "sink")
     assert {(int(i), int(j)) for i, j in np.argwhere(found.marked)} == set(MOVED)
     scale, path = fit_signs(found), trace(stops).astype(int)
     window = open_atlas("two", "s=sink", scheme=scheme)
@@ -206,7 +206,7 @@ def test_pointing_at_a_head_tells_its_numbers(open_atlas):
     )
     window.at("view").select_option("diff")
     cell(window, 3, 3).hover()
-    found = compare(a, b, "sink")
+    found = compare_atlases(a, b, "sink")
     pair = write_pair(found.difference[3, 3], found.half[3, 3])
     assert window.text("sentence") == (
         f"layer 3 head 3: sink {told(a)} in prose, {told(b)} in code; "
@@ -278,7 +278,7 @@ def test_the_list_has_the_ten_largest_or_smallest(open_atlas):
 
 def test_the_list_of_a_difference_has_what_is_marked(open_atlas):
     a, b = make_atlas("two")
-    found = compare(a, b, "sink")
+    found = compare_atlases(a, b, "sink")
     order = sorted(MOVED, key=lambda at: -abs(found.difference[at]))
     window = open_atlas("two", "s=sink&v=diff")
     rows = window.at("order").locator("tr")

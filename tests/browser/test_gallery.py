@@ -6,7 +6,7 @@ from recordings import RECORDINGS
 
 from regard.show.page import NOTE
 from regard.show.palette import DARK, LIGHT, trace
-from regard.show.server import start
+from regard.show.server import start_server
 
 LOW = -3  # the scale of a fresh page: from 10^-3
 # of 255 colours; a page file holds of a thumbnail only the first byte of each code
@@ -185,7 +185,7 @@ def test_a_page_says_that_it_holds_the_text(open_window, host):
 def test_badges_that_would_take_many_minutes_are_not_promised(open_url, monkeypatch):
     monkeypatch.setattr("regard.show.source.CELLS", 10)
     seen, _ = RECORDINGS["causal"]()
-    with start(seen.recording) as running:
+    with start_server(seen.recording) as running:
         size = {"width": 1280, "height": 660, "scheme": "light"}
         window = open_url(running.url, "", **size)
         window.await_text("status", "^no badges: they would take many minutes · arrows")

@@ -14,7 +14,7 @@ from regard.record import Record, Recording
 from regard.show.bundle import join_modules
 from regard.show.codes import NAN, decode
 from regard.show.page import EXACT, make_page
-from regard.show.source import Source, Spot
+from regard.show.source import MapSource, Spot
 
 ASK = """async ([about, blobs, name, place]) => {
   const source = new HeldSource(about, (id) => blobs[id]);
@@ -111,7 +111,7 @@ RECORDS = {
 def test_a_page_answers_what_the_server_answers(module, name):
     record = RECORDS[name]()
     recording = Recording(model="Tiny", records=(record,), sequences=(0,))
-    source = Source(recording)
+    source = MapSource(recording)
     about, blobs = read(make_page(recording))
     assert about["rounded"] is None
     (here,) = about["records"]

@@ -9,8 +9,8 @@ from extra_statistic import THIRD
 from recordings import RECORDINGS
 
 from regard.atlas.page import write_page
-from regard.atlas.table import Table
-from regard.atlas.tally import merge, tally_document
+from regard.atlas.table import AtlasTable
+from regard.atlas.tally import merge_tallies, tally_document
 from regard.stats.registry import list_statistics, registered
 
 SIZE = {"width": 1280, "height": 660, "scheme": "light"}
@@ -64,7 +64,7 @@ def test_it_is_in_the_menu_and_the_words_of_an_atlas(open_url, tmp_path):
     values = [{"third": np.full((3, 4), [[0.3], [0.1], [0.2]])}]
     with registered(FEWEST):
         tallies = [tally_document(["x"], values, ["third"], document=n) for n in (0, 1)]
-        table = Table({}, merge(tallies, keep=1), {})
+        table = AtlasTable({}, merge_tallies(tallies, keep=1), {})
         write_page(tmp_path / "atlas.html", [table], names=["x"])
     window = open_url((tmp_path / "atlas.html").as_uri(), "", **SIZE)
     assert window.at("statistic").locator("option").all_text_contents() == ["third"]

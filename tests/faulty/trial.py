@@ -19,7 +19,7 @@ import numpy as np
 from faulty.behaviour import bend
 from faulty.contracts import draw_calls
 from faulty.syntax import edit_syntax
-from regard.judge.difference import measure
+from regard.judge.difference import count_numbers
 from regard.learn.exercise import read_exercise
 from regard.learn.grade import KindError, grade, tidy, try_call
 
@@ -35,7 +35,7 @@ def read_fast(name):
     def draw(rng):
         key = rng.bit_generator.state["state"]["state"]
         if key not in drawn:
-            drawn[key] = sorted(exercise.draw(rng), key=measure)
+            drawn[key] = sorted(exercise.draw(rng), key=count_numbers)
         return drawn[key]
 
     def spec(*arguments):

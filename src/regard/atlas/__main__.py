@@ -21,18 +21,24 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from regard.errors import OptionError
-from regard.terminal import Commands, NewFile, StatisticsCommand, guide, need_extras
+from regard.terminal import (
+    Commands,
+    NewFile,
+    StatisticsCommand,
+    require_extras,
+    write_epilog,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from regard.atlas.job import Standing
-    from regard.atlas.plan import Plan
+    from regard.atlas.plan import Settings
 
 FOLDER = click.argument("folder", type=click.Path(path_type=Path))
 
 
-BEGIN = guide(
+BEGIN = write_epilog(
     "regard atlas run prose --model MODEL.gguf --corpus prose.jsonl",
     "regard atlas show prose",
 )
@@ -76,8 +82,8 @@ def run(*, folder: Path, file: str | None, **options: Any) -> None:
 
     It may be stopped at any time, by Ctrl-C or worse: what was done is kept.
     """
-    need_extras("atlas")
-    from regard.atlas.job import run as do  # noqa: PLC0415 (help comes at once)
+    require_extras("atlas")
+    from regard.atlas.job import run_atlas as do  # noqa: PLC0415 (help comes at once)
     from regard.atlas.runners import Crew  # noqa: PLC0415
     from regard.atlas.table import read_table  # noqa: PLC0415
     from regard.atlas.text import tell_left_out  # noqa: PLC0415
@@ -88,7 +94,7 @@ def run(*, folder: Path, file: str | None, **options: Any) -> None:
     plan = choose_plan(folder, file, given)
     began = time.monotonic()
     try:
-        with draw_progress() as (progress, reading):
+        with draw_atlas_progress() as (progress, reading):
             end = do(folder, crew=crew, plan=plan, progress=progress, reading=reading)
     except KeyboardInterrupt:
         told = f"stopped. What was done is kept; go on: regard atlas run {folder}"
@@ -105,9 +111,9 @@ def run(*, folder: Path, file: str | None, **options: Any) -> None:
     click.echo(f"Now: regard atlas show {folder}")
 
 
-def choose_plan(folder: Path, file: str | None, given: dict[str, Any]) -> Plan:
+def choose_plan(folder: Path, file: str | None, given: dict[str, Any]) -> Settings:
     """Return the plan of a file and of options, or that of the folder."""
-    from regard.atlas.plan import make_plan, read_about, read_plan  # noqa: PLC0415
+    from regard.atlas.plan import make_settings, read_about, read_plan  # noqa: PLC0415
 
     if "statistics" in given:
         given["statistics"] = given["statistics"].split(",")
@@ -115,7 +121,7 @@ def choose_plan(folder: Path, file: str | None, given: dict[str, Any]) -> Plan:
     if file is not None or (about.exists() and given.keys() <= {"model"}):
         known = read_about(about)[0] if file is None else read_plan(file)
         trust(known.model, given.get("model"))
-        return make_plan(asdict(known) | given)
+        return make_settings(asdict(known) | given)
     if not given:
         raise OptionError(
             f"{folder} holds no atlas yet. Write: "
@@ -127,7 +133,7 @@ def choose_plan(folder: Path, file: str | None, given: dict[str, Any]) -> Plan:
                 f"--{name} is missing. To go on with an atlas give its folder alone, "
                 "without options of the plan."
             )
-    return make_plan(given)
+    return make_settings(given)
 
 
 def trust(model: str, given: str | None) -> None:
@@ -140,7 +146,7 @@ def trust(model: str, given: str | None) -> None:
 
 
 @contextmanager
-def draw_progress() -> Iterator[tuple[Any, Any]]:
+def draw_atlas_progress() -> Iterator[tuple[Any, Any]]:
     """Show how far an atlas is, how fast, and how long it will take."""
     from rich.console import Console  # noqa: PLC0415
     from rich.progress import (  # noqa: PLC0415
@@ -187,7 +193,7 @@ def draw_progress() -> Iterator[tuple[Any, Any]]:
 
 
 @atlas.command(
-    epilog=guide(
+    epilog=write_epilog(
         "regard atlas show prose --statistic sink",
         "regard atlas record prose --statistic sink --layer 18 --head 8",
     )
@@ -213,7 +219,7 @@ def show(
 
     The table itself is FOLDER/table.parquet, for pandas, polars or DuckDB.
     """
-    need_extras("atlas")
+    require_extras("atlas")
     if (layer is None) != (head is None):
         raise click.UsageError("--layer and --head name one head together: give both.")
     if layer is not None and (other or page or json):
@@ -222,9 +228,9 @@ def show(
 
     from regard.atlas.table import read_table  # noqa: PLC0415
     from regard.atlas.text import (  # noqa: PLC0415
+        draw_atlas_table,
         draw_difference,
         draw_head,
-        draw_table,
         tell_left_out,
     )
 
@@ -257,11 +263,11 @@ def show(
     elif layer is not None and head is not None:
         click.echo(draw_head(tables[0], layer, head, width=width))
     else:
-        click.echo(draw_table(tables[0], name, width=width))
+        click.echo(draw_atlas_table(tables[0], name, width=width))
 
 
 @atlas.command(
-    epilog=guide(
+    epilog=write_epilog(
         "regard atlas record prose --layer 17 --head 5 --save one.regard",
         "regard show one.regard",
     )
@@ -277,7 +283,7 @@ def show(
 @click.option("--save", type=NewFile(), help="Keep the recording in this file.")
 def record(*, folder: Path, model: str | None, save: str | None, **which: Any) -> None:
     """Run the model on an example of a head again, and show its map."""
-    need_extras("atlas")
+    require_extras("atlas")
     from regard.atlas.example import Place, record_example  # noqa: PLC0415
     from regard.atlas.plan import read_about  # noqa: PLC0415
 

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from regard.errors import RegardError
 
 
-def serve(line: Connection) -> None:
+def answer_shards(line: Connection) -> None:
     """Answer shard after shard until nobody asks any more."""
     plan, threads = line.recv()
     if threads is not None:  # before torch counts the cores
@@ -36,6 +36,6 @@ def serve(line: Connection) -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started us
     try:
-        serve(Connection(int(sys.argv[1])))
+        answer_shards(Connection(int(sys.argv[1])))
     except (EOFError, ConnectionError):  # nobody asks any more
         sys.exit(0)

@@ -65,7 +65,7 @@ def scale_sums(tally: Tally, *, length: int, pieces: int) -> Numbers:
     return np.stack(np.broadcast_arrays(*parts))
 
 
-def weigh(sums: Numbers, r: Numbers) -> Numbers:
+def compute_evidence(sums: Numbers, r: Numbers) -> Numbers:
     """Return the log of the mixture of M: the evidence that the mean is above r."""
     y, n, weight, centre, spread = (x[..., None] for x in sums)
     r = r[..., None]
@@ -89,7 +89,7 @@ def is_narrow(
     narrow = np.ones(tally.peak.shape, bool)
     for side in (sums, mirror(sums)):
         end = side[0] / side[1] - width
-        narrow &= (end <= 0) | (weigh(side, end) >= enough)
+        narrow &= (end <= 0) | (compute_evidence(side, end) >= enough)
     return narrow
 
 
@@ -105,7 +105,7 @@ def find_half(tally: Tally, *, length: int, pieces: int, sure: float = SURE) -> 
         low, high = np.zeros_like(mean), mean  # low is rejected, or 0
         for _ in range(STEPS):
             middle = (low + high) / 2
-            rejected = weigh(side, middle) >= enough
+            rejected = compute_evidence(side, middle) >= enough
             low = np.where(rejected, middle, low)
             high = np.where(rejected, high, middle)
         half = np.maximum(half, mean - low)

@@ -35,9 +35,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from regard.atlas.sources import WHOLE, Source, list_sources, read_source
+from regard.atlas.sources import WHOLE, SourceFile, list_sources, read_source
 from regard.errors import FileError, OptionError
-from regard.whole_file import write_whole
+from regard.whole_file import write_atomically
 
 VERSION = 1
 NAMED = 1_000  # documents that are left out: so many by name, all of them counted
@@ -56,7 +56,7 @@ SCHEMA = pa.schema(
 Indices = NDArray[np.int64]
 
 
-class Place(NamedTuple):
+class DocumentEntry(NamedTuple):
     """Where a document stands."""
 
     digest: str
@@ -70,7 +70,7 @@ class Shard:
     """Some documents that one worker takes at a time, without their texts."""
 
     number: int
-    places: tuple[Place, ...]
+    places: tuple[DocumentEntry, ...]
     field: str = "text"
 
 
@@ -119,8 +119,10 @@ class Corpus:
         except (OSError, ValueError, pa.ArrowException):
             raise FileError(f"{self.manifest} is damaged: plan it again.") from None
         columns["file"] = map(os.fsdecode, columns["file"])
-        places = zip(*(columns[name] for name in Place._fields), strict=True)
-        return Shard(number, tuple(Place(*place) for place in places), self.field)
+        places = zip(*(columns[name] for name in DocumentEntry._fields), strict=True)
+        return Shard(
+            number, tuple(DocumentEntry(*place) for place in places), self.field
+        )
 
 
 # Plan
@@ -217,7 +219,7 @@ class Index:
         halves = (np.frombuffer(x, "u8")[rows] for x in (self.high, self.low))
         return np.stack([*halves], axis=1).astype(">u8").tobytes()
 
-    def describe(self, rows: Indices, sources: Sequence[Source]) -> dict[str, Any]:
+    def describe(self, rows: Indices, sources: Sequence[SourceFile]) -> dict[str, Any]:
         """Return what a manifest says of some documents, but for the shards."""
         raw = self.digests(rows).hex()
         files = [sources[self.file[i]] for i in rows]
@@ -231,7 +233,7 @@ class Index:
 
 
 def find_documents(
-    sources: Sequence[Source],
+    sources: Sequence[SourceFile],
     field: str,
     progress: Callable[[int, int], object] | None,
 ) -> Index:
@@ -275,11 +277,11 @@ def write_manifest(
 ) -> None:
     """Write a manifest, which is whole or as it was before."""
     text = json.dumps(about)
-    schema = SCHEMA.with_metadata({"regard": text, "checksum": add_up(text)})
+    schema = SCHEMA.with_metadata({"regard": text, "checksum": checksum_text(text)})
     row = 0
     try:
         with (
-            write_whole(path) as new,
+            write_atomically(path) as new,
             new.open("wb") as file,
             pq.ParquetWriter(file, schema, write_page_checksum=True) as writer,
         ):
@@ -297,7 +299,7 @@ def open_corpus(manifest: str | Path) -> Corpus:
     path = Path(manifest)
     try:
         table = pq.ParquetFile(path, page_checksum_verification=True)
-        about = read_about(table)
+        about = read_manifest(table)
         check_rows(table, about)
     except FileNotFoundError:
         raise FileError(
@@ -310,13 +312,13 @@ def open_corpus(manifest: str | Path) -> Corpus:
     return Corpus(manifest=path, table=table, left_out=left_out, **about)
 
 
-def read_about(table: Any) -> dict[str, Any]:
+def read_manifest(table: Any) -> dict[str, Any]:
     """Return what a manifest says of the whole."""
     metadata = table.schema_arrow.metadata or {}
     text = metadata.get(b"regard", b"").decode()
     if not text or not table.schema_arrow.equals(SCHEMA):
         raise FileError("it is no manifest of a corpus")
-    if metadata.get(b"checksum") != add_up(text).encode():
+    if metadata.get(b"checksum") != checksum_text(text).encode():
         raise FileError("it is damaged")
     about: dict[str, Any] = json.loads(text)
     if (version := about.pop("version")) != VERSION:
@@ -339,7 +341,7 @@ def check_rows(table: Any, about: dict[str, Any]) -> None:
         raise FileError("it is damaged")
 
 
-def add_up(text: str) -> str:
+def checksum_text(text: str) -> str:
     """Return a checksum."""
     return f"{zlib.crc32(text.encode()):08x}"
 

@@ -20,8 +20,8 @@ import numpy as np
 
 from regard.atlas.corpus import Corpus, open_corpus
 from regard.atlas.model import Words, open_words
-from regard.atlas.pieces import KILLER, Piece, cut_shard
-from regard.atlas.plan import Plan, read_about
+from regard.atlas.pieces import KILLER, Chunk, cut_shard
+from regard.atlas.plan import Settings, read_about
 from regard.atlas.store import Result
 from regard.atlas.table import Example, Found, read_table
 from regard.errors import FileError, OptionError
@@ -42,10 +42,10 @@ class Place:
 
 
 def find_pieces(
-    plan: Plan, corpus: Corpus, words: Words, documents: Any, skip: set[str]
-) -> dict[Key, tuple[Piece, dict[str, str]]]:
+    plan: Settings, corpus: Corpus, words: Words, documents: Any, skip: set[str]
+) -> dict[Key, tuple[Chunk, dict[str, str]]]:
     """Return the pieces of some documents, and the names of those around them."""
-    known: dict[Key, tuple[Piece, dict[str, str]]] = {}
+    known: dict[Key, tuple[Chunk, dict[str, str]]] = {}
     for number in np.unique(np.asarray(documents) // plan.shard):
         shard = corpus.shard(int(number))
         names = {place.digest: place.name for place in shard.places}
@@ -54,7 +54,7 @@ def find_pieces(
     return known
 
 
-def find_examples(plan: Plan, corpus: Corpus, total: Result) -> Found:
+def find_examples(plan: Settings, corpus: Corpus, total: Result) -> Found:
     """Return the places of each head, with the words around them."""
     words, top = open_words(plan.model), total.tally.top
     skip = {x for x, _, why in total.aside if plan.packed or why == KILLER}

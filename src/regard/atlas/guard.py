@@ -22,7 +22,7 @@ from multiprocessing.connection import Pipe
 from typing import Any, Self
 
 from regard.atlas.corpus import Shard
-from regard.atlas.plan import Plan
+from regard.atlas.plan import Settings
 from regard.errors import RegardError
 
 LIVES = 3  # deaths in a row over one shard that are put down to bad luck
@@ -34,10 +34,10 @@ class Dead(Exception):  # noqa: N818 (it is what happened, not what went wrong)
     """The child is gone."""
 
 
-class Guard:
+class Supervisor:
     """One child at a time, started when it is needed."""
 
-    def __init__(self, plan: Plan, *, threads: int | None = 1) -> None:
+    def __init__(self, plan: Settings, *, threads: int | None = 1) -> None:
         self.plan, self.threads = plan, threads
         self.child: subprocess.Popen[bytes] | None = None
         self.line: Any = None

@@ -33,7 +33,7 @@ from regard.atlas.example import find_examples
 from regard.atlas.model import open_words
 from regard.atlas.plan import (
     STUDENT,
-    Plan,
+    Settings,
     fingerprint,
     read_about,
     read_interval,
@@ -41,11 +41,11 @@ from regard.atlas.plan import (
 )
 from regard.atlas.runners import Crew
 from regard.atlas.store import Result, Store
-from regard.atlas.table import Table
+from regard.atlas.table import AtlasTable
 from regard.atlas.tally import Tally
 from regard.errors import FileError, OptionError
 from regard.stats.registry import find_statistic
-from regard.whole_file import write_whole
+from regard.whole_file import write_atomically
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 Progress = Callable[["Standing"], object]
@@ -64,11 +64,11 @@ class Standing:
     ended: str = ""  # why nothing more is to be done
 
 
-def run(
+def run_atlas(
     folder: str | Path,
     *,
     crew: Crew,
-    plan: Plan | None = None,
+    plan: Settings | None = None,
     progress: Progress = lambda _: None,
     reading: Callable[[int, int], object] | None = None,
 ) -> Standing:
@@ -83,10 +83,10 @@ def run(
         with lock(folder):
             plan, corpus = begin(folder, plan, reading)
             store = Store(folder / "results", keep=plan.examples)
-            standing = look(store, plan, corpus)
+            standing = fold_results(store, plan, corpus)
             progress(standing)
             while not standing.ended:
-                standing = go_on(store, plan, corpus, crew, progress)
+                standing = run_missing(store, plan, corpus, crew, progress)
             finish(folder, plan, corpus, store)
             return standing
     except OSError as error:
@@ -111,8 +111,8 @@ def lock(folder: Path) -> Iterator[None]:
 
 
 def begin(
-    folder: Path, plan: Plan | None, reading: Callable[[int, int], object] | None
-) -> tuple[Plan, Corpus]:
+    folder: Path, plan: Settings | None, reading: Callable[[int, int], object] | None
+) -> tuple[Settings, Corpus]:
     """Write down what a folder is for, or refuse if it is for something else."""
     path, manifest = folder / "about.json", folder / "corpus.parquet"
     if plan is not None:
@@ -146,28 +146,28 @@ def begin(
     return plan or known, corpus
 
 
-def note(path: Path, plan: Plan, corpus: Corpus, interval: str) -> None:
+def note(path: Path, plan: Settings, corpus: Corpus, interval: str) -> None:
     """Write down the plan of a folder."""
-    with write_whole(path) as new:
+    with write_atomically(path) as new:
         new.write_text(write_about(plan, corpus.digest, interval), "utf-8")
 
 
-def go_on(
-    store: Store, plan: Plan, corpus: Corpus, crew: Crew, progress: Progress
+def run_missing(
+    store: Store, plan: Settings, corpus: Corpus, crew: Crew, progress: Progress
 ) -> Standing:
     """Run the shards that are missing, and stop when enough is known."""
     missing = (n for n in range(corpus.shards) if not store.has(n))
     with closing(crew.run(plan, map(corpus.shard, missing))) as results:
         for data in results:
             store.commit(data)
-            standing = look(store, plan, corpus)
+            standing = fold_results(store, plan, corpus)
             progress(standing)
             if standing.ended:
                 break
-    return look(store, plan, corpus)
+    return fold_results(store, plan, corpus)
 
 
-def look(store: Store, plan: Plan, corpus: Corpus) -> Standing:
+def fold_results(store: Store, plan: Settings, corpus: Corpus) -> Standing:
     """Fold shard by shard, as far as there is no gap and not enough is known."""
     while True:
         parts = store.parts
@@ -184,7 +184,7 @@ def look(store: Store, plan: Plan, corpus: Corpus) -> Standing:
             return replace(standing, ended=ended)
 
 
-def decide(store: Store, plan: Plan, standing: Standing) -> str:
+def decide(store: Store, plan: Settings, standing: Standing) -> str:
     """Return why nothing more is to be done, if so."""
     width = plan.until_interval
     total = None if width is None else store.total()
@@ -208,7 +208,7 @@ def list_weights(tally: Tally) -> list[int]:
     return [s for s, entry in enumerate(entries) if entry.is_weight]
 
 
-def know_enough(tally: Tally, plan: Plan) -> bool:
+def know_enough(tally: Tally, plan: Settings) -> bool:
     """Tell whether every mean weight that was measured has a narrow interval."""
     if plan.until_interval is None:
         return False
@@ -220,7 +220,7 @@ def know_enough(tally: Tally, plan: Plan) -> bool:
     return bool(measured.any() and narrow[rows][measured].all())
 
 
-def find_widest(total: Result, plan: Plan) -> tuple[float, str]:
+def find_widest(total: Result, plan: Settings) -> tuple[float, str]:
     """Return the widest half interval of all mean weights, and whose it is."""
     tally, worst = total.tally, (-math.inf, "")
     half = find_half(tally, length=plan.length, pieces=plan.pieces)
@@ -237,7 +237,7 @@ def find_widest(total: Result, plan: Plan) -> tuple[float, str]:
     return worst if worst[1] else (math.inf, "")
 
 
-def tell_missing(total: Result, plan: Plan) -> str:
+def tell_missing(total: Result, plan: Settings) -> str:
     """Say how far the intervals are from what was asked for, and what it would take."""
     widest, what = find_widest(total, plan)
     if not what or plan.until_interval is None:
@@ -258,7 +258,7 @@ def tell_missing(total: Result, plan: Plan) -> str:
     )
 
 
-def finish(folder: Path, plan: Plan, corpus: Corpus, store: Store) -> None:
+def finish(folder: Path, plan: Settings, corpus: Corpus, store: Store) -> None:
     """Write the table, and the words around the places that were found."""
     total = store.total()
     if total is None:
@@ -270,15 +270,17 @@ def finish(folder: Path, plan: Plan, corpus: Corpus, store: Store) -> None:
             f"{there} of the first {total.last} shards. Remove {store.folder}, and run "
             "again."
         )
-    table = Table(
-        about=describe(folder, plan, corpus, total),
+    table = AtlasTable(
+        about=summarize_run(folder, plan, corpus, total),
         tally=total.tally,
         found=find_examples(plan, corpus, total),
     )
     table.save(folder)
 
 
-def describe(folder: Path, plan: Plan, corpus: Corpus, total: Result) -> dict[str, Any]:
+def summarize_run(
+    folder: Path, plan: Settings, corpus: Corpus, total: Result
+) -> dict[str, Any]:
     """Return what the numbers are of, in words and numbers."""
     return {
         "folder": str(folder),

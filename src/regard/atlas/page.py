@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.atlas.table import Difference, Example, Table, compare
+from regard.atlas.table import AtlasDifference, AtlasTable, Example, compare_atlases
 from regard.atlas.text import (
-    describe,
+    describe_atlas,
     fit_scale,
     fit_signs,
     tell_interval,
@@ -38,8 +38,8 @@ from regard.atlas.text import (
 )
 from regard.errors import FileError, OptionError
 from regard.show.bundle import join_modules, read_asset
-from regard.show.page import allow
-from regard.show.text import clean
+from regard.show.page import hash_source
+from regard.show.text import clean_title
 from regard.stats.registry import find_statistic
 
 ASSETS = Path(__file__).parent / "assets"
@@ -49,7 +49,7 @@ AROUND = 160  # characters on each side of a token
 
 
 def write_page(
-    path: str | Path, tables: Sequence[Table], *, names: Sequence[str]
+    path: str | Path, tables: Sequence[AtlasTable], *, names: Sequence[str]
 ) -> None:
     """Write the page of one atlas, or of two that are compared.
 
@@ -67,7 +67,7 @@ def write_page(
         raise FileError(f"{path} cannot be written: {error.strerror}.") from None
 
 
-def make_html(tables: Sequence[Table], names: Sequence[str]) -> bytes:
+def make_html(tables: Sequence[AtlasTable], names: Sequence[str]) -> bytes:
     """Return the file."""
     first = tables[0]
     statistics = [x for x in first.statistics if x in tables[-1].statistics]
@@ -80,7 +80,7 @@ def make_html(tables: Sequence[Table], names: Sequence[str]) -> bytes:
         "about": [
             words
             for table in tables
-            for words in (describe(table.about), tell_left_out(table.about))
+            for words in (describe_atlas(table.about), tell_left_out(table.about))
             if words
         ],
         "interval": tell_interval(tables),
@@ -100,8 +100,8 @@ def make_html(tables: Sequence[Table], names: Sequence[str]) -> bytes:
     style = read_asset("map.css") + read_asset("atlas.css", ASSETS)
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     parts = {
-        "policy": f"default-src 'none'; script-src {allow(script)}; style-src "
-        f"{allow(style)}; img-src data:; base-uri 'none'; form-action 'none'",
+        "policy": f"default-src 'none'; script-src {hash_source(script)}; style-src "
+        f"{hash_source(style)}; img-src data:; base-uri 'none'; form-action 'none'",
         "style": style,
         "data": text.replace("<", "\\u003c"),  # no token ends the element
         "examples": "\n".join(held),
@@ -111,19 +111,19 @@ def make_html(tables: Sequence[Table], names: Sequence[str]) -> bytes:
     return MARKER.sub(lambda found: parts[found[1]], page).encode()
 
 
-def write_title(tables: Sequence[Table]) -> str:
+def write_title(tables: Sequence[AtlasTable]) -> str:
     """Return what the page is called."""
-    models = dict.fromkeys(clean(str(x.about.get("model", ""))) for x in tables)
+    models = dict.fromkeys(clean_title(str(x.about.get("model", ""))) for x in tables)
     return f"Atlas of {' and '.join(filter(None, models)) or 'a model'}"
 
 
-def name_folder(table: Table) -> str | None:
+def name_folder(table: AtlasTable) -> str | None:
     """Return the folder of an atlas as a shell reads it, if it is known."""
     folder = table.about.get("folder")
     return None if folder is None else shlex.quote(str(folder))
 
 
-def pack_statistic(tables: Sequence[Table], name: str) -> dict[str, Any]:
+def pack_statistic(tables: Sequence[AtlasTable], name: str) -> dict[str, Any]:
     """Return all numbers of a statistic, of each table and of what they differ by."""
     scale = fit_scale(*(table.mean(name) for table in tables))
     entry = find_statistic(name)
@@ -133,32 +133,32 @@ def pack_statistic(tables: Sequence[Table], name: str) -> dict[str, Any]:
         "scale": [scale.low, scale.high],
         "tables": [
             {
-                "mean": list_numbers(table, table.mean(name)),
-                "half": list_numbers(table, table.half(name)),
-                "count": list_numbers(table, table.count(name)),
+                "mean": list_values(table, table.mean(name)),
+                "half": list_values(table, table.half(name)),
+                "count": list_values(table, table.count(name)),
             }
             for table in tables
         ],
     }
     if len(tables) == 1:
         return packed
-    found = compare(tables[0], tables[1], name)
+    found = compare_atlases(tables[0], tables[1], name)
     return packed | {"difference": pack_difference(tables[0], found)}
 
 
-def pack_difference(table: Table, found: Difference) -> dict[str, Any]:
+def pack_difference(table: AtlasTable, found: AtlasDifference) -> dict[str, Any]:
     """Return what two tables differ by, and which differences are marked."""
     scale = fit_signs(found)
     return {
-        "mean": list_numbers(table, found.difference),
-        "half": list_numbers(table, found.half),
-        "marked": list_numbers(table, found.marked),
+        "mean": list_values(table, found.difference),
+        "half": list_values(table, found.half),
+        "marked": list_values(table, found.marked),
         "told": tell_marked(found),
         "scale": [scale.low, scale.high],
     }
 
 
-def list_numbers(table: Table, grid: NDArray[Any]) -> list[list[float | None]]:
+def list_values(table: AtlasTable, grid: NDArray[Any]) -> list[list[float | None]]:
     """Return the numbers of each layer, one for each head; None: unknown."""
     numbers = np.asarray(grid, np.float64)
     return [
@@ -167,12 +167,12 @@ def list_numbers(table: Table, grid: NDArray[Any]) -> list[list[float | None]]:
     ]
 
 
-def count_most(tables: Sequence[Table]) -> int:
+def count_most(tables: Sequence[AtlasTable]) -> int:
     """Return how many examples a head has at most."""
     return max((len(x) for table in tables for x in table.found.values()), default=0)
 
 
-def pack_examples(table: Table, statistic: str, each: int) -> str:
+def pack_examples(table: AtlasTable, statistic: str, each: int) -> str:
     """Return the first examples of every head, packed: [layer][head] -> examples."""
     found = [
         [

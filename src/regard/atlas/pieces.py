@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from regard.atlas.corpus import Document, Shard, read_shard
 from regard.atlas.model import Words
-from regard.atlas.plan import Plan
+from regard.atlas.plan import Settings
 
 CHARACTERS = 32  # of a token, with room to spare
 SLACK = 16  # tokens at a cut that may not be the text's own
@@ -24,7 +24,7 @@ KILLER = "it ended its process, again and again"
 
 
 @dataclass(frozen=True)
-class Piece:
+class Chunk:
     """Some tokens that run together."""
 
     document: int  # its number in the corpus; of a pack, of the shard's first one
@@ -34,8 +34,8 @@ class Piece:
 
 
 def cut_shard(
-    shard: Shard, plan: Plan, words: Words, skip: Collection[str] = ()
-) -> tuple[list[Piece], dict[str, str]]:
+    shard: Shard, plan: Settings, words: Words, skip: Collection[str] = ()
+) -> tuple[list[Chunk], dict[str, str]]:
     """Return the pieces of a shard, and the digests set aside, with reasons."""
     texts: list[tuple[int, str, list[int]]] = []
     aside: dict[str, str] = {}
@@ -49,21 +49,21 @@ def cut_shard(
             aside[place.digest] = KILLER
         else:
             try:
-                tokens = encode(found.text, plan, words, length)
+                tokens = encode_document(found.text, plan, words, length)
                 texts.append((number, place.digest, tokens))
             except Exception as error:  # noqa: BLE001 (whatever it is, it is told)
-                aside[place.digest] = explain(error)
+                aside[place.digest] = explain_error(error)
     if plan.packed:
-        return list(pack(texts, length, first)), aside
+        return list(pack_documents(texts, length, first)), aside
     pieces = []
     for number, owner, tokens in texts:
         cuts = range(0, len(tokens) - 1, length)[: plan.pieces]
         for n, at in enumerate(cuts):
-            pieces.append(Piece(number, n, tuple(tokens[at : at + length]), (owner,)))
+            pieces.append(Chunk(number, n, tuple(tokens[at : at + length]), (owner,)))
     return pieces, aside
 
 
-def encode(text: str, plan: Plan, words: Words, length: int) -> list[int]:
+def encode_document(text: str, plan: Settings, words: Words, length: int) -> list[int]:
     """Return as many tokens of a text as are used, without reading all of it."""
     most = length * plan.pieces
     far = len(text) if plan.packed else most * CHARACTERS
@@ -75,19 +75,19 @@ def encode(text: str, plan: Plan, words: Words, length: int) -> list[int]:
     return some if plan.packed else some[:most]  # of a long one only what is used
 
 
-def pack(
+def pack_documents(
     texts: Sequence[tuple[int, str, list[int]]], length: int, first: int
-) -> Iterator[Piece]:
+) -> Iterator[Chunk]:
     """Yield the tokens of all documents end to end, cut to one length."""
     row = [(token, owner) for _, owner, tokens in texts for token in tokens]
     for n, at in enumerate(range(0, len(row) - 1, length)):
         tokens, owners = zip(*row[at : at + length], strict=True)
-        yield Piece(first, n, tokens, tuple(dict.fromkeys(owners)))
+        yield Chunk(first, n, tokens, tuple(dict.fromkeys(owners)))
 
 
-def batch_pieces(pieces: Sequence[Piece], size: int) -> Iterator[list[Piece]]:
+def batch_pieces(pieces: Sequence[Chunk], size: int) -> Iterator[list[Chunk]]:
     """Yield pieces of equal length together, at most `size`."""
-    by_length: dict[int, list[Piece]] = {}
+    by_length: dict[int, list[Chunk]] = {}
     for piece in pieces:
         by_length.setdefault(len(piece.tokens), []).append(piece)
     for length in sorted(by_length):
@@ -95,7 +95,7 @@ def batch_pieces(pieces: Sequence[Piece], size: int) -> Iterator[list[Piece]]:
         yield from (same[i : i + size] for i in range(0, len(same), size))
 
 
-def explain(error: Exception) -> str:
+def explain_error(error: Exception) -> str:
     """Return what went wrong with a document in one line."""
     words = f"{type(error).__name__}: {error}".splitlines()
     return words[0][:200]

@@ -45,7 +45,7 @@ def list_measured() -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Settings:
     """Everything that decides what the numbers of an atlas are."""
 
     model: str  # a GGUF file, a safetensors folder, or module:function
@@ -76,13 +76,13 @@ class Plan:
         return unpack_plan, (list_added(self.statistics), asdict(self))
 
 
-def unpack_plan(added: list[Statistic], options: dict[str, Any]) -> Plan:
+def unpack_plan(added: list[Statistic], options: dict[str, Any]) -> Settings:
     """Return a plan of another process, whose statistics are known here from now on."""
     STATISTICS.update((entry.name, entry) for entry in added)
-    return Plan(**options)
+    return Settings(**options)
 
 
-def check_plan(plan: Plan) -> None:
+def check_plan(plan: Settings) -> None:
     """Refuse what cannot be run."""
     for name in ("length", "pieces", "batch", "shard", "examples"):
         check_count(name, getattr(plan, name))
@@ -135,14 +135,14 @@ def check_count(name: str, value: Any) -> None:
         raise OptionError(f"{name}={value!r:.40}, expected a whole number, 1 or more.")
 
 
-def read_plan(path: str | Path) -> Plan:
+def read_plan(path: str | Path) -> Settings:
     """Return the plan of a TOML file; paths in it are seen from its folder."""
     path = Path(path)
     try:
         found = tomllib.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise FileError(f"{path.name} is no plan: {str(error)!a:.200}") from error
-    plan = make_plan(found)
+    plan = make_settings(found)
     here = path.parent
 
     def place(x: str) -> str:
@@ -154,9 +154,9 @@ def read_plan(path: str | Path) -> Plan:
     return replace(plan, model=place(plan.model), corpus=tuple(map(place, plan.corpus)))
 
 
-def make_plan(found: dict[str, Any]) -> Plan:
+def make_settings(found: dict[str, Any]) -> Settings:
     """Return the plan of a table of names and values."""
-    names = [x.name for x in fields(Plan)]
+    names = [x.name for x in fields(Settings)]
     if unknown := sorted(set(found) - set(names)):
         raise OptionError(f"no option {unknown[0]!r:.40}, expected {', '.join(names)}.")
     if missing := sorted({"model", "corpus"} - set(found)):
@@ -169,7 +169,7 @@ def make_plan(found: dict[str, Any]) -> Plan:
             raise OptionError(f"{name}={value!r:.40}, expected a list.")
         if name in found:
             found = found | {name: tuple(value)}
-    return Plan(**found)
+    return Settings(**found)
 
 
 def fingerprint(model: str) -> str:
@@ -197,7 +197,7 @@ def fingerprint(model: str) -> str:
     return digest.hexdigest()
 
 
-def write_about(plan: Plan, corpus: str, interval: str = STUDENT) -> str:
+def write_about(plan: Settings, corpus: str, interval: str = STUDENT) -> str:
     """Return what is kept beside the results, as JSON.
 
     interval: the kind that the folder had before; a confidence sequence stays one
@@ -225,11 +225,11 @@ def read_interval(folder: Path) -> str:
         ) from error
 
 
-def read_about(path: Path) -> tuple[Plan, dict[str, Any]]:
+def read_about(path: Path) -> tuple[Settings, dict[str, Any]]:
     """Return the plan of a folder, and what else is kept beside it."""
     try:
         about = json.loads(path.read_text("utf-8"))
-        return make_plan(about["plan"]), about
+        return make_settings(about["plan"]), about
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         why = ascii(str(error))
         raise FileError(f"{path.parent} holds no atlas: {why:.200}") from error

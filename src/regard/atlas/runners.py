@@ -24,8 +24,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from regard.atlas.corpus import Shard
-from regard.atlas.guard import Guard
-from regard.atlas.plan import Plan
+from regard.atlas.guard import Supervisor
+from regard.atlas.plan import Settings
 from regard.errors import OptionError
 
 STORE = 512 << 20  # bytes of Ray's object store: results are small
@@ -56,12 +56,12 @@ class Crew:
         """How many workers there are."""
         return self.workers or len(os.sched_getaffinity(0))
 
-    def run(self, plan: Plan, shards: Iterable[Shard]) -> Results:
+    def run(self, plan: Settings, shards: Iterable[Shard]) -> Results:
         """Yield the result of each shard, as they come."""
         return RUNNERS[self.runner](plan, shards, self)
 
 
-def run_loop(plan: Plan, shards: Iterable[Shard], crew: Crew) -> Results:
+def run_loop(plan: Settings, shards: Iterable[Shard], crew: Crew) -> Results:
     """Do one shard after the other in this process."""
     from regard.atlas.worker import Worker  # noqa: PLC0415 (only here it needs torch)
 
@@ -69,12 +69,12 @@ def run_loop(plan: Plan, shards: Iterable[Shard], crew: Crew) -> Results:
     yield from map(worker, shards)
 
 
-def run_pool(plan: Plan, shards: Iterable[Shard], crew: Crew) -> Results:
+def run_pool(plan: Settings, shards: Iterable[Shard], crew: Crew) -> Results:
     """Do them in processes of this machine, each watched over by a thread of ours."""
     left = iter(shards)
-    free: SimpleQueue[Guard] = SimpleQueue()
+    free: SimpleQueue[Supervisor] = SimpleQueue()
     with ExitStack() as stack:
-        guards = [Guard(plan, threads=crew.threads) for _ in range(crew.size)]
+        guards = [Supervisor(plan, threads=crew.threads) for _ in range(crew.size)]
         for guard in guards:
             free.put(stack.enter_context(guard))
         pool = ThreadPoolExecutor(crew.size)
@@ -100,7 +100,7 @@ def run_pool(plan: Plan, shards: Iterable[Shard], crew: Crew) -> Results:
                 yield future.result()
 
 
-def run_ray(plan: Plan, shards: Iterable[Shard], crew: Crew) -> Results:
+def run_ray(plan: Settings, shards: Iterable[Shard], crew: Crew) -> Results:
     """Do them on the machines of a Ray cluster, an actor with the model each.
 
     Ray hands out shards, moves results, and starts actors again on the nodes that are
@@ -159,8 +159,8 @@ def start_ray(ray: Any, crew: Crew) -> None:
 class Actor:
     """What Ray keeps on a machine: a guard, and so a model."""
 
-    def __init__(self, plan: Plan, threads: int | None) -> None:
-        self.guard = Guard(plan, threads=threads)
+    def __init__(self, plan: Settings, threads: int | None) -> None:
+        self.guard = Supervisor(plan, threads=threads)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[bytes]]:
         shards = (pickle.loads(x) for x in batch["shard"])  # noqa: S301 (our own)

@@ -52,15 +52,17 @@ AS_BYTES = {  # types of texts; some writers do not say that bytes are texts
 }
 
 
-def refuse(reason: str) -> NoReturn:
+def raise_unreadable(reason: str) -> NoReturn:
     """Raise what is wrong with a file; who asked says which."""
     raise FileError(reason)
 
 
-STRICT = json.JSONDecoder(parse_constant=refuse, parse_int=float)  # JSON has no NaN
+STRICT = json.JSONDecoder(
+    parse_constant=raise_unreadable, parse_int=float
+)  # JSON has no NaN
 
 
-class Source(NamedTuple):
+class SourceFile(NamedTuple):
     """A file, what people call it, its bytes, and why it is not read, if so."""
 
     path: str
@@ -82,21 +84,23 @@ class Found(NamedTuple):
 # Which files
 
 
-def list_sources(paths: Sequence[str | Path]) -> list[Source]:
+def list_sources(paths: Sequence[str | Path]) -> list[SourceFile]:
     """Return every file once, in the order of their paths, whatever was given first."""
-    found: list[tuple[Any, Source]] = []
+    found: list[tuple[Any, SourceFile]] = []
     for given in map(Path, paths):
         if not os.path.lexists(given):
-            refuse(f"there is no {given}, expected a file or a folder of documents.")
+            raise_unreadable(
+                f"there is no {given}, expected a file or a folder of documents."
+            )
         found += list_files(given)
     found.sort(key=lambda pair: pair[1])
-    once: dict[Any, Source] = {}
+    once: dict[Any, SourceFile] = {}
     for key, source in found:
         once.setdefault(key, source)
     return list(once.values())
 
 
-def list_files(given: Path) -> Iterator[tuple[Any, Source]]:
+def list_files(given: Path) -> Iterator[tuple[Any, SourceFile]]:
     """Yield the files at a path, each with what tells it from all others."""
     # a link keeps its own suffix, which says what it is
     top = given.resolve() if given.is_dir() else given.parent.resolve() / given.name
@@ -108,15 +112,17 @@ def list_files(given: Path) -> Iterator[tuple[Any, Source]]:
             about = path.stat()
             if stat.S_ISDIR(about.st_mode):
                 if path != top and path.is_symlink():  # perhaps to where we are
-                    refuse("it is a link to a folder, give that folder itself")
+                    raise_unreadable(
+                        "it is a link to a folder, give that folder itself"
+                    )
                 pending += list_folder(path)
                 continue
             if not stat.S_ISREG(about.st_mode):  # a pipe would be waited for
-                refuse("it is no ordinary file")
+                raise_unreadable("it is no ordinary file")
             key = about.st_dev, about.st_ino
-            yield key, Source(str(path), name, about.st_size)
+            yield key, SourceFile(str(path), name, about.st_size)
         except (OSError, FileError) as error:
-            yield path, Source(str(path), name, 0, explain(error))
+            yield path, SourceFile(str(path), name, 0, explain_unread(error))
 
 
 def list_folder(path: Path) -> list[Path]:
@@ -133,9 +139,9 @@ def list_saved(state: Path) -> set[str]:
         listed = json.loads(state.read_bytes())["_data_files"]
         names = {str(entry["filename"]) for entry in listed}
     except (ValueError, LookupError, TypeError, RecursionError):
-        refuse("its state.json does not list the files of a dataset")
+        raise_unreadable("its state.json does not list the files of a dataset")
     if any(Path(name).name != name for name in names):
-        refuse("its state.json lists files outside of its folder")
+        raise_unreadable("its state.json lists files outside of its folder")
     return names
 
 
@@ -146,7 +152,7 @@ def write_name(name: str) -> str:
     )
 
 
-def explain(error: Exception) -> str:
+def explain_unread(error: Exception) -> str:
     """Return why a file is not read, in words that do not depend on the file."""
     if isinstance(error, OSError) and error.errno:
         return f"it cannot be read: {os.strerror(error.errno)}"
@@ -163,11 +169,11 @@ def read_source(
     suffix, last = Path(path).suffix.lower(), WHOLE
     try:
         if suffix in PACKED:
-            refuse(f"it is compressed ({suffix}), unpack it first")
+            raise_unreadable(f"it is compressed ({suffix}), unpack it first")
         if suffix in TABLES:
             documents = read_rows(path, field, places)
         elif suffix not in LINES:
-            documents = iter([read_file(path)])
+            documents = iter([read_document(path)])
         elif places is None:
             documents = read_lines(path, field)
         else:
@@ -177,12 +183,12 @@ def read_source(
             last = found.line
     except (OSError, ValueError, pa.ArrowException) as error:
         if last == WHOLE:
-            yield Found(WHOLE, WHOLE, "", explain(error))
+            yield Found(WHOLE, WHOLE, "", explain_unread(error))
         else:
             yield Found(WHOLE, last + 1, "", "it cannot be read from here on")
 
 
-def read_file(path: str) -> Found:
+def read_document(path: str) -> Found:
     """Return the one document that a file is."""
     with Path(path).open("rb") as file:
         raw = file.read(LOOK)
@@ -283,11 +289,11 @@ def select(places: Sequence[int], rows: range) -> Sequence[int]:
 def check_column(schema: Any, field: str) -> None:
     """Refuse a table that has no column of texts of this name."""
     if schema.names.count(field) != 1:
-        refuse(f"it has no column {field!r}")
+        raise_unreadable(f"it has no column {field!r}")
     kind = schema.field(field).type
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     if kind not in {*AS_BYTES, *AS_BYTES.values()}:
-        refuse(f"its column {field!r} holds no texts")
+        raise_unreadable(f"its column {field!r} holds no texts")
 
 
 # What is a text

@@ -26,9 +26,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from regard.atlas.tally import PLACE, SUMS, Tally, merge
+from regard.atlas.tally import PLACE, SUMS, Tally, merge_tallies
 from regard.errors import FileError
-from regard.whole_file import write_whole
+from regard.whole_file import write_atomically
 
 GROUP = 64  # results that become one
 # the columns that are read again; the rest is for others
@@ -66,7 +66,7 @@ def merge_results(results: Sequence[Result], *, keep: int) -> Result:
     return Result(
         first=results[0].first,
         last=results[-1].last,
-        tally=merge([x.tally for x in results], keep=keep),
+        tally=merge_tallies([x.tally for x in results], keep=keep),
         documents=sum(x.documents for x in results),
         tokens=sum(x.tokens for x in results),
         n_aside=sum(x.n_aside for x in results),
@@ -94,7 +94,7 @@ def count_reasons(results: Sequence[Result]) -> dict[str, int]:
 def pack_result(result: Result) -> bytes:
     """Return a result as a file."""
     about = {name: value for name, value in vars(result).items() if name != "tally"}
-    return pack(result.tally, about)
+    return encode_result(result.tally, about)
 
 
 def unpack_result(data: bytes) -> Result:
@@ -111,7 +111,7 @@ def unpack_result(data: bytes) -> Result:
     return result
 
 
-def pack(
+def encode_result(
     tally: Tally, about: dict[str, Any], more: dict[str, Any] | None = None
 ) -> bytes:
     """Return a Parquet file with a row for each statistic and head.
@@ -151,11 +151,11 @@ def unpack(data: bytes) -> tuple[Tally, dict[str, Any]]:
         told = json.loads(file.schema_arrow.metadata[b"regard"])
         layers, heads, names, k = read_shape(told["shape"])
         shape = (len(names), sum(heads))
-        sums = np.stack([take(table, name).reshape(shape) for name in SUMS], -1)
+        sums = np.stack([read_column(table, name).reshape(shape) for name in SUMS], -1)
         top = np.zeros((*shape, k), PLACE)
         for name in PLACE.names or ():
-            top[name] = take(table, f"top_{name}").reshape(*shape, k)
-        peak = take(table, "peak").reshape(shape)
+            top[name] = read_column(table, f"top_{name}").reshape(*shape, k)
+        peak = read_column(table, "peak").reshape(shape)
         return Tally(layers, heads, names, sums, peak, top), told["about"]
     except (pa.ArrowException, OSError, *WRONG) as error:
         raise FileError(f"it is no result of an atlas: {str(error)!a:.200}") from error
@@ -177,7 +177,7 @@ def read_shape(told: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], Any, int]:
     return layers, heads, names, told["top"]
 
 
-def take(table: Any, name: str) -> Any:
+def read_column(table: Any, name: str) -> Any:
     """Return a column as one array, lists laid out."""
     column = table.column(name).combine_chunks()
     if pa.types.is_fixed_size_list(column.type):
@@ -261,7 +261,7 @@ class Store:
     def write(self, level: int, result: Result, data: bytes) -> None:
         """Write a result under its name."""
         name = f"{level}-{result.first:09d}-{zlib.crc32(data):08x}.parquet"
-        with write_whole(self.folder / name) as new:
+        with write_atomically(self.folder / name) as new:
             new.write_bytes(data)
         self.paths[level, result.first] = self.folder / name
 

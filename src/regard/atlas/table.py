@@ -29,11 +29,11 @@ from numpy.typing import NDArray
 
 from regard.atlas.confidence import find_half
 from regard.atlas.plan import SEQUENCE, STUDENT, read_interval
-from regard.atlas.store import OTHER, WRONG, pack, unpack
+from regard.atlas.store import OTHER, WRONG, encode_result, unpack
 from regard.atlas.tally import SURE, Numbers, Tally
 from regard.errors import FileError, OptionError
 from regard.stats.registry import find_statistic
-from regard.whole_file import write_whole
+from regard.whole_file import write_atomically
 
 TABLE, EXAMPLES = "table.parquet", "examples.json"
 KINDS = {
@@ -64,7 +64,7 @@ Found = Mapping[tuple[str, int, int], tuple[Example, ...]]
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class AtlasTable:
     """A tally, what it was made from, and the words around its examples."""
 
     about: dict[str, Any]
@@ -177,13 +177,13 @@ class Table:
             "interval": [self.interval] * mean.size,
             "nan": [self.with_nan] * mean.size,
         }
-        with write_whole(folder / TABLE) as new:
-            new.write_bytes(pack(tally, self.about, more))
+        with write_atomically(folder / TABLE) as new:
+            new.write_bytes(encode_result(tally, self.about, more))
         rows = [
             {"statistic": s, "layer": layer, "head": head, "places": [*map(vars, x)]}
             for (s, layer, head), x in self.found.items()
         ]
-        with write_whole(folder / EXAMPLES) as new:
+        with write_atomically(folder / EXAMPLES) as new:
             new.write_text(json.dumps(rows), "utf-8")
 
 
@@ -192,7 +192,7 @@ def is_largest(statistic: str) -> bool:
     return find_statistic(statistic).reduction == "max"
 
 
-def read_table(folder: str | Path) -> Table:
+def read_table(folder: str | Path) -> AtlasTable:
     """Return the table of the folder of an atlas."""
     folder = Path(folder)
     try:
@@ -213,7 +213,7 @@ def read_table(folder: str | Path) -> Table:
         ) from None
     except (OSError, *WRONG) as error:
         raise FileError(f"the table of {folder} is damaged: {error!a:.200}") from error
-    return Table(about, tally, found)
+    return AtlasTable(about, tally, found)
 
 
 def check_about(about: Any) -> None:
@@ -242,7 +242,7 @@ def count_aside(about: Mapping[str, Any]) -> dict[str, int]:
 
 
 @dataclass(frozen=True, eq=False)
-class Difference:
+class AtlasDifference:
     """One statistic of two atlases, the second less the first."""
 
     difference: Numbers  # (layers, heads)
@@ -253,7 +253,7 @@ class Difference:
     interval: str = STUDENT  # else SEQUENCE: these are upper limits
 
 
-def compare(a: Table, b: Table, statistic: str) -> Difference:
+def compare_atlases(a: AtlasTable, b: AtlasTable, statistic: str) -> AtlasDifference:
     """Return what differs between two atlases of models with the same heads.
 
     Of 270 heads one in twenty would differ by its own interval where nothing does; so
@@ -276,10 +276,10 @@ def compare(a: Table, b: Table, statistic: str) -> Difference:
     chance = float((1 - SURE) * (~np.isnan(half)).sum())
     marked = np.abs(difference) > wide
     kind = SEQUENCE if SEQUENCE in (a.interval, b.interval) else STUDENT
-    return Difference(difference, half, marked, int(alone.sum()), chance, kind)
+    return AtlasDifference(difference, half, marked, int(alone.sum()), chance, kind)
 
 
-def join_halves(a: Table, b: Table, statistic: str, sure: float) -> Numbers:
+def join_halves(a: AtlasTable, b: AtlasTable, statistic: str, sure: float) -> Numbers:
     """Return half of the interval of a difference."""
     if a.interval == b.interval == STUDENT:
         half: Numbers = np.hypot(a.half(statistic, sure), b.half(statistic, sure))

@@ -142,7 +142,7 @@ def tally_nothing(statistics: tuple[str, ...]) -> Tally:
 
 def join_pieces(pieces: Sequence[Tally]) -> Tally:
     """Return the tally of one document from those of its pieces, which are no draws."""
-    whole = merge(pieces, keep=1)
+    whole = merge_tallies(pieces, keep=1)
     n, y = whole.sums[..., 1], whole.sums[..., 2]
     return replace(whole, sums=sum_draw(n, y))
 
@@ -164,7 +164,7 @@ def merge_sums(sums: Numbers) -> Numbers:
     return np.concatenate([plain, np.stack([middle, moved], -1)], -1)
 
 
-def merge(tallies: Sequence[Tally], *, keep: int) -> Tally:
+def merge_tallies(tallies: Sequence[Tally], *, keep: int) -> Tally:
     """Return one tally of all; of the places, the `keep` largest of each head."""
     tallies = align(tallies)
     first = tallies[0]
@@ -194,10 +194,10 @@ def align(tallies: Sequence[Tally]) -> list[Tally]:
                 at = known.index(key)
             else:  # before what ran after it
                 known.insert(at, key)
-    return [spread(x, tuple(known)) for x in tallies]
+    return [add_layers(x, tuple(known)) for x in tallies]
 
 
-def spread(tally: Tally, known: tuple[tuple[str, int], ...]) -> Tally:
+def add_layers(tally: Tally, known: tuple[tuple[str, int], ...]) -> Tally:
     """Return the same with more layers, in which nothing was seen."""
     ends = np.cumsum([0, *tally.heads])
     mine = {

@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 
 from regard.atlas.plan import SEQUENCE, STUDENT
-from regard.atlas.table import Difference, Table, compare, count_aside
+from regard.atlas.table import AtlasDifference, AtlasTable, compare_atlases, count_aside
 from regard.atlas.tally import Numbers
 from regard.errors import OptionError
-from regard.show.palette import Linear, Scale, Signed
-from regard.show.text import Color, clean, write_legend
+from regard.show.palette import LinearScale, Scale, Signed
+from regard.show.text import Color, clean_title, write_legend
 from regard.stats.registry import find_statistic
 
 MOST = 10  # heads that are listed
@@ -44,8 +44,8 @@ INTERVALS = {
 }
 
 
-def draw_table(
-    table: Table, statistic: str, *, color: Color = False, width: int = 80
+def draw_atlas_table(
+    table: AtlasTable, statistic: str, *, color: Color = False, width: int = 80
 ) -> str:
     """Draw one statistic of every head, and list the heads with the most of it."""
     width = limit_width(width)
@@ -58,7 +58,7 @@ def draw_table(
     return "\n".join(
         [
             *wrap(f"{statistic}: {entry.summary}", width),
-            *wrap(describe(table.about), width),
+            *wrap(describe_atlas(table.about), width),
             *wrap(tell_left_out(table.about), width),
             "",
             *draw_cells(mean, scale, color=color, width=width),
@@ -70,7 +70,7 @@ def draw_table(
     )
 
 
-def draw_head(table: Table, layer: int, head: int, *, width: int = 80) -> str:
+def draw_head(table: AtlasTable, layer: int, head: int, *, width: int = 80) -> str:
     """Tell all statistics of one head, and where it did each of them most."""
     if not (0 <= layer < len(table.heads) and 0 <= head < table.heads[layer]):
         raise OptionError(
@@ -78,7 +78,7 @@ def draw_head(table: Table, layer: int, head: int, *, width: int = 80) -> str:
             f"layers, with {min(table.heads)} to {max(table.heads)} heads."
         )
     width = limit_width(width)
-    lines = [f"layer {layer} head {head}: {clean(table.layers[layer])}"]
+    lines = [f"layer {layer} head {head}: {clean_title(table.layers[layer])}"]
     lines += wrap(f"± is {tell_interval([table])}", width)
     lines += wrap(tell_left_out(table.about), width)
     for name in table.statistics:
@@ -86,22 +86,23 @@ def draw_head(table: Table, layer: int, head: int, *, width: int = 80) -> str:
         pair = write_pair(table.mean(name)[layer, head], table.half(name)[layer, head])
         lines += ["", f"{name}  {pair} {entry.unit}: {entry.summary}"]
         for rank, x in enumerate(table.examples(name, layer, head)):
-            before, token, after = map(flatten, (x.before, x.token, x.after))
+            before, token, after = map(escape_line, (x.before, x.token, x.after))
             room = max(8, width - 10 - len(token))  # two thirds of it before the token
             words = f"{before[-room * 2 // 3 :]}[{token}]{after[: room // 3]}"
-            at = f"{clean(x.document) or 'a document that is gone'}, token {x.position}"
+            name = clean_title(x.document) or "a document that is gone"
+            at = f"{name}, token {x.position}"
             lines += [f"  {rank}. {x.value:.3g}  {at}", f"     {words}"]
     return "\n".join(lines)
 
 
-def flatten(text: str) -> str:
+def escape_line(text: str) -> str:
     """Return a text on one line, in which nothing steers the terminal."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split(" "))
 
 
 def draw_difference(
-    a: Table,
-    b: Table,
+    a: AtlasTable,
+    b: AtlasTable,
     statistic: str,
     names: Sequence[str],
     *,
@@ -110,13 +111,13 @@ def draw_difference(
 ) -> str:
     """Draw what two atlases differ by, b less a, and list what is marked."""
     width = limit_width(width)
-    first, second = (clean(name) for name in names)
-    found = compare(a, b, statistic)
+    first, second = (clean_title(name) for name in names)
+    found = compare_atlases(a, b, statistic)
     signs = np.where(found.difference > 0, "+", "-")
     values: Numbers = found.difference
-    scale: Linear = fit_signs(found)
+    scale: LinearScale = fit_signs(found)
     if not color:  # a shade has no sign
-        values, scale = np.abs(values), Linear(0, scale.high)
+        values, scale = np.abs(values), LinearScale(0, scale.high)
     marks = np.where(found.marked, signs, " ")
     told = f"{statistic}: {find_statistic(statistic).summary}; {second} less {first}"
     return "\n".join(
@@ -125,7 +126,7 @@ def draw_difference(
             *(
                 line
                 for x in (a, b)
-                for told in (describe(x.about), tell_left_out(x.about))
+                for told in (describe_atlas(x.about), tell_left_out(x.about))
                 for line in wrap(told, width)
             ),
             "",
@@ -145,7 +146,10 @@ def draw_difference(
 
 
 def list_marked(
-    tables: Sequence[Table], statistic: str, found: Difference, names: Sequence[str]
+    tables: Sequence[AtlasTable],
+    statistic: str,
+    found: AtlasDifference,
+    names: Sequence[str],
 ) -> Iterator[str]:
     """Yield a line for each of the largest marked differences."""
     grids = [(x.mean(statistic), x.half(statistic)) for x in tables]
@@ -202,18 +206,18 @@ def paint_row(
     return "".join(parts)
 
 
-def fit_scale(*grids: Numbers) -> Linear:
+def fit_scale(*grids: Numbers) -> LinearScale:
     """Return a scale for all numbers: from 0, unless they are all far from it."""
     known = np.concatenate([x[np.isfinite(x)] for x in grids])
     low, high = float(known.min(initial=np.inf)), float(known.max(initial=-np.inf))
     if not low <= high:
-        return Linear(0, 1)
+        return LinearScale(0, 1)
     if 0 < low < high / 2 or low == high > 0:
         low = 0.0
-    return Linear(low, high if high > low else low + 1)
+    return LinearScale(low, high if high > low else low + 1)
 
 
-def fit_signs(found: Difference) -> Signed:
+def fit_signs(found: AtlasDifference) -> Signed:
     """Return a scale with 0 in the middle for differences."""
     known = np.abs(found.difference[np.isfinite(found.difference)])
     return Signed(float(known.max(initial=0)) or 1.0)
@@ -242,7 +246,7 @@ def write_pair(mean: float, half: float) -> str:
     return f"{mean:.{digits}f} ± {half:.{digits}f}"
 
 
-def tell_marked(found: Difference) -> str:
+def tell_marked(found: AtlasDifference) -> str:
     """Say how many differences are marked, and how many would be by chance."""
     known = int(np.isfinite(found.half).sum())
     if not known:
@@ -257,7 +261,7 @@ def tell_marked(found: Difference) -> str:
     )
 
 
-def tell_interval(tables: Sequence[Table]) -> str:
+def tell_interval(tables: Sequence[AtlasTable]) -> str:
     """Say what kind of interval is behind ±, of one atlas or of each of two."""
     kinds = [table.interval for table in tables]
     if len({*kinds}) == 1:
@@ -296,15 +300,17 @@ def count_words(n: int, word: str, words: str = "") -> str:
 def list_reasons(counts: Mapping[str, int]) -> str:
     """Return the most frequent reasons with their counts."""
     ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
-    parts = [f"{count:,}: {clean(reason)}" for reason, count in ordered[:REASONS]]
+    parts = [f"{count:,}: {clean_title(reason)}" for reason, count in ordered[:REASONS]]
     if rest := ordered[REASONS:]:
         parts.append(f"{sum(count for _, count in rest):,}: other reasons")
     return "; ".join(parts)
 
 
-def describe(about: Mapping[str, Any]) -> str:
+def describe_atlas(about: Mapping[str, Any]) -> str:
     """Say what an atlas was made from, as far as that is known."""
-    who = " over ".join(clean(str(about[x])) for x in ("model", "corpus") if x in about)
+    who = " over ".join(
+        clean_title(str(about[x])) for x in ("model", "corpus") if x in about
+    )
     parts = [f"{about[x]:,} {x}" for x in ("documents", "tokens") if x in about]
     if about.get("length"):
         parts.append(f"at most {about['length']:,} tokens at once")
@@ -312,7 +318,7 @@ def describe(about: Mapping[str, Any]) -> str:
         packed = "several documents" if about["packed"] else "one document"
         parts.append(f"{packed} in a sequence")
     if "precision" in about:
-        parts.append(clean(str(about["precision"])))
+        parts.append(clean_title(str(about["precision"])))
     if about.get("whole") is False:
         parts.append("a random part of it")
     return f"{who or 'an atlas'}: {', '.join(parts)}" if parts else who or "an atlas"

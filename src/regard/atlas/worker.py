@@ -21,13 +21,13 @@ import torch
 from regard.arrays import to_numpy
 from regard.atlas.corpus import Shard
 from regard.atlas.model import open_model
-from regard.atlas.pieces import KILLER, Piece, batch_pieces, cut_shard, explain
-from regard.atlas.plan import Plan
+from regard.atlas.pieces import KILLER, Chunk, batch_pieces, cut_shard, explain_error
+from regard.atlas.plan import Settings
 from regard.atlas.store import Result, pack_result
 from regard.atlas.tally import (
     Tally,
     join_pieces,
-    merge,
+    merge_tallies,
     tally_document,
     tally_nothing,
 )
@@ -42,14 +42,14 @@ class Work:
     """What became of a shard so far."""
 
     aside: dict[str, str]  # digests of documents that cannot be done, and why
-    tallies: list[tuple[Piece, Tally]] = field(default_factory=list)
+    tallies: list[tuple[Chunk, Tally]] = field(default_factory=list)
     missed: dict[str, str] = field(default_factory=dict)  # layers
 
 
 class Worker:
     """A plan and its model, ready for any shard."""
 
-    def __init__(self, plan: Plan, *, threads: int | None = 1) -> None:
+    def __init__(self, plan: Settings, *, threads: int | None = 1) -> None:
         if threads is not None:
             torch.set_num_threads(threads)
         self.plan = plan
@@ -74,20 +74,20 @@ class Worker:
             # the rest of a document stands in other packs: pack again without it
             reasons |= {x: work.aside[x] for x in failed}
 
-    def run(self, batch: Sequence[Piece], work: Work) -> None:
+    def run(self, batch: Sequence[Chunk], work: Work) -> None:
         """Tally some pieces of one length; what fails together runs alone."""
         try:
             work.tallies += list(self.measure(batch, work))
         except Exception as error:  # noqa: BLE001 (whatever it is, it is told)
             if len(batch) == 1:
-                work.aside |= dict.fromkeys(batch[0].owners, explain(error))
+                work.aside |= dict.fromkeys(batch[0].owners, explain_error(error))
                 return
             for piece in batch:
                 self.run([piece], work)
 
     def measure(
-        self, batch: Sequence[Piece], work: Work
-    ) -> Iterator[tuple[Piece, Tally]]:
+        self, batch: Sequence[Chunk], work: Work
+    ) -> Iterator[tuple[Chunk, Tally]]:
         """Yield the tally of each piece."""
         seen = self.watch(batch)
         for covered in seen.coverage():
@@ -111,7 +111,7 @@ class Worker:
             )
             yield piece, tally
 
-    def describe(self, record: Record, piece: Piece) -> dict[str, np.ndarray]:
+    def describe(self, record: Record, piece: Chunk) -> dict[str, np.ndarray]:
         """Return the numbers of every query, (H, Nq), by statistic."""
         lse = to_numpy(record.lse)
         found = measure_rows(record, piece.tokens, self.plan.statistics)
@@ -123,7 +123,7 @@ class Worker:
             raise ArithmeticError(f"{record.name} has numbers without bounds")
         return rows
 
-    def watch(self, batch: Sequence[Piece]) -> Seen:
+    def watch(self, batch: Sequence[Chunk]) -> Seen:
         """Return what the model does with some pieces of one length."""
         tokens = torch.tensor([piece.tokens for piece in batch])
         with watch(self.model.network) as seen, torch.inference_mode():
@@ -148,7 +148,7 @@ class Worker:
         return Result(
             first=shard.number,
             last=shard.number + 1,
-            tally=merge(parts or [nothing], keep=self.plan.examples),
+            tally=merge_tallies(parts or [nothing], keep=self.plan.examples),
             documents=len(shard.places) - len(aside),
             tokens=sum(len(piece.tokens) for piece, _ in done),
             n_aside=len(aside),

@@ -24,7 +24,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.audit.audited_record import FUTURE, OUTSIDE, add_knowledge, read_record
+from regard.audit.audited_record import (
+    FUTURE,
+    OUTSIDE,
+    add_knowledge,
+    read_audited_record,
+)
 from regard.audit.finding import Finding, Level, combine, tell
 from regard.audit.row_summary import RowSummary, summarize_rows
 from regard.errors import OptionError
@@ -86,13 +91,13 @@ def audit(
         known = {name: pick(option, record.name) for name, option in options.items()}
         if pad is not None and record.k.shape[1]:
             known["valid"] = find_padding(recording, sequence, pad)
-        case = read_record(record, sequence)
+        case = read_audited_record(record, sequence)
         if known["expect"] is not None and not case.placed:
             known["expect"] = None
             what, rows = "queries not placed", case.sees
             found += tell(case, what, rows, case.at_q, unit="last", level="note")
         look = summarize_rows(add_knowledge(case, *known.values()))
-        found += judge(look)
+        found += audit_record(look)
         traits.append(find_trait(look))
     found += judge_layers(recording.model, traits)
     return combine(found, [x.name for x in recording.coverage] or names)
@@ -140,7 +145,7 @@ def judge_coverage(recording: Recording) -> Iterator[Finding]:
             )
 
 
-def judge(look: RowSummary) -> Iterator[Finding]:
+def audit_record(look: RowSummary) -> Iterator[Finding]:
     """Yield everything that one record shows by itself."""
     yield from judge_numbers(look)
     yield from judge_sums(look)

@@ -19,9 +19,9 @@ from torch import Tensor
 from regard.arrays import Array, convert
 from regard.errors import MaskError, OptionError, ShapeError
 from regard.masks.algebra import Mask
-from regard.masks.patterns import causal, expect, padding, same
+from regard.masks.patterns import causal, expect_array, padding, same
 from regard.masks.tiles import Edges, Proof
-from regard.record import Record, reaches
+from regard.record import Record, covers_record
 
 HIDDEN = -3e4  # a logit below is what masks are filled with, not a score
 HOST = torch.empty(0)
@@ -84,7 +84,7 @@ class OneSequence(Mask):
         return Proof(empty, full)
 
 
-def read_record(record: Record, sequence: int) -> AuditedRecord:
+def read_audited_record(record: Record, sequence: int) -> AuditedRecord:
     """Return a record on the host, in float32 or wider."""
     arrays = [convert(x, HOST).detach() for x in (record.q, record.k, record.lse)]
     q, k, lse = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in arrays)
@@ -132,11 +132,11 @@ def find_columns(k: Tensor) -> Tensor | None:
     return at if len(k) == 1 and bool(ones & rising) else None
 
 
-def read_valid(case: AuditedRecord, valid: Any) -> Tensor | None:
+def read_padding(case: AuditedRecord, valid: Any) -> Tensor | None:
     """Return which tokens of this sequence are no padding, (N,)."""
     if valid is None:
         return None
-    x = convert(expect(valid, "valid", (("N",), ("B", "N")), "bool"), HOST)
+    x = convert(expect_array(valid, "valid", (("N",), ("B", "N")), "bool"), HOST)
     row: Tensor = pick_row(x, case, "valid")
     if len(case.at_k) not in (len(row), int(row.sum())):
         raise misfit(case, "valid", row)
@@ -151,7 +151,7 @@ def add_knowledge(
     Padding that the model was told of is not in the record, but `valid` and `documents`
     still count it; what such rows gave to padding is then missing from their sums.
     """
-    forbidden, row = {FUTURE: ~causal()}, read_valid(case, valid)
+    forbidden, row = {FUTURE: ~causal()}, read_padding(case, valid)
     if row is not None and len(row) == len(case.at_k):
         real = by_position(case, row, fill=1)
         forbidden["weight on padding"] = ~padding(real[None])
@@ -159,7 +159,7 @@ def add_knowledge(
     if documents is not None:
         axes = (("N",), ("B", "N"))
         ids = pick_row(
-            convert(expect(documents, "documents", axes, "integral"), HOST),
+            convert(expect_array(documents, "documents", axes, "integral"), HOST),
             case,
             "documents",
         )
@@ -218,7 +218,7 @@ def by_position(case: AuditedRecord, x: Tensor, fill: int) -> Tensor:
 def check_reach(case: AuditedRecord, mask: Mask) -> None:
     """Refuse a formula whose data does not reach the cells of a record."""
     for node in mask.walk():
-        if not reaches(node.extent, case.record, case.sequence):
+        if not covers_record(node.extent, case.record, case.sequence):
             ends = [f"{at.min()} to {at.max()}" for at in (case.at_q, case.at_k)]
             raise MaskError(
                 f"expect: {node!r} does not reach all of {case.record.name}, which has "

@@ -18,7 +18,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from regard.audit.audited_record import AuditedRecord, read_record
+from regard.audit.audited_record import AuditedRecord, read_audited_record
 from regard.audit.finding import Finding, combine, tell
 from regard.audit.row_summary import BLOCK
 from regard.definition.contract import ALL
@@ -50,7 +50,10 @@ def compare(
         for record, number in zip(other.records, other.sequences, strict=True)
     }
     pairs = [
-        (read_record(record, number), read_record(theirs[number, record.name], number))
+        (
+            read_audited_record(record, number),
+            read_audited_record(theirs[number, record.name], number),
+        )
         for record, number in zip(one.records, one.sequences, strict=True)
         if (number, record.name) in theirs
     ]

@@ -135,7 +135,7 @@ class RowReducer:
         sums[:, TOTAL] += weights.sum(1)
         if tile.keys.start == 0:
             sums[:, FIRST] += weights[:, 0]
-        first, last, count = find_ends(tile.allowed, tile.k_positions)
+        first, last, count = find_mask_ends(tile.allowed, tile.k_positions)
         sums[:, COUNT] += count
         here = (tile.key_peaks.amax(1).to(WIDE), last, -first)
         torch.maximum(tops, torch.stack(torch.broadcast_tensors(*here), 1), out=tops)
@@ -220,14 +220,14 @@ def measure_mask(record: Record) -> Tensor:
                 cells = None
                 if kind != FULL:
                     cells = record.allowed(strip.rows, keys, heads=head.number)
-                first, last, count = find_ends(cells, at)
+                first, last, count = find_mask_ends(cells, at)
                 here[0] = here[0].minimum(first)
                 here[1] = here[1].maximum(last)
                 here[2] += count
     return found
 
 
-def find_ends(
+def find_mask_ends(
     allowed: Tensor | None, at: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | int]:
     """Return the first and the last of the keys at these positions, and how many."""

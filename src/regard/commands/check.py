@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from regard.errors import RegardError
-from regard.terminal import NewFile, guide, is_debugged
+from regard.terminal import NewFile, is_debugged, write_epilog
 
 if TYPE_CHECKING:
     from regard.judge.report import Report
 
 
-class Refused(click.ClickException):
+class NotTestable(click.ClickException):
     """The function could not be tested (exit code 2; 1 means that tests failed)."""
 
     exit_code = 2
@@ -38,7 +38,7 @@ class Refused(click.ClickException):
 
 @click.command(
     short_help="Test an attention implementation for pitfalls.",
-    epilog=guide(
+    epilog=write_epilog(
         "regard check my_code:attend --layout bnhd --level basic",
         "docs/check.md lists all cases, also for use in your own tests.",
     ),
@@ -84,13 +84,13 @@ def check(*, place: str, level: str, convention: str | None, **options: Any) -> 
             words = load_attention(convention) if convention else read_convention(fn)
             if not isinstance(words, Convention):
                 kind = type(words).__name__
-                raise Refused(f"{convention} is a {kind}, not a Convention.")
+                raise NotTestable(f"{convention} is a {kind}, not a Convention.")
             words = replace(words, **given)
             report = judge(fn, words, level=level, seed=seed, limit=limit)
     except (RegardError, ModuleNotFoundError) as error:
         if is_debugged():
             raise
-        raise Refused(str(error)) from error
+        raise NotTestable(str(error)) from error
     write_report(report, files)
     sys.exit(0 if report.ok else 1)
 

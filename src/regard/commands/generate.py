@@ -14,13 +14,13 @@ from typing import Any
 import click
 
 from regard.terminal import (
-    blame_options,
-    clean,
     draw_progress,
-    guide,
-    need_extras,
-    need_model,
-    read_text,
+    raise_usage_errors,
+    read_argument,
+    remove_control,
+    require_extras,
+    require_model,
+    write_epilog,
 )
 
 EXAMPLE = 'regard generate "Why is the sky blue?" --model MODEL.gguf'
@@ -28,7 +28,7 @@ EXAMPLE = 'regard generate "Why is the sky blue?" --model MODEL.gguf'
 
 @click.command(
     short_help="Generate text from a prompt.",
-    epilog=guide(EXAMPLE, "regard show displays the attention of the model."),
+    epilog=write_epilog(EXAMPLE, "regard show displays the attention of the model."),
 )
 @click.argument("prompt")
 @click.option(
@@ -72,14 +72,14 @@ def generate(
     **sampling: Any,
 ) -> None:
     """Generate text from PROMPT, a text or a file; "-" reads stdin."""
-    need_extras("torch")
+    require_extras("torch")
     from regard.plain.sample import Sampling
 
     if seed < 0:
         raise click.UsageError(f"--seed {seed}, expected 0 or more.")
-    with blame_options():
+    with raise_usage_errors():
         chosen = Sampling(**sampling)
-    need_model(model)
+    require_model(model)
     import torch
 
     from regard.nn.generation import stream
@@ -87,13 +87,13 @@ def generate(
 
     with draw_progress("loading the model", None):
         network, tokenizer = load(model, dtype=getattr(torch, dtype))
-    text = read_text(prompt)
+    text = read_argument(prompt)
     if chat or (chat is None and tokenizer.template is not None):
         text = tokenizer.chat([{"role": "user", "content": text}])
         tokens = tokenizer.encode(text, whole=False)
     else:
         tokens = tokenizer.encode(text)
-        click.echo(clean(text), nl=False)
+        click.echo(remove_control(text), nl=False)
     began, count = time.perf_counter(), 0
 
     def listen() -> Iterator[int]:
@@ -106,7 +106,7 @@ def generate(
                 yield token
 
     for piece in tokenizer.stream(listen()):
-        click.echo(clean(piece), nl=False)
+        click.echo(remove_control(piece), nl=False)
     click.echo()
     speed = count / (time.perf_counter() - began)
     click.echo(

@@ -19,23 +19,23 @@ from regard.errors import FileError, OptionError
 from regard.terminal import (
     NewFile,
     StatisticsCommand,
-    clean,
     draw_progress,
-    guide,
-    need_extras,
-    need_model,
-    read_text,
+    read_argument,
+    remove_control,
+    require_extras,
+    require_model,
+    write_epilog,
 )
 
 if TYPE_CHECKING:
     from regard.seen import Seen
-    from regard.stats.table import Table
+    from regard.stats.table import HeadTable
 
 
 @click.command(
     cls=StatisticsCommand,
     short_help="Show the attention of a model on a text.",
-    epilog=guide(
+    epilog=write_epilog(
         'regard show "The cat sat on the mat" --model MODEL.gguf',
         "add --map to see every head, --save FILE to save the recording.",
     ),
@@ -68,29 +68,29 @@ def show(
     Without --model, TEXT is a saved recording, and its map is shown.
     """
     draw = draw or (model is None and not (page or json))
-    need_extras("torch", *(["serve"] if draw else []))
+    require_extras("torch", *(["serve"] if draw else []))
     if model is None:
-        seen = open_recording(text)
+        seen = open_argument(text)
     else:
-        words = read_text(text)
-        need_model(model)
+        words = read_argument(text)
+        require_model(model)
         seen, new = run_model(model, words, n_new)
         if new:
-            click.echo(clean(new), err=json)
+            click.echo(remove_control(new), err=json)
     if json:
-        click.echo(json_text.dumps(measure(seen).list_rows(), allow_nan=False))
+        click.echo(json_text.dumps(compute_table(seen).list_rows(), allow_nan=False))
     elif model is not None:
         print_table(seen)
     if save:
         seen.save(save)
         click.echo(f"the recording is in {save}: regard show {save}", err=json)
     if page:
-        write_page(seen, page, aside=json)
+        write_map_page(seen, page, aside=json)
     if draw:
         seen.show()
 
 
-def open_recording(path: str) -> Seen:
+def open_argument(path: str) -> Seen:
     """Open a recording; if there is none, the error message mentions --model."""
     from regard.seen import open_seen
 
@@ -135,7 +135,7 @@ def run_model(model: str, text: str, n_new: int) -> tuple[Seen, str]:
     return seen.label(tokenizer.decode), new
 
 
-def measure(seen: Seen) -> Table:
+def compute_table(seen: Seen) -> HeadTable:
     """Return the table of all heads."""
     with draw_progress("statistics", len(seen.records)) as progress:
         return seen.table(progress=progress)
@@ -146,7 +146,7 @@ def print_table(seen: Seen) -> None:
     from regard.stats.registry import list_statistics
 
     click.echo(str(seen).splitlines()[0])
-    table = measure(seen)
+    table = compute_table(seen)
     click.echo(str(table.by_layer()))
     for statistic in (x for x in list_statistics() if x.ranked):
         name, which = statistic.name, "least" if statistic.ascending else "most"
@@ -156,7 +156,7 @@ def print_table(seen: Seen) -> None:
         click.echo(f"{which} {name}: {place if known else '–'}")
 
 
-def write_page(seen: Seen, path: str, *, aside: bool) -> None:
+def write_map_page(seen: Seen, path: str, *, aside: bool) -> None:
     """Write the map to a file, and print its size."""
     from regard.show.page import make_page
 

@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from regard.terminal import blame_options, clean, guide, need_extras
+from regard.terminal import (
+    raise_usage_errors,
+    remove_control,
+    require_extras,
+    write_epilog,
+)
 
 if TYPE_CHECKING:
     from regard.nn.tasks import Task
@@ -27,7 +32,7 @@ TOKENS, LENGTH = "bytes", 128
 
 @click.command(
     short_help="Train a small model on a puzzle or a text.",
-    epilog=guide(
+    epilog=write_epilog(
         "regard train copy", "run the same command again to resume a stopped run."
     ),
 )
@@ -92,21 +97,21 @@ def train(
     **options: Any,
 ) -> None:
     """Train a small model on TASK; text needs a FILE. A stopped run can be resumed."""
-    need_extras("torch")
+    require_extras("torch")
     import torch
 
     from regard.nn.decoder import CausalTransformer
     from regard.nn.train import Plan
     from regard.nn.train import train as run
     from regard.plain.config import Config
-    from regard.show.curve import draw
+    from regard.show.curve import draw_curve
 
     chosen = read_task(task, file, tokens, length)
     place = Path(folder or f"runs/{task}")
     sizes = {name: options.pop(name) for name in SIZES}
     count = steps or STEPS[task]
     warmup = min(100, count // 4)
-    with blame_options():
+    with raise_usage_errors():
         config = Config(vocabulary=chosen.vocabulary, context=chosen.length, **sizes)
         plan = Plan(steps=count, warmup=warmup, save_every=100, **options)
     if options["seed"] >= 2**63:
@@ -116,7 +121,7 @@ def train(
     losses = run(model, chosen, plan, place)
     if os.environ.get("RANK", "0") != "0":  # under torchrun only rank 0 prints
         return
-    click.echo(draw(losses))
+    click.echo(draw_curve(losses))
     report(model, chosen)
     save_figure(task, losses, place)
 
@@ -142,20 +147,23 @@ def read_task(task: str, file: str | None, tokens: str, length: int) -> Task:
 def report(model: Any, task: Any) -> None:
     """Print the held-out loss or accuracy of the model, and three samples."""
     from regard.nn.generation import generate
-    from regard.nn.tasks import Text, measure
-    from regard.nn.train import evaluate
+    from regard.nn.tasks import Text, measure_accuracy
+    from regard.nn.train import evaluate_loss
 
     shown, _ = task.batch(3, 0, 0, held_out=True)
     if isinstance(task, Text):
-        click.echo(f"loss on the held-out tenth: {evaluate(model, task):.4f} per token")
+        click.echo(
+            f"loss on the held-out tenth: {evaluate_loss(model, task):.4f} per token"
+        )
         start = task.length // 2
     else:
-        right = measure(model, task)
+        right = measure_accuracy(model, task)
         click.echo(f"{right:.1%} of 1,000 held-out answers are exactly right")
         start = task.prompt
     for row in shown.tolist():
         (new,) = generate(model, [row[:start]], task.length - start)
-        click.echo(f"  {clean(task.show(row[:start]))}▸{clean(task.show(new))}")
+        prompt, answer = (remove_control(task.show(x)) for x in (row[:start], new))
+        click.echo(f"  {prompt}▸{answer}")
 
 
 def save_figure(name: str, losses: list[float], folder: Path) -> None:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from regard.arrays import Array, constant, namespace
 from regard.definition.blocked import fold
 from regard.definition.contract import ALL, Call, read_call
-from regard.definition.heads import pair
+from regard.definition.heads import multiply_heads
 from regard.errors import OptionError
 from regard.masks.algebra import Mask
 from regard.masks.biases import Bias
@@ -94,17 +94,17 @@ def attention(
     if block is None:
         done = define(call, see, edit or {})
     else:
-        done = Attended(*fold(attend, call, block))
+        done = Attended(*fold(attend_rows, call, block))
     return replace(done, out=call.xp.astype(done.out, q.dtype, copy=False))
 
 
 def define(call: Call, see: Sequence[str] = (), edit: Edits = NO_EDITS) -> Attended:
     """Compute a whole call at once, and return the requested steps."""
-    done = attend(call, edit=edit)
+    done = attend_rows(call, edit=edit)
     return Attended(done.out, done.lse, **{step: getattr(done, step) for step in see})
 
 
-def attend(
+def attend_rows(
     call: Call, rows: slice = ALL, keys: slice = ALL, *, edit: Edits = NO_EDITS
 ) -> Attended:
     """Compute the formulas above for some rows and keys, with every step."""
@@ -132,7 +132,7 @@ def attend(
     weights = edit.get("weights", keep)(parts / total)
     lse = xp.where(empty, constant(-math.inf, top), top + xp.log(total))[..., 0]
 
-    out = pair(weights, v)
+    out = multiply_heads(weights, v)
     if lse.shape != out.shape[:-1]:  # v has more batches than q and k
         lse = xp.broadcast_to(lse, out.shape[:-1])
     return Attended(out, lse, scores, capped, logits, weights)
@@ -150,7 +150,7 @@ def compute_logits(
 ) -> tuple[Array, Array, Array]:
     """Return the scores, capped scores and logits of some queries and keys."""
     xp = namespace(q=q, k=k)
-    scores = edit.get("scores", keep)(pair(q * scale, xp.matrix_transpose(k)))
+    scores = edit.get("scores", keep)(multiply_heads(q * scale, xp.matrix_transpose(k)))
     capped = scores if softcap is None else softcap * xp.tanh(scores / softcap)
     capped = edit.get("capped", keep)(capped)
     logits = capped if bias is None else capped + bias

@@ -66,9 +66,9 @@ def fold(attend: Callable[..., Any], call: Call, block: int | tuple[int, int]) -
     tiles = prove_tiles(formula, call.shape, block=block, q_start=call.q_start)
     masked = replace(call, sink=None)  # the sink is added once, by `nothing`
     unmasked = masked if is_array(call.mask) else replace(masked, mask=None)
-    done = [nothing(call, 0)]
+    done = [attend_nothing(call, 0)]
     for rows, kinds in zip(tiles.rows, tiles.for_all(), strict=True):
-        part = nothing(call, rows.stop - rows.start)
+        part = attend_nothing(call, rows.stop - rows.start)
         for keys, kind in zip(tiles.keys, kinds, strict=True):
             if kind != EMPTY:
                 seen = attend(unmasked if kind == FULL else masked, rows, keys)
@@ -87,7 +87,7 @@ def fold(attend: Callable[..., Any], call: Call, block: int | tuple[int, int]) -
     return call.xp.where(fine[..., None], out, nan), call.xp.where(fine, lse, nan)
 
 
-def nothing(call: Call, n_rows: int) -> Part:
+def attend_nothing(call: Call, n_rows: int) -> Part:
     """Return (out, lse) over no keys: zero, and the sink's logit or -inf."""
     lead = (*call.shape[:-2], n_rows)
     out = constant(0, call.q, (*lead, call.v.shape[-1]))

@@ -105,7 +105,7 @@ def read_call(
         n: x for n, x in others.items() if not isinstance(x, Formula) and is_array(x)
     }
     xp = namespace(q=q, k=k, v=v, **arrays)
-    shape = fit(q, k, v)
+    shape = find_score_shape(q, k, v)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if (name == "q" or x.dtype != q.dtype) and not is_floating(x):
             raise ArrayError(
@@ -132,7 +132,7 @@ def read_call(
     )
 
 
-def fit(q: Array, k: Array, v: Array) -> tuple[int, ...]:
+def find_score_shape(q: Array, k: Array, v: Array) -> tuple[int, ...]:
     """Return the shape (..., H, Nq, Nk) of the scores, or raise ShapeError."""
     if min(q.ndim, k.ndim, v.ndim) < 2:
         raise ShapeError(

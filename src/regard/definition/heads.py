@@ -15,7 +15,7 @@ from regard.arrays import Array, matmul, namespace
 from regard.errors import ShapeError
 
 
-def split(x: Array, n_heads: int) -> Array:
+def split_heads(x: Array, n_heads: int) -> Array:
     """Split the last axis (..., N, H*D) into heads: (..., H, N, D)."""
     xp = namespace(x=x)
     *lead, n, width = x.shape
@@ -27,7 +27,7 @@ def split(x: Array, n_heads: int) -> Array:
     return swap(xp.reshape(x, (*lead, n, n_heads, width // n_heads)))
 
 
-def join(x: Array) -> Array:
+def join_heads(x: Array) -> Array:
     """Concatenate heads (..., H, N, D) into (..., N, H*D)."""
     xp = namespace(x=x)
     *lead, n_heads, n, width = x.shape
@@ -40,7 +40,7 @@ def swap(x: Array) -> Array:
     return namespace(x=x).permute_dims(x, (*lead, b, a, last))
 
 
-def pair(x: Array, y: Array) -> Array:
+def multiply_heads(x: Array, y: Array) -> Array:
     """Multiply x (..., H, N, A) by y (..., Hk, A, M), where heads share y in groups."""
     xp = namespace(x=x, y=y)
     n_heads, n_shared = (z.shape[-3] if z.ndim > 2 else 1 for z in (x, y))

@@ -20,7 +20,7 @@ import numpy as np
 from regard.arrays import Array, is_array, to_numpy
 from regard.definition.attention import STEPS, define
 from regard.definition.contract import Call, read_call
-from regard.definition.heads import pair
+from regard.definition.heads import multiply_heads
 from regard.errors import OptionError, ShapeError
 from regard.masks.algebra import Mask
 from regard.masks.biases import Bias
@@ -139,7 +139,7 @@ def explain(
     ).widen()
     done = define(call, STEPS)
     rows, columns = label_axes(call, tokens)
-    dots = pair(call.q, call.xp.matrix_transpose(call.k))
+    dots = multiply_heads(call.q, call.xp.matrix_transpose(call.k))
     formulas = write_formulas(call, given_scale=scale)
     lead = call.shape[:-2]
     q, k, v = (
@@ -227,14 +227,14 @@ def shorten(token: object) -> str:
     )
     kept, width = "", 0
     for c in safe:
-        width += measure(c)
+        width += measure_width(c)
         if width > LABEL:
-            return kept[:-1] + "…" if measure(kept[-1]) == 1 else kept[:-1] + " …"
+            return kept[:-1] + "…" if measure_width(kept[-1]) == 1 else kept[:-1] + " …"
         kept += c
     return kept
 
 
-def measure(text: str) -> int:
+def measure_width(text: str) -> int:
     """Return the width of a text in terminal columns."""
     wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
     return len(text) + wide - sum(unicodedata.combining(c) > 0 for c in text)
@@ -248,19 +248,20 @@ def write_table(values: Any, rows: Sequence[str], columns: Sequence[str]) -> lis
     left = ["⋮" if i is None else rows[i] for i in down]
     table = ([head] if head else []) + cells
     widths = [
-        max((measure(line[j]) for line in table), default=0) for j in range(len(across))
+        max((measure_width(line[j]) for line in table), default=0)
+        for j in range(len(across))
     ]
-    margin = 9 + max(map(measure, left), default=0)
+    margin = 9 + max(map(measure_width, left), default=0)
     return [
-        flush(label, margin)
-        + "".join("  " + flush(c, w) for c, w in zip(line, widths, strict=True))
+        pad_left(label, margin)
+        + "".join("  " + pad_left(c, w) for c, w in zip(line, widths, strict=True))
         for label, line in zip(["", *left] if head else left, table, strict=True)
     ]
 
 
-def flush(text: str, width: int) -> str:
+def pad_left(text: str, width: int) -> str:
     """Pad a text with spaces on the left."""
-    return " " * (width - measure(text)) + text
+    return " " * (width - measure_width(text)) + text
 
 
 def pick_ends(n: int) -> list[int | None]:

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from regard.definition.attention import Attended
-from regard.definition.attention import attend as define_tile
+from regard.definition.attention import attend_rows as define_tile
 from regard.definition.blocked import fold
 from regard.definition.contract import Call
-from regard.engine.in_place import guard_functions, note_versions
+from regard.engine.in_place import guard_functions, record_versions
 
 BLOCK = 512  # rows and keys of a tile
 READ_AGAIN = ("q", "k", "v", "mask", "bias", "scale", "softcap")
@@ -40,7 +40,7 @@ def run_definition(
 
 def make_tile(call: Call) -> Any:
     """Return a function that computes a tile with gradient checkpointing."""
-    before = note_versions(call, *READ_AGAIN)
+    before = record_versions(call, *READ_AGAIN)
 
     def compute(call: Call, rows: slice, keys: slice) -> Attended:
         before.check()

@@ -29,7 +29,13 @@ from regard.definition.contract import Call, read_call
 from regard.engine.by_definition import BLOCK, run_definition
 from regard.engine.flash import RangeError, attend_part
 from regard.engine.in_place import guard_functions, list_tensors
-from regard.engine.tiles import CAUSAL, Fused, is_causal, plan, run_strips
+from regard.engine.tiles import (
+    CAUSAL,
+    FusedAttention,
+    fits_causal_kernel,
+    plan,
+    run_strips,
+)
 from regard.masks.algebra import Mask
 from regard.masks.biases import Bias
 from regard.masks.formula import Start
@@ -71,7 +77,7 @@ RULES: tuple[Rule, ...] = (  # the first rule that applies decides
         Choice("definition", "q, k and v differ in dtype"),
     ),
     (
-        lambda call: learns(call.bias) or is_array(call.scale),
+        lambda call: requires_gradient(call.bias) or is_array(call.scale),
         Choice("definition", "a trainable bias or scale needs its own gradient"),
     ),
     (
@@ -79,7 +85,7 @@ RULES: tuple[Rule, ...] = (  # the first rule that applies decides
         Choice("flash", "nothing is masked"),
     ),
     (
-        is_causal,
+        fits_causal_kernel,
         Choice("flash", "causal: the keys before all queries, and the diagonal"),
     ),
     (
@@ -125,14 +131,14 @@ def choose_kernel(call: Call) -> Choice:
 
 def simplify(call: Call) -> Call:
     """Drop a mask that is proved to allow everything."""
-    if not isinstance(call.mask, Mask) or is_causal(call):
+    if not isinstance(call.mask, Mask) or fits_causal_kernel(call):
         return call
     whole = (max(1, call.shape[-2]), max(1, call.shape[-1]))
     tiles = prove_tiles(call.mask, call.shape, block=whole, q_start=call.q_start)
     return replace(call, mask=None) if (tiles.kinds == FULL).all() else call
 
 
-def learns(bias: Any) -> bool:
+def requires_gradient(bias: Any) -> bool:
     """Return whether a bias, or any tensor in its formula, requires a gradient."""
     return torch.is_grad_enabled() and any(x.requires_grad for x in list_tensors(bias))
 
@@ -166,7 +172,7 @@ def attend(
     """
     special = (mask, bias, softcap, sink, edit, block)
     bare = all(x is None for x in special) and not see and is_number(scale)
-    if bare and is_bare(q, k, v):
+    if bare and can_skip_planning(q, k, v):
         factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
         with suppress(RangeError):
             return Attended(*attend_part(q, k, v, scale=factor))
@@ -184,7 +190,7 @@ def attend(
     if edit:
         seen = define(call.widen(), see, edit)
         return replace(seen, out=seen.out.to(q.dtype))
-    out, lse = run(simplify(call), block)
+    out, lse = run_choice(simplify(call), block)
     if not see:
         return Attended(out, lse)
     return replace(define(call.widen(), see), out=out, lse=lse)
@@ -195,7 +201,7 @@ def is_number(scale: Any) -> bool:
     return scale is None or type(scale) in (int, float)
 
 
-def is_bare(q: Tensor, k: Tensor, v: Tensor) -> bool:
+def can_skip_planning(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Return whether the kernel can be called directly, without planning.
 
     A fast path for generation: planning is slow, and a token makes dozens of calls.
@@ -221,7 +227,9 @@ attend_eagerly = torch.compiler.disable(
 )
 
 
-def run(call: Call, block: int | tuple[int, int] | None) -> tuple[Tensor, Tensor]:
+def run_choice(
+    call: Call, block: int | tuple[int, int] | None
+) -> tuple[Tensor, Tensor]:
     """Run the chosen kernel; fall back to the definition if it raises RangeError."""
     if block is None and choose_kernel(call).kernel != "definition":
         with suppress(RangeError), without_autocast(call.q):
@@ -234,22 +242,22 @@ def run_fused(call: Call) -> tuple[Tensor, Tensor]:
     lead, four = call.shape[:-2], call
     batch, heads = (1, 1, *lead)[-2:]
     if any(x.ndim != 4 or x.shape[0] != batch for x in (call.q, call.k, call.v)):
-        q, k, v = (spread(x, batch) for x in (call.q, call.k, call.v))
+        q, k, v = (view_as_batch(x, batch) for x in (call.q, call.k, call.v))
         four = replace(call, q=q, k=k, v=v, shape=(batch, heads, *call.shape[-2:]))
     strips = plan(four)
     arrays = four.q, four.k, four.v
     if torch.is_grad_enabled() and any(x.requires_grad for x in arrays):
-        out, lse = Fused.apply(*arrays, guard_functions(four), strips)
+        out, lse = FusedAttention.apply(*arrays, guard_functions(four), strips)
     else:
         out, lse = run_strips(four, strips)
     if call.sink is not None:
-        out, lse = take_share(out, lse, call.sink)
+        out, lse = apply_sink(out, lse, call.sink)
     if len(lead) == 2:
         return out, lse
     return out.reshape(*lead, *out.shape[-2:]), lse.reshape(*lead, lse.shape[-1])
 
 
-def take_share(out: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
+def apply_sink(out: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
     """Apply sinks of shape () or (H, 1, 1) to out and lse."""
     beside = sink[..., 0].to(lse.dtype) if sink.ndim else sink.to(lse.dtype)
     beside = beside.masked_fill(beside == math.inf, math.nan)  # as in the definition
@@ -261,7 +269,7 @@ def take_share(out: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
     return out, torch.where(seen, total, beside)
 
 
-def spread(x: Tensor, batch: int) -> Tensor:
+def view_as_batch(x: Tensor, batch: int) -> Tensor:
     """Return x as (B, H, N, D), without copying."""
     x = x.reshape((1,) * (4 - x.ndim) + x.shape)
     return x.expand(batch, -1, -1, -1)

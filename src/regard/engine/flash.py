@@ -54,15 +54,15 @@ def attend_part(
         return out, out.new_full(q.shape[:-1], -math.inf, dtype=wide)
     q, scale, _ = move_sign(q, scale, causal=causal)
     if bias is None and q.shape[-1] == v.shape[-1]:
-        q, k, v = (close(x) for x in (q, k, v))
+        q, k, v = (make_contiguous(x) for x in (q, k, v))
         out, lse = forward(q, k, v, 0.0, causal, scale=scale)
         check_range(q, k, out, lse)
         return out, lse
     width = max(q.shape[-1], v.shape[-1])
     empty = None
     if bias is not None:
-        empty = find_empty(bias)
-        q, k, v = hide_blind(q, empty), hide_unseen(k, bias), hide_unseen(v, bias)
+        empty = find_masked_rows(bias)
+        q, k, v = zero_masked_rows(q, empty), zero_unseen(k, bias), zero_unseen(v, bias)
     out, lse = forward(
         pad(q, width),
         pad(k, width),
@@ -100,8 +100,8 @@ def differentiate_part(
     width = max(q.shape[-1], v.shape[-1] + (grad_lse is not None))
     q, scale, sign = move_sign(q, scale, causal=causal)
     if bias is not None:
-        q = hide_blind(q, find_empty(bias))
-        k, v = hide_unseen(k, bias), hide_unseen(v, bias)
+        q = zero_masked_rows(q, find_masked_rows(bias))
+        k, v = zero_unseen(k, bias), zero_unseen(v, bias)
     if grad_lse is not None:
         column = grad_lse[..., None].to(out.dtype)
         out = torch.cat([out, -column], -1)
@@ -147,17 +147,17 @@ def check_range(
         raise RangeError
 
 
-def hide_blind(q: Tensor, empty: Tensor) -> Tensor:
+def zero_masked_rows(q: Tensor, empty: Tensor) -> Tensor:
     """Return q with 0 in fully masked rows."""
     return torch.where(empty[..., None], 0, q)
 
 
-def find_empty(bias: Tensor) -> Tensor:
+def find_masked_rows(bias: Tensor) -> Tensor:
     """Return which rows (B or 1, H or 1, Nq) are fully masked."""
     return (bias == -math.inf).all(-1)
 
 
-def hide_unseen(x: Tensor, bias: Tensor) -> Tensor:
+def zero_unseen(x: Tensor, bias: Tensor) -> Tensor:
     """Return k or v with 0 at keys that no query may attend to."""
     seen = (bias != -math.inf).any(-2).any(-2)  # (B or 1, Nk)
     return torch.where(seen[:, None, :, None], x, 0)
@@ -166,9 +166,9 @@ def hide_unseen(x: Tensor, bias: Tensor) -> Tensor:
 def pad(x: Tensor, width: int) -> Tensor:
     """Pad the last axis with zeros, which do not change scores and sums."""
     missing = width - x.shape[-1]
-    return torch.nn.functional.pad(x, (0, missing)) if missing else close(x)
+    return torch.nn.functional.pad(x, (0, missing)) if missing else make_contiguous(x)
 
 
-def close(x: Tensor) -> Tensor:
+def make_contiguous(x: Tensor) -> Tensor:
     """Return x with a contiguous last axis."""
     return x if x.stride(-1) == 1 else x.contiguous()

@@ -40,7 +40,7 @@ class Versions:
     def check(self) -> None:
         """Raise GradientError if a tensor was changed in place."""
         for name, x, before in self.noted:
-            if not is_same(before, note_version(x)):
+            if not is_same(before, record_version(x)):
                 raise GradientError(
                     f"{name} was changed in place between the forward and the backward "
                     "pass of attend, so the gradient would be wrong. "
@@ -48,10 +48,10 @@ class Versions:
                 )
 
 
-def note_versions(call: Call, *names: str) -> Versions:
+def record_versions(call: Call, *names: str) -> Versions:
     """Record the state of the tensors in these fields of a call."""
     found = ((name, x) for name in names for x in list_tensors(getattr(call, name)))
-    return Versions(tuple((name, x, note_version(x)) for name, x in found))
+    return Versions(tuple((name, x, record_version(x)) for name, x in found))
 
 
 def list_tensors(x: Any) -> Iterator[Tensor]:
@@ -63,7 +63,7 @@ def list_tensors(x: Any) -> Iterator[Tensor]:
             yield from list_tensors(part)
 
 
-def note_version(x: Tensor) -> int | Tensor:
+def record_version(x: Tensor) -> int | Tensor:
     """Return the version counter, or a copy of an inference tensor, which has none."""
     return x.clone() if x.is_inference() else int(x._version)  # noqa: SLF001
 
@@ -80,11 +80,11 @@ def guard_functions(call: Call) -> Call:
     mask = call.mask
     if not isinstance(mask, Mask) or not any(type(x) is Where for x in mask.walk()):
         return call
-    return replace(call, mask=Repeatable(mask))
+    return replace(call, mask=RepeatableMask(mask))
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Repeatable(Mask):
+class RepeatableMask(Mask):
     """A wrapper that raises if the mask returns different cells on re-evaluation."""
 
     mask: Mask

@@ -39,10 +39,10 @@ from regard.definition.attention import Attended
 from regard.definition.blocked import merge
 from regard.definition.contract import Call, read_call
 from regard.engine.by_definition import run_definition
-from regard.engine.choose import learns, spread, take_share
+from regard.engine.choose import apply_sink, requires_gradient, view_as_batch
 from regard.engine.flash import RangeError
-from regard.engine.in_place import guard_functions, note_versions
-from regard.engine.tiles import differentiate_strips, pick_rows, plan, run_strips
+from regard.engine.in_place import guard_functions, record_versions
+from regard.engine.tiles import differentiate_strips, plan, run_strips, take_rows
 from regard.errors import (
     ArrayError,
     GradientError,
@@ -63,7 +63,7 @@ Wait = Callable[[], list[Tensor]]
 
 def contiguous(n: int, world: int) -> Places:
     """Assign each rank one run of the positions 0 … n-1."""
-    return tuple((chunk,) for chunk in split(n, world))
+    return tuple((chunk,) for chunk in split_evenly(n, world))
 
 
 def zigzag(n: int, world: int) -> Places:
@@ -72,11 +72,11 @@ def zigzag(n: int, world: int) -> Places:
     >>> zigzag(16, 4)[0]
     (range(0, 2), range(14, 16))
     """
-    chunks = split(n, 2 * world)
+    chunks = split_evenly(n, 2 * world)
     return tuple((chunks[r], chunks[-1 - r]) for r in range(world))
 
 
-def split(n: int, parts: int) -> list[range]:
+def split_evenly(n: int, parts: int) -> list[range]:
     """Split 0 … n-1 into runs whose lengths differ by at most 1."""
     ends = [n * i // parts for i in range(parts + 1)]
     return [range(i, j) for i, j in pairwise(ends)]
@@ -117,7 +117,7 @@ def attend(
     the gradient of a sink is this rank's contribution only.
     """
     ring = Ring(places, group, dist.get_rank(group))
-    refuse(mask, bias, softcap)
+    refuse_unsupported(mask, bias, softcap)
     call = read_call(
         (q, k, v), None, bias=None, scale=scale, softcap=None, sink=sink, q_start=0
     )
@@ -127,26 +127,26 @@ def attend(
             "scale is an array, but the fused kernels of the ring take one number. "
             "Write scale=float(scale), or regard.engine.attend(...)."
         )
-    lead, n, total = call.shape[:-2], q.shape[-2], sum(map(count, places))
+    lead, n, total = call.shape[:-2], q.shape[-2], sum(map(count_positions, places))
     batch, heads = (1, 1, *lead)[-2:]
     mask = everything() if mask is None else mask
     for formula in (mask, bias):
         if formula is not None:
             check_extents(formula, (batch, heads, total, total), 0)
-    q, k, v = (spread(x, batch) for x in (q, k, v))
+    q, k, v = (view_as_batch(x, batch) for x in (q, k, v))
     call = replace(
         call,
         mask=mask.place(q),
         bias=None if bias is None else bias.place(q),
         shape=(batch, heads, n, n),
     )
-    out, lse = Ringed.apply(q, k, v, guard_functions(call), ring)
+    out, lse = RingAttention.apply(q, k, v, guard_functions(call), ring)
     if call.sink is not None:  # applied once per row, not once per rank
-        out, lse = take_share(out, lse, call.sink)
+        out, lse = apply_sink(out, lse, call.sink)
     return Attended(out.reshape(*lead, n, v.shape[-1]), lse.reshape(*lead, n))
 
 
-def refuse(mask: Any, bias: Any, softcap: float | None) -> None:
+def refuse_unsupported(mask: Any, bias: Any, softcap: float | None) -> None:
     """Raise for masks that are not formulas, and for options without a fused kernel."""
     for name, x, kind, write in (
         ("mask", mask, Mask, "array"),
@@ -159,7 +159,7 @@ def refuse(mask: Any, bias: Any, softcap: float | None) -> None:
                 f"regard.masks.{write}(x) for an array over the positions of the whole "
                 "sequence."
             )
-    if softcap is not None or learns(bias):
+    if softcap is not None or requires_gradient(bias):
         given = f"softcap={softcap}" if softcap is not None else "a trainable bias"
         raise OptionError(
             f"{given}: the fused kernels of the ring do not support it. "
@@ -181,7 +181,7 @@ def check_shard(ring: Ring, call: Call) -> None:
             f"places={ring.places}, expected every position from 0 on exactly once, "
             "in ranges of step 1, as zigzag(n, world) returns them."
         )
-    if call.shape[-2:] != (n := count(ring.places[ring.rank]), n):
+    if call.shape[-2:] != (n := count_positions(ring.places[ring.rank]), n):
         raise ShapeError(
             f"{call.shape[-2]} queries and {call.shape[-1]} keys on rank {ring.rank}, "
             f"but places assigns it {n} positions. Write q[..., mine, :] with "
@@ -227,7 +227,7 @@ class Ring:
         if self.world == 1:
             return lambda: sent
         before, after = (self.rank - 1) % self.world, (self.rank + 1) % self.world
-        n = count(self.places[owner - 1])
+        n = count_positions(self.places[owner - 1])
         received = [x.new_empty((*x.shape[:2], n, x.shape[3])) for x in sent]
         messages = [
             dist.P2POp(verb, x, group=self.group, group_peer=peer)
@@ -238,13 +238,13 @@ class Ring:
             for x in tensors
             if x.numel()  # both sides skip empty tensors
         ]
-        with blame(messages):
+        with name_silent_rank(messages):
             works = dist.batch_isend_irecv(messages) if messages else []
 
         def wait() -> list[Tensor]:
             # NCCL returns one work object for all messages, so lengths may differ
             for work, message in zip(works, messages, strict=False):
-                with blame([message]):
+                with name_silent_rank([message]):
                     work.wait()  # gloo raises after the timeout of the group
             return received
 
@@ -252,7 +252,7 @@ class Ring:
 
 
 @contextmanager
-def blame(messages: list[Any]) -> Iterator[None]:
+def name_silent_rank(messages: list[Any]) -> Iterator[None]:
     """Re-raise communication errors with the rank that did not answer."""
     began = time.monotonic()
     try:
@@ -266,7 +266,7 @@ def blame(messages: list[Any]) -> Iterator[None]:
         ) from error
 
 
-class Ringed(torch.autograd.Function):  # type: ignore[misc]
+class RingAttention(torch.autograd.Function):  # type: ignore[misc]
     """Ring attention as an autograd function, with gradients of out and lse."""
 
     @staticmethod
@@ -290,7 +290,7 @@ class Ringed(torch.autograd.Function):  # type: ignore[misc]
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.call, ctx.ring = call, ring
-        ctx.versions = note_versions(call, "mask", "bias")
+        ctx.versions = record_versions(call, "mask", "bias")
         ctx.set_materialize_grads(False)
         return out, lse
 
@@ -311,7 +311,7 @@ class Ringed(torch.autograd.Function):  # type: ignore[misc]
             visit = replace(ctx.call, q=q, k=held[0], v=held[1])
             dk, dv = sums = [torch.zeros_like(x, dtype=lse.dtype) for x in held]
             for rows, keys, pair in pair_runs(visit, ring, owner):
-                known = pick_rows((out, lse, grad_out, grad_lse), rows)
+                known = take_rows((out, lse, grad_out, grad_lse), rows)
                 totals = dq[:, :, rows], dk[:, :, keys], dv[:, :, keys]
                 with without_autocast(q):
                     differentiate_strips(pair, plan(pair), known, totals)
@@ -333,16 +333,16 @@ def pair_runs(
 ) -> Iterator[tuple[slice, slice, Call]]:
     """Yield each pair of own rows and an owner's keys as a small call."""
     formula: Any = call.mask
-    for rows, at_q in locate(ring.places[ring.rank]):
-        for keys, at_k in locate(ring.places[owner]):
-            mask = LateMask(formula, at_k.start)
+    for rows, at_q in locate_runs(ring.places[ring.rank]):
+        for keys, at_k in locate_runs(ring.places[owner]):
+            mask = ShiftedMask(formula, at_k.start)
             pair = replace(
                 call,
                 q=call.q[:, :, rows],
                 k=call.k[:, :, keys],
                 v=call.v[:, :, keys],
                 mask=mask,
-                bias=None if call.bias is None else LateBias(call.bias, at_k.start),
+                bias=None if call.bias is None else ShiftedBias(call.bias, at_k.start),
                 q_start=at_q.start,
                 shape=(*call.shape[:2], len(at_q), len(at_k)),
             )
@@ -357,7 +357,7 @@ def pair_runs(
                 yield rows, keys, pair
 
 
-def locate(runs: Runs) -> Iterator[tuple[slice, range]]:
+def locate_runs(runs: Runs) -> Iterator[tuple[slice, range]]:
     """Yield the row indices of each run within the shard, and its positions."""
     start = 0
     for run in runs:
@@ -366,13 +366,13 @@ def locate(runs: Runs) -> Iterator[tuple[slice, range]]:
         start += len(run)
 
 
-def count(runs: Runs) -> int:
+def count_positions(runs: Runs) -> int:
     """Return the number of positions."""
     return sum(map(len, runs))
 
 
 @dataclass(frozen=True)
-class LateMask(Mask):
+class ShiftedMask(Mask):
     """A mask whose key 0 is at position `first`."""
 
     mask: Mask
@@ -388,7 +388,7 @@ class LateMask(Mask):
 
 
 @dataclass(frozen=True)
-class LateBias(Bias):
+class ShiftedBias(Bias):
     """A bias whose key 0 is at position `first`."""
 
     bias: Bias

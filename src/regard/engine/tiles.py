@@ -27,7 +27,7 @@ from regard.definition.blocked import merge
 from regard.definition.contract import Call
 from regard.engine.by_definition import differentiate_again
 from regard.engine.flash import attend_part, differentiate_part
-from regard.engine.in_place import note_versions
+from regard.engine.in_place import record_versions
 from regard.masks.algebra import Mask
 from regard.masks.formula import Formula, evaluate
 from regard.masks.patterns import causal, everything
@@ -39,7 +39,7 @@ CELLS = 2**24  # maximum size of a dense mask: 64 MB in float32
 
 
 @dataclass(frozen=True)
-class Part:
+class KeyBlock:
     """Some keys for a strip of rows: one call of the kernel."""
 
     keys: slice | Tensor  # a contiguous run of keys, or their positions
@@ -52,7 +52,7 @@ class Strip:
     """Some rows, and the parts of the keys that they attend to."""
 
     rows: slice
-    parts: tuple[Part, ...]
+    parts: tuple[KeyBlock, ...]
 
 
 def plan(call: Call) -> tuple[Strip, ...]:
@@ -60,25 +60,25 @@ def plan(call: Call) -> tuple[Strip, ...]:
     n_q, n_k = call.shape[-2:]
     rows = slice(0, n_q)
     if n_q == 0 or (call.mask is None and call.bias is None):
-        return (Strip(rows, (Part(slice(0, n_k)),)),)
-    if is_causal(call):
+        return (Strip(rows, (KeyBlock(slice(0, n_k)),)),)
+    if fits_causal_kernel(call):
         return (Strip(rows, plan_causal(call.q_start, n_q, n_k)),)
     return tuple(plan_strips(call))
 
 
-def is_causal(call: Call) -> bool:
+def fits_causal_kernel(call: Call) -> bool:
     """Return whether the kernel's causal mask applies, shifted by q_start >= 0."""
     plain = call.bias is None and call.mask == CAUSAL
     return plain and not is_array(call.q_start) and call.q_start >= 0
 
 
-def plan_causal(start: int, n_q: int, n_k: int) -> tuple[Part, ...]:
+def plan_causal(start: int, n_q: int, n_k: int) -> tuple[KeyBlock, ...]:
     """Return the keys before all queries, and the block on the diagonal."""
     before, after = min(start, n_k), min(start + n_q, n_k)
     if n_q == 1:  # a single query attends to all keys up to itself: no mask
         before = after
-    parts = Part(slice(0, before)), Part(slice(before, after), diagonal=True)
-    return tuple(part for part in parts if count(part.keys))
+    parts = KeyBlock(slice(0, before)), KeyBlock(slice(before, after), diagonal=True)
+    return tuple(part for part in parts if count_keys(part.keys))
 
 
 def plan_strips(call: Call) -> Iterator[Strip]:
@@ -91,38 +91,38 @@ def plan_strips(call: Call) -> Iterator[Strip]:
         if call.bias is not None or is_array(call.mask):  # every tile needs it
             kinds[kinds == FULL] = UNDECIDED
         parts = [
-            Part(join(chosen, call.q.device), masked=kind == UNDECIDED)
+            KeyBlock(join_runs(chosen, call.q.device), masked=kind == UNDECIDED)
             for kind in (FULL, UNDECIDED)
             if (chosen := [tiles.keys[j] for j in np.flatnonzero(kinds == kind)])
         ]
         yield Strip(rows, tuple(parts))
 
 
-def join(runs: list[slice], device: torch.device) -> slice | Tensor:
+def join_runs(runs: list[slice], device: torch.device) -> slice | Tensor:
     """Return one slice if the runs are adjacent, else all their positions."""
-    if sum(map(count, runs)) == runs[-1].stop - runs[0].start:
+    if sum(map(count_keys, runs)) == runs[-1].stop - runs[0].start:
         return slice(runs[0].start, runs[-1].stop)
     return torch.cat([torch.arange(r.start, r.stop, device=device) for r in runs])
 
 
-def count(keys: slice | Tensor) -> int:
+def count_keys(keys: slice | Tensor) -> int:
     """Return the number of keys."""
     return int(keys.stop - keys.start if isinstance(keys, slice) else keys.shape[0])
 
 
-def pick(x: Tensor, keys: slice | Tensor) -> Tensor:
+def take_keys(x: Tensor, keys: slice | Tensor) -> Tensor:
     """Return these rows of x (B, H, N, D): a view for a slice, otherwise a copy."""
     if not isinstance(keys, slice):
         return x.index_select(2, keys)
-    return x if count(keys) == x.shape[2] else x[:, :, keys]
+    return x if count_keys(keys) == x.shape[2] else x[:, :, keys]
 
 
-def pick_rows(arrays: tuple[Any, ...], rows: slice) -> tuple[Any, ...]:
+def take_rows(arrays: tuple[Any, ...], rows: slice) -> tuple[Any, ...]:
     """Return these rows of every array (B, H, N, ...); None stays None."""
-    return tuple(None if x is None else pick(x, rows) for x in arrays)
+    return tuple(None if x is None else take_keys(x, rows) for x in arrays)
 
 
-def write_bias(call: Call, rows: slice, part: Part) -> Tensor | None:
+def write_bias(call: Call, rows: slice, part: KeyBlock) -> Tensor | None:
     """Return the bias of a part, with -inf where the mask is False."""
     if not part.masked:
         return None
@@ -132,10 +132,10 @@ def write_bias(call: Call, rows: slice, part: Part) -> Tensor | None:
     if allowed is not None:
         bias = torch.where(allowed, bias, -math.inf)
     lead = (1,) * (4 - bias.ndim) + bias.shape[:-2]
-    return bias.expand(*lead, count(rows), count(part.keys))
+    return bias.expand(*lead, count_keys(rows), count_keys(part.keys))
 
 
-def write_cells(x: Any, call: Call, rows: slice, part: Part) -> Tensor | None:
+def write_cells(x: Any, call: Call, rows: slice, part: KeyBlock) -> Tensor | None:
     """Evaluate a formula on the cells of a part, or slice them from an array."""
     if x is None:
         return None
@@ -145,7 +145,7 @@ def write_cells(x: Any, call: Call, rows: slice, part: Part) -> Tensor | None:
     keys, device = part.keys, call.q.device
     if isinstance(keys, slice):
         keys = torch.arange(keys.start, keys.stop, device=device)
-    shape = (*call.shape[:-2], count(rows), count(keys))
+    shape = (*call.shape[:-2], count_keys(rows), count_keys(keys))
     start = call.q_start + rows.start
     cells: Tensor = evaluate(x, shape, q_start=start, keys=keys, like=call.q)
     return cells
@@ -155,17 +155,17 @@ def run_strips(call: Call, strips: tuple[Strip, ...]) -> tuple[Tensor, Tensor]:
     """Return out (B, H, Nq, Dv) and lse (B, H, Nq)."""
     done = []
     for strip in strips:
-        q = pick(call.q, strip.rows)
+        q = take_keys(call.q, strip.rows)
         parts = [
             attend_part(
                 q,
-                pick(call.k, part.keys),
-                pick(call.v, part.keys),
+                take_keys(call.k, part.keys),
+                take_keys(call.v, part.keys),
                 write_bias(call, strip.rows, part),
                 causal=part.diagonal,
                 scale=call.scale,
             )
-            for part in strip.parts or (Part(slice(0, 0)),)
+            for part in strip.parts or (KeyBlock(slice(0, 0)),)
         ]
         done.append(merge(*parts) if len(parts) > 1 else parts[0])
     if len(done) == 1:
@@ -174,7 +174,7 @@ def run_strips(call: Call, strips: tuple[Strip, ...]) -> tuple[Tensor, Tensor]:
     return torch.cat(outs, 2), torch.cat(lses, 2)
 
 
-class Fused(torch.autograd.Function):  # type: ignore[misc]
+class FusedAttention(torch.autograd.Function):  # type: ignore[misc]
     """Attention by strips as an autograd function, with gradients of out and lse."""
 
     @staticmethod
@@ -186,7 +186,7 @@ class Fused(torch.autograd.Function):  # type: ignore[misc]
         out, lse = run_strips(replace(call, q=q, k=k, v=v), strips)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.call, ctx.strips = call, strips
-        ctx.versions = note_versions(call, "mask", "bias")
+        ctx.versions = record_versions(call, "mask", "bias")
         ctx.set_materialize_grads(False)
         return out, lse
 
@@ -215,7 +215,7 @@ def is_one_part(call: Call, strips: tuple[Strip, ...]) -> bool:
     if len(strips) != 1 or len(strips[0].parts) != 1:
         return False
     keys = strips[0].parts[0].keys
-    return isinstance(keys, slice) and count(keys) == call.k.shape[2]
+    return isinstance(keys, slice) and count_keys(keys) == call.k.shape[2]
 
 
 def differentiate_strips(
@@ -235,11 +235,15 @@ def differentiate_parts(
 ) -> Iterator[tuple[tuple[Any, ...], tuple[Tensor, ...]]]:
     """Yield the rows and keys of each part, and its contribution to the gradients."""
     for rows, part in ((strip.rows, part) for strip in strips for part in strip.parts):
-        out, lse, grad_out, grad_lse = pick_rows(known, rows)
+        out, lse, grad_out, grad_lse = take_rows(known, rows)
         found = differentiate_part(
             grad_out,
             grad_lse,
-            (pick(call.q, rows), pick(call.k, part.keys), pick(call.v, part.keys)),
+            (
+                take_keys(call.q, rows),
+                take_keys(call.k, part.keys),
+                take_keys(call.v, part.keys),
+            ),
             (out, lse),
             write_bias(call, rows, part),
             causal=part.diagonal,

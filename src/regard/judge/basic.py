@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from regard.judge.case import FAR, GATES, SMALL, Case, Examiner, judge_weights, root
-from regard.judge.difference import Difference, compare
+from regard.judge.difference import Difference, compare_arrays
 from regard.judge.inputs import Inputs, NotAskedError, TroubleError
 
 APART = (*GATES, "heads_do_not_mix", "batches_do_not_mix")
@@ -26,7 +26,7 @@ def answer_at_all(e: Examiner) -> Difference | None:
     if np.isfinite(out).all():
         return None
     right = e.expect(inputs).out
-    return compare(np.where(np.isfinite(out), right, out), right)
+    return compare_arrays(np.where(np.isfinite(out), right, out), right)
 
 
 def answer_the_same(e: Examiner) -> Difference | None:
@@ -34,7 +34,8 @@ def answer_the_same(e: Examiner) -> Difference | None:
     inputs = Inputs(q=e.draw(4), k=e.draw(4), v=e.draw(4))
     first, *others = (e.ask(inputs).out for _ in range(3))
     found = (
-        compare(x, first, atol=e.room(1e-5), what="the second out") for x in others
+        compare_arrays(x, first, atol=e.room(1e-5), what="the second out")
+        for x in others
     )
     return next((x for x in found if x is not None), None)
 
@@ -65,7 +66,7 @@ def sum_to_one(e: Examiner) -> Difference | None:
     q, k = e.score(np.full((3, 3), -60.0))
     out = e.ask(Inputs(q=q, k=k, v=np.ones_like(k))).out
     exact = e.subject.precisions[0] == "float64"
-    found = compare(out, np.ones_like(out), atol=1e-12 if exact else e.room())
+    found = compare_arrays(out, np.ones_like(out), atol=1e-12 if exact else e.room())
     if found is None:
         return None
     short = f"{1 - out.min():.1e}"
@@ -90,7 +91,7 @@ def scale_scores(e: Examiner) -> Difference | None:
     yours = e.ask(inputs).out
     for words, factor in (("1", 1.0), ("1 / D", 1 / d), ("sqrt(D)", d**0.5)):
         other = e.expect(replace(inputs, scale=factor)).out
-        if compare(yours, other, atol=e.room(1e-3)) is None:
+        if compare_arrays(yours, other, atol=e.room(1e-3)) is None:
             near = f" It is what a scale of {words} gives (D = {d})."
     return replace(found, says=found.says + near)
 
@@ -153,7 +154,7 @@ def ignore_order(e: Examiner) -> Difference | None:
     order = [2, 0, 1]
     first = e.ask(Inputs(q=q, k=k, v=v)).out
     second = e.ask(Inputs(q=q, k=k[:, :, order], v=v[:, :, order])).out
-    return compare(
+    return compare_arrays(
         second, first, atol=10 * e.room(), what="out, keys in another order,"
     )
 
@@ -269,7 +270,7 @@ def show_what_was_used(e: Examiner) -> Difference | None:
         raise NotAskedError("it returns no weights")
     if answer.weights.shape[1] != inputs.q.shape[1]:
         raise NotAskedError("its weights are averaged over the heads")
-    return compare(answer.out, answer.weights @ inputs.v, atol=e.room(1e-4))
+    return compare_arrays(answer.out, answer.weights @ inputs.v, atol=e.room(1e-4))
 
 
 BASIC = (

@@ -23,8 +23,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.judge.difference import TOLERANCE, Difference, compare
-from regard.judge.inputs import Inputs, NotAskedError, Numbers, expect, expect_gradients
+from regard.judge.difference import TOLERANCE, Difference, compare_arrays
+from regard.judge.inputs import (
+    Inputs,
+    NotAskedError,
+    Numbers,
+    compute_expected,
+    expect_gradients,
+)
 from regard.judge.subject import Answer, Subject
 
 Level = Literal["basic", "complete", "kernel"]
@@ -122,7 +128,7 @@ class Examiner:
     def expect(self, inputs: Inputs, precision: str | None = None) -> Any:
         """Evaluate the definition on the inputs rounded to a precision."""
         best = precision or self.subject.precisions[0]
-        return expect(self.settle(inputs).round(best))
+        return compute_expected(self.settle(inputs).round(best))
 
     def compare(
         self,
@@ -141,7 +147,7 @@ class Examiner:
         if what == "weights" and yours.shape[1] != right.shape[1]:
             right = right.mean(1, keepdims=True)
         room = TOLERANCE[best] if atol is None else max(atol, TOLERANCE[best])
-        found = compare(yours, right, atol=room, what=what)
+        found = compare_arrays(yours, right, atol=room, what=what)
         return None if found is None else replace(found, arguments=inputs)
 
     def compare_all(
@@ -162,7 +168,7 @@ class Examiner:
                 continue
             if what == "weights" and x.shape[1] != y.shape[1]:
                 y = y.mean(1, keepdims=True)
-            found = compare(x, y, atol=room, what=what)
+            found = compare_arrays(x, y, atol=room, what=what)
             if found is not None:
                 return replace(found, arguments=inputs)
         return None
@@ -190,7 +196,11 @@ class Examiner:
         right = expect_gradients(inputs.round(best), g)
         for name, x, y in zip("qkv", yours, right, strict=True):
             room = max(atol, 10 * self.tolerance(best))
-            found = compare(x, y, atol=room, what=f"d{name}") if name in only else None
+            found = (
+                compare_arrays(x, y, atol=room, what=f"d{name}")
+                if name in only
+                else None
+            )
             if found is not None:
                 return replace(found, arguments=inputs)
         return None

@@ -175,7 +175,7 @@ def read_names(fn: Attention) -> list[str] | None:
     return None if inspect.Parameter.VAR_KEYWORD in kinds else list(parameters)
 
 
-def check_fit(fn: Attention, convention: Convention) -> None:
+def check_arguments(fn: Attention, convention: Convention) -> None:
     """Raise if the convention declares an argument that the function lacks."""
     if not callable(fn):
         raise OptionError(
@@ -190,7 +190,7 @@ def check_fit(fn: Attention, convention: Convention) -> None:
             )
 
 
-def describe(convention: Convention) -> str:
+def describe_convention(convention: Convention) -> str:
     """Return the layout, the library and all settings that differ from the default."""
     parts = []
     for each in fields(convention):

@@ -46,7 +46,7 @@ class Difference:
         return np.where(self.yours == self.expected, 0, apart)  # inf - inf
 
 
-def compare(
+def compare_arrays(
     yours: Any, expected: Any, *, atol: float = 1e-9, what: str = "out"
 ) -> Difference | None:
     """Return where two arrays differ by more than atol · max(1, |expected|)."""
@@ -66,7 +66,7 @@ def compare(
     count = f" ({wrong.sum()} of {x.size} numbers differ)" if x.size > 1 else ""
     mine, right = write_apart(float(x[at]), float(y[at]))
     says = f"{what}{place} is {mine}, expected {right}{count}."
-    return Difference(says, flatten(x, at), flatten(y, at), what=what)
+    return Difference(says, select_map(x, at), select_map(y, at), what=what)
 
 
 def write_apart(x: float, y: float) -> tuple[str, str]:
@@ -79,7 +79,7 @@ def write_apart(x: float, y: float) -> tuple[str, str]:
     return next((pair for pair in pairs if pair[0] != pair[1]), (repr(x), repr(y)))
 
 
-def flatten(x: Numbers, at: Sequence[Any]) -> Numbers:
+def select_map(x: Numbers, at: Sequence[Any]) -> Numbers:
     """Return the 2-d slice (rows, columns) of x that contains an index."""
     return np.atleast_2d(x[tuple(at[:-2])] if x.ndim > 2 else x)
 
@@ -101,7 +101,7 @@ def find_difference(
     calls: positional arguments of each call; fn gets copies and must not modify them
     limit: seconds allowed for each call of fn
     """
-    for arguments in sorted(calls, key=measure):
+    for arguments in sorted(calls, key=count_numbers):
         expected = parts(reference(*map(own, arguments)))
         given = [own(x) for x in arguments]
         try:
@@ -109,7 +109,9 @@ def find_difference(
         except TroubleError as trouble:
             return Difference(str(trouble), arguments=arguments)
         for i, (x, old) in enumerate(zip(given, arguments, strict=True)):
-            if is_array(x) and not np.array_equal(read(x), read(old), equal_nan=True):
+            if is_array(x) and not np.array_equal(
+                to_array(x), to_array(old), equal_nan=True
+            ):
                 says = f"argument {i} is changed by the call, expected a copy."
                 return Difference(says, arguments=arguments)
         found = compare_parts(yours, expected, atol)
@@ -127,12 +129,12 @@ def compare_parts(
     for i, (x, y) in enumerate(zip(yours, expected, strict=True)):
         what = "out" if len(expected) == 1 else f"part {i}"
         try:
-            numbers = read(x).astype(np.float64)
+            numbers = to_array(x).astype(np.float64)
         except (TypeError, ValueError):
             return Difference(
                 f"{what} is a {type(x).__name__}, expected numbers.", what=what
             )
-        found = compare(numbers, read(y), atol=atol, what=what)
+        found = compare_arrays(numbers, to_array(y), atol=atol, what=what)
         if found is not None:
             return found
     return None
@@ -143,12 +145,12 @@ def parts(found: Any) -> list[Any]:
     return list(found) if isinstance(found, tuple | list) else [found]
 
 
-def measure(arguments: Sequence[Any]) -> int:
+def count_numbers(arguments: Sequence[Any]) -> int:
     """Return the total number of elements in the arguments of a call."""
     return sum(int(np.prod(x.shape)) if is_array(x) else 1 for x in arguments)
 
 
-def read(x: Any) -> NDArray[Any]:
+def to_array(x: Any) -> NDArray[Any]:
     """Return x as a NumPy array."""
     return to_numpy(x) if is_array(x) else np.asarray(x)
 

@@ -43,22 +43,22 @@ def read_library(fn: Any) -> Library:
         return "jax"
     fn = unwrap(fn)
     if not inspect.isroutine(fn):
-        found = choose({find_root(base) for base in type(fn).__mro__})
+        found = pick_library({find_root(base) for base in type(fn).__mro__})
         if found:
             return found
         fn = getattr(fn, "forward", type(fn).__call__)
     level, seen = [unwrap(fn)], set()
     for _ in range(DEPTH):
-        found = choose({root for each in level for root in read_roots(each)})
+        found = pick_library({root for each in level for root in read_roots(each)})
         if found:
             return found
         seen |= {id(each) for each in level}
         called = [f for each in level for f in find_called(each)]
         level = [f for f in called if id(f) not in seen]
-    return read_file(fn)
+    return read_imports(fn)
 
 
-def choose(roots: set[str]) -> Library | None:
+def pick_library(roots: set[str]) -> Library | None:
     """Return the array library in a set of packages, or None."""
     return next((name for name in LIBRARIES if name in roots), None)
 
@@ -80,7 +80,7 @@ def read_roots(fn: Any) -> set[str]:
         for note in notes
     }
     noted = {find_root(read_globals(fn).get(x)) or x for x in noted}
-    if choose(noted):
+    if pick_library(noted):
         return noted
     imported = {x.argval.split(".")[0] for x in steps(fn) if x.opname == "IMPORT_NAME"}
     return imported | {find_root(x) for x in find_objects(fn)}
@@ -101,13 +101,13 @@ def find_objects(fn: Any) -> list[Any]:
     return [known[name] for name in names if name in known] + enclosed
 
 
-def read_file(fn: Any) -> Library:
+def read_imports(fn: Any) -> Library:
     """Return the library that a function's file imports, or whose methods fit."""
     roots = {find_root(x) for x in read_globals(fn).values()} & set(LIBRARIES)
     methods = {x.argval for x in steps(fn) if x.opname in ("LOAD_ATTR", "LOAD_METHOD")}
     if len(roots) > 1 and methods <= set(dir(np.ndarray)):
         return "numpy"
-    return choose(roots) or "numpy"
+    return pick_library(roots) or "numpy"
 
 
 def read_globals(fn: Any) -> dict[str, Any]:

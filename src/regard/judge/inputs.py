@@ -81,7 +81,7 @@ def round_to(x: Numbers, precision: Precision) -> Numbers:
     return np.where(finite, kept.astype(np.uint32).view(np.float32), x)
 
 
-def allow(inputs: Inputs) -> NDArray[np.bool_] | None:
+def compute_allowed(inputs: Inputs) -> NDArray[np.bool_] | None:
     """Return the combined mask (B or 1, H or 1, Nq, Nk); None means no mask."""
     n_q, n_k = inputs.shape[2:]
     parts = [] if inputs.mask is None else [inputs.mask]
@@ -98,13 +98,13 @@ def allow(inputs: Inputs) -> NDArray[np.bool_] | None:
     return allowed
 
 
-def expect(inputs: Inputs) -> Attended:
+def compute_expected(inputs: Inputs) -> Attended:
     """Return the result of the definition, with the weights."""
     return attention(
         inputs.q,
         inputs.k,
         inputs.v,
-        allow(inputs),
+        compute_allowed(inputs),
         bias=inputs.bias,
         scale=inputs.scale,
         softcap=inputs.softcap,
@@ -115,7 +115,7 @@ def expect(inputs: Inputs) -> Attended:
 
 def expect_gradients(inputs: Inputs, g: Numbers) -> tuple[Numbers, Numbers, Numbers]:
     """Return the gradients of sum(out · g) for q, k and v, without softcap."""
-    done = expect(inputs)
+    done = compute_expected(inputs)
     weights: Numbers = np.asarray(done.weights)
     (batch, heads, _, width), shared = inputs.q.shape, inputs.k.shape[1]
     k, v = (np.repeat(x, heads // shared, axis=1) for x in (inputs.k, inputs.v))

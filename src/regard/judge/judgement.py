@@ -25,7 +25,12 @@ import numpy as np
 from regard.errors import OptionError
 from regard.judge.basic import BASIC
 from regard.judge.case import LEVELS, Case, Examiner
-from regard.judge.convention import Attention, Convention, describe, read_convention
+from regard.judge.convention import (
+    Attention,
+    Convention,
+    describe_convention,
+    read_convention,
+)
 from regard.judge.difference import Difference
 from regard.judge.inputs import NotAskedError, TroubleError
 from regard.judge.kernel import KERNEL
@@ -66,14 +71,14 @@ def check(
     """
     words = read_convention(fn) if convention is None else convention
     subject = Subject(fn, words, limit=limit)
-    cases = choose(level)
+    cases = order_cases(level)
     note = settle_precision(subject)
     verdicts = judge_all(subject, cases, seed)
     name = str(getattr(fn, "__name__", type(fn).__name__))
-    return Report(name, describe(words), level, tuple(verdicts), note)
+    return Report(name, describe_convention(words), level, tuple(verdicts), note)
 
 
-def choose(level: str) -> list[Case]:
+def order_cases(level: str) -> list[Case]:
     """Return the cases of a level and the levels below, in dependency order."""
     if level not in LEVELS:
         raise OptionError(f'level="{level}", expected one of {", ".join(LEVELS)}.')

@@ -11,7 +11,7 @@ import numpy as np
 
 from regard.definition.blocked import merge
 from regard.judge.case import Case, Examiner
-from regard.judge.difference import Difference, compare
+from regard.judge.difference import Difference, compare_arrays
 from regard.judge.inputs import Inputs, NotAskedError
 from regard.judge.masking import CAUSAL, HIDES, RIGHT
 
@@ -69,7 +69,7 @@ def repeat_bits(e: Examiner) -> Difference | None:
     """Repeat the same call five times and compare the bits."""
     inputs = Inputs(q=e.draw(130), k=e.draw(130), v=e.draw(130))
     first, *others = (e.ask(inputs).out for _ in range(5))
-    found = (compare(x, first, atol=0, what="a later out") for x in others)
+    found = (compare_arrays(x, first, atol=0, what="a later out") for x in others)
     return next((x for x in found if x is not None), None)
 
 
@@ -143,7 +143,7 @@ def merge_parts(e: Examiner) -> Difference | None:
         parts.append((answer.out, answer.lse))
     out, _ = merge(*parts)
     right = e.expect(inputs).out
-    found = compare(out, right, atol=e.room(), what="the merged out")
+    found = compare_arrays(out, right, atol=e.room(), what="the merged out")
     return None if found is None else replace(found, arguments=inputs)
 
 

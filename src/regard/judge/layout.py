@@ -19,7 +19,7 @@ ARRAYS, MASKS = "bhnd", "bhqk"
 WORDS = {"b": "batches", "h": "heads", "q": "queries that differ"}
 
 
-def arrange(x: NDArray[Any], layout: str, axes: str = ARRAYS) -> NDArray[Any]:
+def arrange_axes(x: NDArray[Any], layout: str, axes: str = ARRAYS) -> NDArray[Any]:
     """Convert x, whose axes are named, to a layout."""
     letters = layout.replace("(", "").replace(")", "")
     gone = [a for a in axes if a not in letters]
@@ -60,4 +60,4 @@ def arrange_mask(
     kept = [
         n if a in axes else m for a, m, n in zip(MASKS, x.shape, shape, strict=True)
     ]
-    return arrange(np.array(np.broadcast_to(x, kept)), axes, MASKS)
+    return arrange_axes(np.array(np.broadcast_to(x, kept)), axes, MASKS)

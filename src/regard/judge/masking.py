@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from regard.judge.case import FAR, GATES, Case, Examiner
-from regard.judge.difference import Difference, compare
+from regard.judge.difference import Difference, compare_arrays
 from regard.judge.inputs import Inputs, NotAskedError, TroubleError
 
 RIGHT = (
@@ -89,7 +89,7 @@ def mask_batches(e: Examiner) -> Difference | None:
     return e.compare(inputs, atol=1e-3)
 
 
-def compose(e: Examiner) -> Difference | None:
+def combine_masks(e: Examiner) -> Difference | None:
     """Use a mask and causal together: both apply."""
     words = e.subject.convention
     if words.mask is None or not (words.causal or words.always_causal):
@@ -115,7 +115,9 @@ def pad_on_the_left(e: Examiner) -> Difference | None:
     padded = e.ask(replace(inputs, mask=mask)).out[:, :, 2:]
     alone = {name: getattr(inputs, name)[:, :, 2:] for name in "qkv"}
     right = e.ask(replace(inputs, **alone)).out
-    return compare(padded, right, atol=e.room(1e-6), what="out of the padded call")
+    return compare_arrays(
+        padded, right, atol=e.room(1e-6), what="out of the padded call"
+    )
 
 
 def stand_aligned(e: Examiner) -> Difference | None:
@@ -156,7 +158,7 @@ def prefill_in_chunks(e: Examiner) -> Difference | None:
             v=inputs.v[:, :, :stop],
             q_start=first,
         )
-        part = compare(
+        part = compare_arrays(
             e.ask(chunk).out,
             whole[:, :, first:stop],
             atol=e.room(1e-4),
@@ -167,13 +169,13 @@ def prefill_in_chunks(e: Examiner) -> Difference | None:
     return None
 
 
-def refuse(e: Examiner, literal: Any, right: Inputs) -> Difference | None:
+def accept_refusal(e: Examiner, literal: Any, right: Inputs) -> Difference | None:
     """Pass an unusual mask: both an error and the intended result are right."""
     try:
         yours = e.ask(replace(right, mask=None, literal=literal)).out
     except TroubleError:
         return None
-    return compare(yours, e.expect(right).out, atol=e.room(1e-3))
+    return compare_arrays(yours, e.expect(right).out, atol=e.room(1e-3))
 
 
 def odd_mask(e: Examiner, dtype: Any) -> Difference | None:
@@ -191,7 +193,7 @@ def odd_mask(e: Examiner, dtype: Any) -> Difference | None:
         raise NotAskedError("its heads are those of a module")
     if dtype == np.float64:
         dtype = e.subject.precisions[0].replace("bfloat16", "float32")
-    return refuse(e, says.astype(dtype).reshape(shape), right)
+    return accept_refusal(e, says.astype(dtype).reshape(shape), right)
 
 
 def take_float_mask(e: Examiner) -> Difference | None:
@@ -213,8 +215,8 @@ def take_padding_mask(e: Examiner) -> Difference | None:
     q, k = e.zeros(3, batch=3), e.zeros(3, batch=3)
     inputs = Inputs(q=q, k=k, v=e.unit(3, batch=3), mask=valid[:, None, None])
     if words.true_means == "added":
-        return refuse(e, np.where(valid, 0.0, -np.inf), inputs)
-    return refuse(e, valid if words.true_means == "attend" else ~valid, inputs)
+        return accept_refusal(e, np.where(valid, 0.0, -np.inf), inputs)
+    return accept_refusal(e, valid if words.true_means == "attend" else ~valid, inputs)
 
 
 MASKING = (
@@ -241,7 +243,7 @@ MASKING = (
     Case("mask_and_causal_compose",
          "If both are given, the mask or causal is dropped.",
          "Combine both, mask & causal, before the softmax.",
-         "complete", compose, (*HIDES, *CAUSAL)),
+         "complete", combine_masks, (*HIDES, *CAUSAL)),
     Case("documents_do_not_mix",
          "Documents packed into one sequence attend to each other.",
          "Apply the mask in every code path, also without causal.",

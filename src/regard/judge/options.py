@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 
 from regard.judge.case import FAR, GATES, SMALL, Case, Examiner, judge_weights
-from regard.judge.difference import Difference, compare
-from regard.judge.inputs import Inputs, NotAskedError, expect
+from regard.judge.difference import Difference, compare_arrays
+from regard.judge.inputs import Inputs, NotAskedError, compute_expected
 from regard.judge.masking import CAUSAL, HIDES, RIGHT, ask_nothing
 
 
@@ -82,7 +82,7 @@ def apply_window_alone(e: Examiner) -> Difference | None:
         raise NotAskedError("it is always causal")
     inputs = Inputs(q=e.zeros(5), k=e.zeros(5), v=e.unit(5), window=1)
     weights = e.read_weights(inputs)
-    right = np.asarray(expect(inputs).weights)
+    right = np.asarray(compute_expected(inputs).weights)
     before = np.arange(5) < np.arange(5)[:, None] - 1
     wrong = before & (np.abs(weights) > SMALL)
     says = "{place} is before the window, but has the weight {weight}."
@@ -148,7 +148,9 @@ def look_twice(e: Examiner) -> Difference | None:
         except NotAskedError:
             continue
         asked += 1
-        found = compare(seen, without, atol=e.room(1e-4), what="out, with weights,")
+        found = compare_arrays(
+            seen, without, atol=e.room(1e-4), what="out, with weights,"
+        )
         if found is not None:
             return replace(found, arguments=each)
     if not asked:

@@ -41,10 +41,10 @@ class AttentionCases:
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
         """Parametrize the test with all cases of the level."""
-        from regard.judge.judgement import choose  # noqa: PLC0415 (pytest starts fast)
+        from regard.judge.judgement import order_cases  # noqa: PLC0415 (pytest starts fast)
 
         if "regard_case" in metafunc.fixturenames:
-            names = [case.name for case in choose(type(self).level)]
+            names = [case.name for case in order_cases(type(self).level)]
             metafunc.parametrize("regard_case", names)
 
     def test_attention(self, regard_case: str) -> None:

@@ -55,7 +55,7 @@ def settle_precision(subject: Subject) -> str:
 def answers(e: Examiner, precision: str) -> bool:
     """Return whether a call in a precision succeeds."""
     try:
-        e.ask(draw(e, e.draw(ROWS)), precision)
+        e.ask(draw_inputs(e, e.draw(ROWS)), precision)
     except (TroubleError, NotAskedError):
         return False
     return True
@@ -63,7 +63,7 @@ def answers(e: Examiner, precision: str) -> bool:
 
 def computes_in_single(e: Examiner) -> bool:
     """Return whether the function computes in float32 when given float64."""
-    inputs = draw(e, e.draw(ROWS))
+    inputs = draw_inputs(e, e.draw(ROWS))
     out = e.ask(inputs).out
     if is_close(out, e.expect(inputs).out) or not is_close(
         out, e.expect(inputs).out, ROUNDED
@@ -72,7 +72,7 @@ def computes_in_single(e: Examiner) -> bool:
     kept = inputs.round("float32")
     return (
         is_single(out)
-        or is_single(e.ask(draw(e, e.unit(ROWS))).out)
+        or is_single(e.ask(draw_inputs(e, e.unit(ROWS))).out)
         or np.array_equal(out, e.ask(replace(kept, v=inputs.v)).out)
         or np.array_equal(out, e.ask(replace(inputs, v=kept.v)).out)
         or rounds_sums(e)
@@ -80,7 +80,7 @@ def computes_in_single(e: Examiner) -> bool:
     )
 
 
-def draw(e: Examiner, v: Numbers) -> Inputs:
+def draw_inputs(e: Examiner, v: Numbers) -> Inputs:
     """Return inputs with random queries and keys, and these values."""
     return Inputs(q=e.draw(ROWS), k=e.draw(ROWS), v=v)
 
@@ -98,7 +98,9 @@ def is_single(x: Numbers) -> bool:
 def rounds_sums(e: Examiner) -> bool:
     """Return whether row sums deviate from 1 in both directions, as rounding does."""
     ones = np.ones((1, e.heads, ROWS, e.width))
-    apart = np.concatenate([e.ask(draw(e, ones)).out.ravel() - 1 for _ in range(6)])
+    apart = np.concatenate(
+        [e.ask(draw_inputs(e, ones)).out.ravel() - 1 for _ in range(6)]
+    )
     low, high = apart.min(), apart.max()
     return bool(-1e-6 < low < -1e-12 and 1e-12 < high < 1e-6)
 

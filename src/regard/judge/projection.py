@@ -23,7 +23,7 @@ import numpy as np
 from regard.errors import OptionError
 from regard.judge.convention import Attention, Convention, Projections
 from regard.judge.inputs import Inputs, NotAskedError, Numbers, TroubleError
-from regard.judge.layout import arrange
+from regard.judge.layout import arrange_axes
 from regard.judge.library import ArrayLibrary
 
 
@@ -80,7 +80,7 @@ class Projected:
             if heads != self.where.heads or width != self.sizes[1]:
                 raise NotAskedError("it needs other heads than those of the module")
             matrix = np.zeros((self.sizes[0], heads * width))
-            matrix[: batch * n] = arrange(x, "bn(hd)").reshape(batch * n, -1)
+            matrix[: batch * n] = arrange_axes(x, "bn(hd)").reshape(batch * n, -1)
             found.append(matrix)
         return found
 
@@ -106,7 +106,7 @@ class Projected:
         def states(n: int) -> Any:
             x = np.eye(self.sizes[0])[: batch * n].reshape(batch, 1, n, -1)
             letters = self.convention.layout.replace("e", "d")
-            return make(arrange(x, letters))
+            return make(arrange_axes(x, letters))
 
         offsets = self.draw_offsets(inputs) if inputs.written == "biased" else None
         if offsets is not None:

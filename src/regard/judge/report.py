@@ -23,7 +23,7 @@ import numpy as np
 from regard.judge.case import Case
 from regard.judge.difference import Difference
 from regard.judge.inputs import Inputs, Numbers
-from regard.show.palette import Linear, Scale, fit_signed
+from regard.show.palette import LinearScale, Scale, fit_signed
 from regard.show.text import Color, draw_weights
 
 Status = Literal["passed", "failed", "not asked", "waiting"]
@@ -66,7 +66,7 @@ class Verdict:
         """Return the full text of a failure, with heatmaps."""
         lines = [f"{self.name}: {self.case.says}", f"  {self.says}"]
         if self.difference is not None:
-            lines += [f"  {line}" for line in draw(self.difference, color=color)]
+            lines += [f"  {line}" for line in draw_maps(self.difference, color=color)]
         return "\n".join([*lines, f"  what to change: {self.mend}"])
 
     def note(self) -> str:
@@ -178,7 +178,7 @@ class Report:
                 "level": self.level,
                 "ok": self.ok,
                 "counts": self.counts,
-                "cases": [describe(each) for each in self.verdicts],
+                "cases": [export_verdict(each) for each in self.verdicts],
             },
             indent=1,
             allow_nan=False,
@@ -214,18 +214,18 @@ class Report:
         return ET.tostring(suite, encoding="unicode", xml_declaration=True)
 
 
-def draw(found: Difference, *, color: Color = False) -> list[str]:
+def draw_maps(found: Difference, *, color: Color = False) -> list[str]:
     """Return the lines of three heatmaps: yours, expected, the difference."""
     if found.yours is None or found.expected is None or found.difference is None:
         return []
-    rows, columns = cut(found)
+    rows, columns = crop_difference(found)
     maps = [x[rows, columns] for x in (found.yours, found.expected, found.difference)]
     yours, expected, apart = (np.where(np.isnan(x), -np.inf, x) for x in maps)
     both = np.stack([yours, expected])
     seen = both[np.isfinite(both)]
     scale: Scale = fit_signed(both)
     if seen.size and seen.min() >= 0 and seen.max() > 0:
-        scale = Linear(0, float(seen.max()))
+        scale = LinearScale(0, float(seen.max()))
     sides = {"yours": yours, "expected": expected}
     text = draw_weights(sides, scale=scale, color=color)
     text += "\n" + draw_weights(
@@ -237,7 +237,7 @@ def draw(found: Difference, *, color: Color = False) -> list[str]:
     return [*text.replace(": masked", ": NaN or -inf").splitlines(), *note]
 
 
-def cut(found: Difference) -> tuple[slice, slice]:
+def crop_difference(found: Difference) -> tuple[slice, slice]:
     """Return at most LARGEST rows and columns around the largest difference."""
     assert found.yours is not None
     assert found.expected is not None
@@ -255,14 +255,14 @@ def cut(found: Difference) -> tuple[slice, slice]:
     return slice(firsts[0], stops[0]), slice(firsts[1], stops[1])
 
 
-def describe(verdict: Verdict) -> dict[str, Any]:
+def export_verdict(verdict: Verdict) -> dict[str, Any]:
     """Return a verdict as JSON values."""
     found = verdict.difference
     maps = {}
     if found is not None and found.yours is not None:
-        rows, columns = cut(found)
+        rows, columns = crop_difference(found)
         for name in ("yours", "expected", "difference"):
-            maps[name] = list_numbers(getattr(found, name)[rows, columns])
+            maps[name] = list_json_numbers(getattr(found, name)[rows, columns])
     sizes: dict[str, Any] = {}
     if found is not None and isinstance(found.arguments, Inputs):
         asked = found.arguments
@@ -280,6 +280,6 @@ def describe(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def list_numbers(x: Numbers) -> list[list[float | None]]:
+def list_json_numbers(x: Numbers) -> list[list[float | None]]:
     """Return a 2-d array as nested lists, with None for NaN and infinities."""
     return [[float(n) if np.isfinite(n) else None for n in row] for row in x]

@@ -86,7 +86,7 @@ LONGEST = (
 SHOWN_PARTS = ("out", "weights", "lse")
 
 
-def fit(e: Examiner, sizes: Sizes) -> Sizes:
+def fit_sizes(e: Examiner, sizes: Sizes) -> Sizes:
     """Return the nearest sizes that the convention allows."""
     words, given = e.subject.convention, sizes
     if words.projections:
@@ -114,7 +114,7 @@ def fit(e: Examiner, sizes: Sizes) -> Sizes:
     return given
 
 
-def draw(e: Examiner, sizes: Sizes) -> Inputs:
+def draw_arrays(e: Examiner, sizes: Sizes) -> Inputs:
     """Return random inputs of some sizes; of many rows, a few are 0 or equal."""
     shared = sizes.shared or sizes.heads
     q = e.draw(sizes.n_q, batch=sizes.batch, heads=sizes.heads, width=sizes.width)
@@ -136,32 +136,32 @@ def thin(e: Examiner, many: Iterable[Item]) -> list[Item]:
     return found[:: -(-len(found) // FEW_SHAPES)]
 
 
-def spread(step: int = 1) -> Iterator[Sizes]:
+def cover_sizes(step: int = 1) -> Iterator[Sizes]:
     """Yield sizes in which every token count, head count and width occurs.
 
     Many queries are paired with few keys and vice versa; likewise batches with heads,
     and the widths of keys with those of values.
     """
     few, two = cycle(FEW), cycle(((1, 2), (2, 1), (2, 2)))
-    for n_q, n_k in pair(TOKENS, step):
+    for n_q, n_k in pair_sizes(TOKENS, step):
         (batch, heads), d = next(two), 2 + next(few) % 2
         sizes = Sizes(batch=batch, heads=heads, n_q=n_q, n_k=n_k)
         yield replace(sizes, width=d, columns=1 + d % 3)
-    for batch, heads in pair(MANY, step):
+    for batch, heads in pair_sizes(MANY, step):
         sizes = Sizes(batch=batch, heads=heads, n_q=1 + next(few) % 3, n_k=3)
         yield replace(sizes, width=2 + next(few) % 3, columns=2)
-    for width, columns in pair(WIDTHS, step):
+    for width, columns in pair_sizes(WIDTHS, step):
         (batch, heads), n = next(two), next(few)
         sizes = Sizes(batch=batch, heads=heads, n_q=1 + n % 4, n_k=2 + n % 3)
         yield replace(sizes, width=width, columns=columns)
 
 
-def pair(sizes: Sequence[int], step: int) -> Iterator[tuple[int, int]]:
+def pair_sizes(sizes: Sequence[int], step: int) -> Iterator[tuple[int, int]]:
     """Yield pairs of small and large sizes; each size occurs twice."""
     yield from list(zip(sizes, sizes[::-1], strict=True))[::step]
 
 
-def place(e: Examiner, inputs: Inputs) -> Inputs | None:
+def make_causal(e: Examiner, inputs: Inputs) -> Inputs | None:
     """Return the inputs as causal, or None if the convention cannot express it."""
     words, (n_q, n_k) = e.subject.convention, inputs.shape[2:]
     if not e.is_causal or n_q > n_k:
@@ -194,13 +194,13 @@ def ask_each(
             found = Difference(str(trouble), arguments=inputs)
         asked += 1
         if found is not None:
-            return replace(found, says=f"{describe(inputs)}: {found.says}")
+            return replace(found, says=f"{describe_sizes(inputs)}: {found.says}")
     if not asked:
         raise why
     return None
 
 
-def describe(inputs: Inputs) -> str:
+def describe_sizes(inputs: Inputs) -> str:
     """Return the sizes of a call as text."""
     (batch, heads, n_q, n_k), shared = inputs.shape, inputs.k.shape[1]
     widths = {"width": inputs.q.shape[-1], "columns": inputs.v.shape[-1]}
@@ -215,9 +215,9 @@ def ask_sizes(
 
     def questions() -> Iterator[Inputs]:
         for sizes in thin(e, many):
-            inputs = draw(e, fit(e, sizes))
+            inputs = draw_arrays(e, fit_sizes(e, sizes))
             yield inputs
-            placed = place(e, inputs)
+            placed = make_causal(e, inputs)
             if placed is not None:
                 yield placed
 
@@ -252,7 +252,7 @@ def take_wide_values(e: Examiner) -> Difference | None:
 
 def take_all_sizes(e: Examiner) -> Difference | None:
     """Use every size of every axis."""
-    return ask_sizes(e, spread(), SHOWN_PARTS)
+    return ask_sizes(e, cover_sizes(), SHOWN_PARTS)
 
 
 def take_many_tokens(e: Examiner) -> Difference | None:
@@ -262,7 +262,7 @@ def take_many_tokens(e: Examiner) -> Difference | None:
     return ask_sizes(e, (Sizes(n_q=n, n_k=m, **one) for n, m in lengths), SHOWN_PARTS)
 
 
-def draw_mask(e: Examiner, inputs: Inputs) -> Inputs:
+def draw_random_mask(e: Examiner, inputs: Inputs) -> Inputs:
     """Return the inputs with a random mask that leaves every row at least one key."""
     axes, (n_q, n_k) = e.subject.convention.axes_of_mask, inputs.shape[2:]
     shape = [n if a in axes else 1 for a, n in zip("bhqk", inputs.shape, strict=True)]
@@ -280,15 +280,15 @@ def mask_all_sizes(e: Examiner) -> Difference | None:
     """Use random masks of all sizes, also with causal if supported."""
     if e.subject.convention.mask is None:
         raise NotAskedError("it has no mask argument")
-    many = [Sizes(n_q=130, n_k=130, batch=1), *LONGEST, *spread(4)]
+    many = [Sizes(n_q=130, n_k=130, batch=1), *LONGEST, *cover_sizes(4)]
 
     def questions() -> Iterator[Inputs]:
         for sizes in thin(e, many):
-            inputs = draw(e, fit(e, sizes))
-            yield draw_mask(e, inputs)
-            placed = place(e, inputs)
+            inputs = draw_arrays(e, fit_sizes(e, sizes))
+            yield draw_random_mask(e, inputs)
+            placed = make_causal(e, inputs)
             if placed is not None:
-                yield draw_mask(e, placed)
+                yield draw_random_mask(e, placed)
 
     return ask_each(e, questions())
 
@@ -296,7 +296,7 @@ def mask_all_sizes(e: Examiner) -> Difference | None:
 def add_options(e: Examiner, inputs: Inputs) -> Inputs:
     """Return the inputs with every option that the convention supports."""
     words, (batch, heads, n_q, n_k) = e.subject.convention, inputs.shape
-    found = place(e, inputs) or inputs
+    found = make_causal(e, inputs) or inputs
     takes_bias = words.bias or words.float_mask or words.true_means == "added"
     if takes_bias and (words.bias or words.mask):
         axes = words.axes_of_mask
@@ -319,8 +319,10 @@ def take_all_options(e: Examiner) -> Difference | None:
     options = (words.bias, words.softcap, words.sink, words.scale, words.window)
     if not (any(options) or words.float_mask):
         raise NotAskedError("it has no options")
-    many = thin(e, [*LONGEST, *spread(4)])
-    return ask_each(e, (add_options(e, draw(e, fit(e, sizes))) for sizes in many))
+    many = thin(e, [*LONGEST, *cover_sizes(4)])
+    return ask_each(
+        e, (add_options(e, draw_arrays(e, fit_sizes(e, sizes))) for sizes in many)
+    )
 
 
 def share_many(e: Examiner) -> Difference | None:
@@ -329,11 +331,11 @@ def share_many(e: Examiner) -> Difference | None:
     def questions() -> Iterator[Inputs]:
         for i, (heads, shared) in enumerate(thin(e, SHARED)):
             sizes = Sizes(heads=heads, shared=shared, batch=1 + i % 3, n_q=1 + i // 2)
-            inputs = draw(e, replace(sizes, n_k=4 + i % 3, width=3 + i))
+            inputs = draw_arrays(e, replace(sizes, n_k=4 + i % 3, width=3 + i))
             yield inputs
             yield add_options(e, inputs)
             if e.subject.convention.mask:
-                yield draw_mask(e, inputs)
+                yield draw_random_mask(e, inputs)
 
     return ask_each(e, questions())
 

@@ -21,9 +21,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.judge.convention import Attention, Convention, check_fit
-from regard.judge.inputs import Inputs, NotAskedError, Numbers, TroubleError, allow
-from regard.judge.layout import arrange, arrange_mask, restore
+from regard.judge.convention import Attention, Convention, check_arguments
+from regard.judge.inputs import (
+    Inputs,
+    NotAskedError,
+    Numbers,
+    TroubleError,
+    compute_allowed,
+)
+from regard.judge.layout import arrange_axes, arrange_mask, restore
 from regard.judge.library import LIBRARIES, ArrayLibrary
 from regard.judge.projection import Projected
 
@@ -50,7 +56,7 @@ class Direct:
     def leaves(self, inputs: Inputs) -> list[Numbers]:
         """Return q, k and v in the function's layout."""
         layout = self.convention.layout
-        return [arrange(x, layout) for x in (inputs.q, inputs.k, inputs.v)]
+        return [arrange_axes(x, layout) for x in (inputs.q, inputs.k, inputs.v)]
 
     def run(
         self,
@@ -82,7 +88,7 @@ class Subject:
     def __init__(
         self, fn: Attention, convention: Convention, *, limit: float = 10
     ) -> None:
-        check_fit(fn, convention)
+        check_arguments(fn, convention)
         self.convention, self.limit = convention, limit
         self.library = LIBRARIES[convention.library]
         kind = Projected if convention.projections else Direct
@@ -136,8 +142,8 @@ class Subject:
         """Return g (B, H, Nq, Dv) in the layout and shape of out."""
         layout = self.convention.out_layout or self.convention.layout
         if not self.convention.projections:
-            return arrange(g, layout)
-        flat = arrange(g, layout.replace("e", "(hd)"))
+            return arrange_axes(g, layout)
+        flat = arrange_axes(g, layout.replace("e", "(hd)"))
         return np.pad(
             flat, [(0, n - m) for n, m in zip(shape, flat.shape, strict=True)]
         )
@@ -151,7 +157,7 @@ class Subject:
     ) -> tuple[list[Any], dict[str, Any]]:
         """Return the arrays and keyword arguments of the function for these inputs."""
         words = self.convention
-        check_axes(inputs, words)
+        check_declared_sizes(inputs, words)
         named: dict[str, Any] = dict(words.fixed)
         if words.heads:
             named[words.heads] = inputs.q.shape[1]
@@ -193,7 +199,7 @@ class Subject:
 
     def say_mask(self, inputs: Inputs, named: dict[str, Any], precision: str) -> None:
         """Set the mask and bias arguments."""
-        words, allowed, bias = self.convention, allow(inputs), inputs.bias
+        words, allowed, bias = self.convention, compute_allowed(inputs), inputs.bias
         added = words.true_means == "added"
         if bias is not None and words.bias:
             axes = words.axes_of_mask
@@ -227,12 +233,12 @@ class Subject:
         weights, lse = numbers.get("weights"), numbers.get("lse")
         if weights is not None:
             shape = (batch, heads, n_q, n_k)
-            weights = fit(weights, shape, "weights")
+            weights = add_axes(weights, shape, "weights")
         if "mean_weights" in numbers:
             shape = (batch, 1, n_q, n_k)
-            weights = fit(numbers["mean_weights"], shape, "weights")
+            weights = add_axes(numbers["mean_weights"], shape, "weights")
         if lse is not None:
-            lse = fit(lse, (batch, heads, n_q), "lse")
+            lse = add_axes(lse, (batch, heads, n_q), "lse")
         return Answer(out, weights, lse, dtypes, changed)
 
     def unpack(self, found: Any, inputs: Inputs) -> dict[str, Any]:
@@ -290,7 +296,7 @@ def ask_word(words: Convention, name: str) -> str:
     return word
 
 
-def check_axes(inputs: Inputs, words: Convention) -> None:
+def check_declared_sizes(inputs: Inputs, words: Convention) -> None:
     """Raise NotAskedError for sizes that the convention excludes."""
     (_, heads, n_q, width), (_, shared, n_k, _) = inputs.q.shape, inputs.k.shape
     if heads != shared and not words.shared_heads:
@@ -301,7 +307,7 @@ def check_axes(inputs: Inputs, words: Convention) -> None:
         raise NotAskedError("its values are as wide as its keys")
 
 
-def fit(x: NDArray[Any], shape: tuple[int, ...], name: str) -> NDArray[Any]:
+def add_axes(x: NDArray[Any], shape: tuple[int, ...], name: str) -> NDArray[Any]:
     """Reshape x by adding or removing axes of size 1; raise if it does not fit."""
     if [n for n in x.shape if n > 1] != [n for n in shape if n > 1]:
         raise TroubleError(f"{name} has shape {x.shape}, expected {shape}.")

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from regard.judge.case import Case, Examiner
-from regard.judge.difference import Difference, compare
+from regard.judge.difference import Difference, compare_arrays
 from regard.judge.inputs import Inputs, NotAskedError
 from regard.judge.masking import CAUSAL, HIDES, RIGHT
 from regard.judge.sizes import (
@@ -24,12 +24,12 @@ from regard.judge.sizes import (
     SIZED,
     Sizes,
     ask_each,
-    describe,
-    draw,
-    draw_mask,
-    fit,
-    place,
-    spread,
+    cover_sizes,
+    describe_sizes,
+    draw_arrays,
+    draw_random_mask,
+    fit_sizes,
+    make_causal,
     thin,
 )
 
@@ -50,7 +50,7 @@ def tell_large_scores_apart(e: Examiner) -> Difference | None:
         rows = np.asarray([s * n for n in high for s in (1, -1)])[:KEYS]
         n = len(rows)
         sizes = Sizes(n_q=n, n_k=KEYS, width=width, columns=width)
-        inputs = draw(e, fit(e, sizes))
+        inputs = draw_arrays(e, fit_sizes(e, sizes))
         q, k = (np.zeros_like(x) for x in (inputs.q, inputs.k))
         n, m = q.shape[2], k.shape[2]
         slope = e.rng.choice([-1, 0.5, 1], q.shape[:3])
@@ -66,7 +66,7 @@ def tell_large_scores_apart(e: Examiner) -> Difference | None:
 
 def keep_large_values(e: Examiner) -> Difference | None:
     """Use values from 1e-6 to 30,000, and 0: out has the same magnitude."""
-    inputs = draw(e, fit(e, Sizes(n_q=7, n_k=7)))
+    inputs = draw_arrays(e, fit_sizes(e, Sizes(n_q=7, n_k=7)))
     half = e.subject.precisions[0] == "float16"  # 1e-6 is subnormal in float16
     for size in (1e-3 if half else 1e-6, 1e-2, 50.0, 500.0, 30_000.0):
         v = np.copysign(size * (1 + np.abs(inputs.v) / 16), inputs.v)
@@ -74,7 +74,7 @@ def keep_large_values(e: Examiner) -> Difference | None:
         right = replace(inputs, v=v)
         yours, expected = e.ask(right).out / size, e.expect(right).out / size
         what = f"out / {size:g}, for values of this size,"
-        found = compare(yours, expected, atol=e.room(), what=what)
+        found = compare_arrays(yours, expected, atol=e.room(), what=what)
         if found is not None:
             return replace(found, arguments=right)
     return None
@@ -82,11 +82,11 @@ def keep_large_values(e: Examiner) -> Difference | None:
 
 def take_any_scale(e: Examiner) -> Difference | None:
     """Use scales of 0, below 0 and above 1: `scale or default` loses the 0."""
-    plain = draw(e, fit(e, Sizes(n_q=5, n_k=5)))
+    plain = draw_arrays(e, fit_sizes(e, Sizes(n_q=5, n_k=5)))
     for scale in (0.0, -0.5, 1.0, 2.0, 1e-3, -3.0):
         asked = [replace(plain, scale=scale)]
         if e.subject.convention.mask:
-            asked.append(draw_mask(e, asked[0]))
+            asked.append(draw_random_mask(e, asked[0]))
         for inputs in asked:
             found = e.compare_all(inputs)
             if found is not None:
@@ -109,9 +109,9 @@ def agree_in_every_precision(e: Examiner) -> Difference | None:
 
     def questions() -> Iterator[Inputs]:
         for sizes in thin(e, many):
-            inputs = draw(e, fit(e, sizes))
+            inputs = draw_arrays(e, fit_sizes(e, sizes))
             yield inputs
-            placed = place(e, inputs)
+            placed = make_causal(e, inputs)
             if placed is not None:
                 yield placed
 
@@ -133,7 +133,9 @@ def mask_in_every_precision(e: Examiner) -> Difference | None:
         Sizes(n_q=33, n_k=130),
     )
     for precision in e.subject.offered:
-        questions = (draw_mask(e, draw(e, fit(e, x))) for x in thin(e, many))
+        questions = (
+            draw_random_mask(e, draw_arrays(e, fit_sizes(e, x))) for x in thin(e, many)
+        )
         found = ask_each(e, questions, precision=precision)
         if found is not None:
             return replace(found, says=f"{precision}, {found.says}")
@@ -145,7 +147,7 @@ def show_nan(e: Examiner) -> Difference | None:
     if e.subject.convention.projections:
         raise NotAskedError("its matrices spread NaN to every row")
     for name, where in (("q", (-1, -1, 1)), ("k", (-1, -1, 2)), ("v", (-1, -1, 2, 0))):
-        inputs = draw(e, fit(e, Sizes(n_q=4, n_k=4)))
+        inputs = draw_arrays(e, fit_sizes(e, Sizes(n_q=4, n_k=4)))
         getattr(inputs, name)[where] = np.nan
         found = e.compare_all(inputs, parts=("out", "lse"))
         if found is not None:
@@ -157,17 +159,17 @@ def differentiate_all_sizes(e: Examiner) -> Difference | None:
     """Compare gradients for many heads, batches, tokens and widths; causal, masked."""
     words = e.subject.convention
     large = (*LONGEST, Sizes(n_q=1, n_k=33), Sizes(n_q=70, n_k=70, batch=1))
-    short = (x for x in spread() if max(x.n_q, x.n_k) <= SHORT)
+    short = (x for x in cover_sizes() if max(x.n_q, x.n_k) <= SHORT)
     for sizes in thin(e, (*large, *short)):
-        inputs = draw(e, fit(e, sizes))
+        inputs = draw_arrays(e, fit_sizes(e, sizes))
         asked = [inputs]
         if sizes in large and max(sizes.n_q, sizes.n_k) <= SHORT:
-            hidden = draw_mask(e, inputs) if words.mask else None
-            asked += [x for x in (place(e, inputs), hidden) if x is not None]
+            hidden = draw_random_mask(e, inputs) if words.mask else None
+            asked += [x for x in (make_causal(e, inputs), hidden) if x is not None]
         for each in asked:
             found = e.compare_gradients(each)
             if found is not None:
-                return replace(found, says=f"{describe(each)}: {found.says}")
+                return replace(found, says=f"{describe_sizes(each)}: {found.says}")
     return None
 
 
@@ -183,8 +185,8 @@ def differentiate_in_every_precision(e: Examiner) -> Difference | None:
     )
     for precision in e.subject.offered:
         for sizes in thin(e, many):
-            inputs = draw(e, fit(e, sizes))
-            placed = place(e, inputs) if sizes == many[0] else None
+            inputs = draw_arrays(e, fit_sizes(e, sizes))
+            placed = make_causal(e, inputs) if sizes == many[0] else None
             for each in [inputs] if placed is None else [inputs, placed]:
                 found = e.compare_gradients(each, precision=precision)
                 if found is not None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from regard.terminal import Commands, guide
+from regard.terminal import Commands, write_epilog
 
 
 def complete_name(
@@ -30,13 +30,19 @@ def complete_name(
 
 NAME = click.argument("name", required=False, shell_complete=complete_name)
 EXAMPLES = {
-    "list": guide("regard learn list", "regard learn watch continues the course."),
-    "open": guide("regard learn open softmax", "regard learn watch grades it."),
-    "watch": guide("regard learn watch", "regard learn hint, in another terminal."),
-    "check": guide("regard learn check softmax", "regard learn hint, if it is wrong."),
-    "hint": guide("regard learn hint", "write, and regard learn check."),
-    "reset": guide("regard learn reset softmax", "regard learn watch softmax"),
-    "next": guide("regard learn next", "regard learn watch"),
+    "list": write_epilog(
+        "regard learn list", "regard learn watch continues the course."
+    ),
+    "open": write_epilog("regard learn open softmax", "regard learn watch grades it."),
+    "watch": write_epilog(
+        "regard learn watch", "regard learn hint, in another terminal."
+    ),
+    "check": write_epilog(
+        "regard learn check softmax", "regard learn hint, if it is wrong."
+    ),
+    "hint": write_epilog("regard learn hint", "write, and regard learn check."),
+    "reset": write_epilog("regard learn reset softmax", "regard learn watch softmax"),
+    "next": write_epilog("regard learn next", "regard learn watch"),
 }
 
 
@@ -44,7 +50,9 @@ EXAMPLES = {
     cls=Commands,
     invoke_without_command=True,
     short_help="Learn attention by writing it; every save is graded.",
-    epilog=guide("regard learn", "regard learn watch, and write in your editor."),
+    epilog=write_epilog(
+        "regard learn", "regard learn watch, and write in your editor."
+    ),
 )
 @click.option(
     "--folder",

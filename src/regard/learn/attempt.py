@@ -23,7 +23,7 @@ from typing import IO, Any
 
 from regard.errors import FileError
 from regard.learn.exercise import Exercise, Function, read_exercise
-from regard.learn.grade import Grade, grade, locate
+from regard.learn.grade import Grade, grade, locate_error
 
 CALL, WHOLE = 10.0, 30.0  # seconds for one call of the function, and in total
 PRINTED = 2000  # maximum number of characters shown of the output of a file
@@ -65,8 +65,8 @@ def attempt(
         }
         # -P: files next to the learner's must not shadow NumPy
         command = [sys.executable, "-P", "-m", "regard.learn.attempt", json.dumps(job)]
-        ended, heard = run(command, whole)
-        printed = clean(heard)
+        ended, heard = run_program(command, whole)
+        printed = clean_output(heard)
         said = f"It took more than {whole:g} seconds: is there an endless loop?"
         if ended and kept.exists():
             return Attempt(**json.loads(kept.read_text("utf-8")), printed=printed)
@@ -75,7 +75,7 @@ def attempt(
         return Attempt(exercise.name, passed=False, sentence=said, printed=printed)
 
 
-def run(command: list[str], seconds: float) -> tuple[bool, bytes]:
+def run_program(command: list[str], seconds: float) -> tuple[bool, bytes]:
     """Run a program; return whether it ended in time, and the start of its output."""
     process = subprocess.Popen(  # noqa: S603 (our own interpreter)
         command,
@@ -103,14 +103,14 @@ def run(command: list[str], seconds: float) -> tuple[bool, bytes]:
     return True, bytes(heard)
 
 
-def clean(printed: bytes) -> str:
+def clean_output(printed: bytes) -> str:
     """Return the output of a file, shortened, without control characters."""
     text = printed.decode("utf-8", errors="replace")
     safe = "".join(c for c in text if c.isprintable() or c in "\n\t")
     return safe if len(safe) <= PRINTED else safe[:PRINTED] + "\n…"
 
 
-def join_lines(text: str) -> str:
+def join_to_line(text: str) -> str:
     """Return a text as one printable line, shortened."""
     line = "".join(c for c in " ".join(text.split()) if c.isprintable())
     return line if len(line) <= LINE else line[:LINE] + "…"
@@ -129,14 +129,14 @@ def load_function(path: Path, name: str) -> Function:
     except (OSError, UnicodeDecodeError) as error:
         raise FileError(f"{path.name} cannot be read: {error}.") from None
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        text = join_lines(getattr(error, "text", "") or "")
+        text = join_to_line(getattr(error, "text", "") or "")
         line = f"line {getattr(error, 'lineno', '?')} ({text})"
-        reason = join_lines(str(getattr(error, "msg", error)))
+        reason = join_to_line(str(getattr(error, "msg", error)))
         raise FileError(f"Python cannot read {line}: {reason}.") from None
     try:
         exec(code, module.__dict__)  # noqa: S102
     except BaseException as error:  # noqa: BLE001 (it may call sys.exit)
-        told = join_lines(locate(error, str(path)))
+        told = join_to_line(locate_error(error, str(path)))
         raise FileError(f"The file raised {told}") from None
     found = getattr(module, name, None)
     if not callable(found):

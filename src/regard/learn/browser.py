@@ -73,9 +73,9 @@ def build_site(
     page = (ASSETS / "index.html").read_text("utf-8")
     lessons = "\n".join(map(write_lesson, exercises))
     (site / "index.html").write_text(page.replace(LESSONS, lessons), "utf-8")
-    told = json.dumps([describe(exercise) for exercise in exercises], indent=1)
+    told = json.dumps([export_exercise(exercise) for exercise in exercises], indent=1)
     (site / "exercises.json").write_text(told, "utf-8")
-    (site / "regard.zip").write_bytes(pack(exercises))
+    (site / "regard.zip").write_bytes(zip_course(exercises))
     runtime = site / "pyodide"
     runtime.mkdir(exist_ok=True)
     for file in files:
@@ -95,14 +95,14 @@ def write_lesson(exercise: Exercise) -> str:
     return f'<article data-lesson="{escape(exercise.name)}" hidden>\n{html}</article>'
 
 
-def describe(exercise: Exercise) -> dict[str, object]:
+def export_exercise(exercise: Exercise) -> dict[str, object]:
     """Return the data of an exercise that the page needs."""
     kept = ("name", "title", "function", "minutes", "needs", "extra", "stub", "hints")
     told = {name: getattr(exercise, name) for name in (*kept, "atol", "solution")}
     return told | {"place": f"course/{exercise.path.name}"}
 
 
-def pack(exercises: Sequence[Exercise]) -> bytes:
+def zip_course(exercises: Sequence[Exercise]) -> bytes:
     """Return the grading modules and the exercises as a reproducible zip."""
     with BytesIO() as out:
         with ZipFile(out, "w", ZIP_DEFLATED) as file:

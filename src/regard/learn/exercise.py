@@ -116,7 +116,7 @@ def read_exercise(place: str | Path) -> Exercise:
             raise OptionError(f'no exercise "{place}", expected one of {known}.')
     module = run_file(path)
     check_parts(module, path)
-    title, text = read_text(module, path)
+    title, text = read_statement(module, path)
     return Exercise(
         name=path.stem,
         title=title,
@@ -199,7 +199,7 @@ def check_values(module: ModuleType, path: Path) -> None:
         raise FileError(f"{path}: STUB does not define {module.NAME}, the NAME.")
 
 
-def read_text(module: ModuleType, path: Path) -> tuple[str, str]:
+def read_statement(module: ModuleType, path: Path) -> tuple[str, str]:
     """Return the title and the text of the docstring, without its Next line."""
     given = module.__doc__ if isinstance(module.__doc__, str) else ""
     lines = inspect.cleandoc(given).splitlines()

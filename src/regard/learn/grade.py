@@ -28,11 +28,11 @@ from regard.arrays import is_array
 from regard.judge.difference import (
     Difference,
     compare_parts,
+    count_numbers,
     find_difference,
-    measure,
     own,
     parts,
-    read,
+    to_array,
 )
 from regard.judge.inputs import TroubleError
 from regard.judge.subject import within
@@ -74,7 +74,7 @@ class Grade:
         maps = {n: getattr(found, n) for n in ("yours", "expected", "difference")}
         kept = ("exercise", "passed", "sentence", "mistake", "call")
         told = {name: getattr(self, name) for name in kept}
-        return json.dumps(told | {n: write_map(x) for n, x in maps.items()})
+        return json.dumps(told | {n: list_map(x) for n, x in maps.items()})
 
 
 class KindError(TypeError):
@@ -118,7 +118,7 @@ def grade(
 
     limit: seconds allowed for each call; math.inf calls without a thread
     """
-    calls = sorted(exercise.draw(np.random.default_rng(seed)), key=measure)
+    calls = sorted(exercise.draw(np.random.default_rng(seed)), key=count_numbers)
     heard = Listener(fn)
 
     def spec(*arguments: Any) -> Any:
@@ -139,7 +139,7 @@ def grade(
     if isinstance(heard.error, NotImplementedError):
         return replace(wrong, sentence=f"{exercise.function} is not written yet.")
     mistake = name_mistake(exercise, heard, calls, found.arguments, limit)
-    said = mistake.sentence if mistake else describe(exercise, heard, found)
+    said = mistake.sentence if mistake else describe_difference(exercise, heard, found)
     return replace(
         wrong,
         sentence=said,
@@ -166,7 +166,7 @@ def tidy(answer: Any, *, several: bool = False) -> Any:
 def refuse_kind(x: Any) -> None:
     """Raise if x does not hold real numbers; a comparison would read "0.5" as 0.5."""
     try:
-        kind = read(x).dtype.kind
+        kind = to_array(x).dtype.kind
     except ValueError:  # rows of different lengths, in one of several answers
         return
     if kind == "c":
@@ -259,14 +259,15 @@ def name_mistake(
     return best if 2 * count(best) >= len(failing) else None
 
 
-def describe(exercise: Exercise, heard: Listener, found: Difference) -> str:
+def describe_difference(exercise: Exercise, heard: Listener, found: Difference) -> str:
     """Return a message about a wrong answer that no known mistake explains."""
     name = exercise.function
     if isinstance(heard.error, KindError):
         return f"This is not the expected kind of answer: {heard.error}"
     if heard.error is not None:
         code = getattr(heard.fn, "__code__", None)
-        return f"{name} raised {locate(heard.error, getattr(code, 'co_filename', ''))}"
+        file = getattr(code, "co_filename", "")
+        return f"{name} raised {locate_error(heard.error, file)}"
     if heard.answer is None:
         return f"{name} returned None: is there a return statement?"
     if isinstance(heard.answer, list):
@@ -296,7 +297,7 @@ def describe_numbers(found: Difference, atol: float) -> str:
     return "Some of your numbers are not right"
 
 
-def locate(error: BaseException, file: str) -> str:
+def locate_error(error: BaseException, file: str) -> str:
     """Return the type, the line in a file and the message of an error."""
     steps = traceback.extract_tb(error.__traceback__)
     mine = [step for step in steps if step.filename == file]
@@ -312,11 +313,11 @@ def write_call(exercise: Exercise, arguments: Sequence[Any]) -> str:
         if not is_array(x):
             lines.append(f"{name} = {x!r}")
             continue
-        left -= read(x).size
-        if left < 0 or read(x).size == 0:
+        left -= to_array(x).size
+        if left < 0 or to_array(x).size == 0:
             lines.append(f"{name} = ...  # of shape {tuple(x.shape)}")
         else:
-            lines.append(write_array(name, read(x)))
+            lines.append(write_array(name, to_array(x)))
     names = ", ".join(exercise.arguments[: len(arguments)])
     return "\n".join([*lines, f"{exercise.function}({names})"])
 
@@ -330,7 +331,7 @@ def write_array(name: str, x: Any) -> str:
     return f"{start}{values}){'' if exact else '  # rounded'}"
 
 
-def write_map(x: Any) -> Any:
+def list_map(x: Any) -> Any:
     """Return a 2-d array as nested lists, with non-finite numbers as strings."""
     if x is None:
         return None

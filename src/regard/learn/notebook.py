@@ -66,7 +66,7 @@ class Checked:
             }
             drawn = "".join(
                 f'<div style="display:inline-block;margin-right:2em">{escape(title)}'
-                f"{write_table(x)}</div>"
+                f"{write_html_table(x)}</div>"
                 for title, x in maps.items()
                 if x is not None
             )
@@ -106,7 +106,7 @@ def read_course(course: str | Path | None) -> tuple[Exercise, ...]:
     return tuple(list_exercises(course))
 
 
-def write_table(x: Numbers) -> str:
+def write_html_table(x: Numbers) -> str:
     """Return a 2-d array as an HTML table, coloured by value."""
     x = x[:LARGE, :LARGE]
     tints = fit_signed(x).paint(np.nan_to_num(x, posinf=0, neginf=0))

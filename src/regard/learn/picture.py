@@ -15,7 +15,7 @@ import numpy as np
 from regard.definition.steps import write_table
 from regard.judge.difference import Difference
 from regard.judge.inputs import Numbers
-from regard.show.palette import Linear
+from regard.show.palette import LinearScale
 from regard.show.text import draw_weights
 
 SMALL = 6  # up to this many rows and columns are also printed as numbers
@@ -39,7 +39,7 @@ def draw_answers(
         "Specification": (fill(expected), np.isfinite(expected)),
         "Difference": (gap, apart),
     }
-    drawn = draw_weights(maps, scale=fit(maps), color=color, width=width)
+    drawn = draw_weights(maps, scale=fit_around_zero(maps), color=color, width=width)
     told = drawn.replace("masked", "nan, or equal")
     if max(yours.shape) > SMALL:
         return told
@@ -59,11 +59,11 @@ def find_apart(yours: Numbers, expected: Numbers, atol: float) -> Numbers:
     return np.asarray(~(near | (yours == expected)))
 
 
-def fit(maps: dict[str, tuple[Numbers, Numbers]]) -> Linear:
+def fit_around_zero(maps: dict[str, tuple[Numbers, Numbers]]) -> LinearScale:
     """Return a scale for all maps that includes 0."""
     values = np.concatenate([x.ravel() for x, _ in maps.values()])
     low, high = min(0.0, float(values.min())), max(0.0, float(values.max()))
-    return Linear(low, high if high > low else low + 1.0)
+    return LinearScale(low, high if high > low else low + 1.0)
 
 
 def write_numbers(answers: dict[str, Numbers]) -> str:

@@ -62,7 +62,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Ignore files that are not exercises, because collecting a test runs its file."""
     if config.getoption("--regard-exercises") is None or collection_path.is_dir():
         return None
-    return collection_path.stem not in read_course(config)
+    return collection_path.stem not in read_exercises(config)
 
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)
@@ -80,7 +80,7 @@ def pytest_collect_file(file_path: Path, parent: Any) -> pytest.Collector | None
     root = Path(folder).resolve()
     if not file_path.is_relative_to(root):
         return None
-    exercise = read_course(parent.config).get(file_path.stem)
+    exercise = read_exercises(parent.config).get(file_path.stem)
     if exercise is None:
         return None
     made: LearnersFile = LearnersFile.from_parent(parent, path=file_path)
@@ -89,7 +89,7 @@ def pytest_collect_file(file_path: Path, parent: Any) -> pytest.Collector | None
     return made
 
 
-def read_course(config: pytest.Config) -> dict[str, Exercise]:
+def read_exercises(config: pytest.Config) -> dict[str, Exercise]:
     """Return the exercises by name; read them once per session."""
     from regard.learn.exercise import list_exercises  # noqa: PLC0415 (pytest starts fast)
 

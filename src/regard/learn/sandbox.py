@@ -20,7 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from regard.errors import FileError
-from regard.learn.attempt import PRINTED, clean, grade_file, load_function
+from regard.learn.attempt import PRINTED, clean_output, grade_file, load_function
 from regard.learn.exercise import read_exercise
 
 
@@ -37,7 +37,7 @@ class Paper(TextIOBase):
 
 
 @contextmanager
-def lay_out(name: str, source: str) -> Iterator[tuple[Path, Paper]]:
+def capture_file(name: str, source: str) -> Iterator[tuple[Path, Paper]]:
     """Write code to a temporary file and capture stdout and stderr."""
     with TemporaryDirectory() as folder:
         path, paper = Path(folder) / f"{name}.py", Paper()
@@ -49,18 +49,18 @@ def lay_out(name: str, source: str) -> Iterator[tuple[Path, Paper]]:
 def grade_text(place: str, source: str) -> str:
     """Grade a learner's code for the exercise in a file; return JSON."""
     exercise = read_exercise(Path(place))
-    with lay_out(exercise.name, source) as (path, paper):
+    with capture_file(exercise.name, source) as (path, paper):
         found = grade_file(exercise, path, inf)
     told = json.loads(found.to_json())
-    return json.dumps(told | {"printed": clean(paper.text.encode())})
+    return json.dumps(told | {"printed": clean_output(paper.text.encode())})
 
 
 def run_text(place: str, source: str) -> str:
     """Run a learner's code without grading it; return JSON."""
     exercise, said = read_exercise(Path(place)), "It ran to its end."
-    with lay_out(exercise.name, source) as (path, paper):
+    with capture_file(exercise.name, source) as (path, paper):
         try:
             load_function(path, exercise.function)
         except FileError as error:
             said = str(error)
-    return json.dumps({"sentence": said, "printed": clean(paper.text.encode())})
+    return json.dumps({"sentence": said, "printed": clean_output(paper.text.encode())})

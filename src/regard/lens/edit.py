@@ -30,7 +30,7 @@ from regard.lens.sight import may_see
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class PendingCall:
     """What a door knows of a call before it runs."""
 
     like: Tensor  # on its device, the batch is its first axis
@@ -57,14 +57,14 @@ class Edit:
         """Put 0 into removed heads, and into blank rows, of (…, H, Nq, D)."""
         for taken in (self.gone, blank):
             if taken is not None:
-                out = out.masked_fill(fit(taken, out.ndim), 0)
+                out = out.masked_fill(drop_axes(taken, out.ndim), 0)
         return out
 
 
 class Cutter(Protocol):
     """Someone who cuts something out of a model."""
 
-    def look(self, call: Call) -> Edit:
+    def look(self, call: PendingCall) -> Edit:
         """Return what is taken from a call of this thread."""
 
     def owns(self, module: nn.Module) -> bool:
@@ -86,7 +86,7 @@ CUTTERS: list[Cutter] = []
 
 
 @contextmanager
-def edited(call: Call) -> Iterator[Edit]:
+def edited(call: PendingCall) -> Iterator[Edit]:
     """Give what all cuts together take from a call to the first door that it meets."""
     if PASSING.busy or not CUTTERS:
         yield NOTHING
@@ -113,7 +113,7 @@ def hide(mask: Tensor | None, cells: Tensor, *, causal: bool = False) -> Tensor:
         mask = early if mask is None else hide(mask, ~early[None, None])
     if mask is None:
         return ~cells
-    cells = fit(cells, mask.ndim) if cells.shape[:2] == (1, 1) else cells
+    cells = drop_axes(cells, mask.ndim) if cells.shape[:2] == (1, 1) else cells
     if mask.dtype == torch.bool:
         return mask & ~cells
     edited = torch.where(cells, -math.inf, mask)
@@ -155,6 +155,6 @@ def find_blank(scores: Tensor, cells: Tensor) -> Tensor:
     return ~seen & cells.any(-1, keepdim=True)
 
 
-def fit(x: Tensor, ndim: int) -> Tensor:
+def drop_axes(x: Tensor, ndim: int) -> Tensor:
     """Return x (B, H, …) with fewer axes in front, where they are 1."""
     return x.reshape(x.shape[x.ndim - ndim :]) if x.ndim > ndim else x

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from regard.errors import OptionError
 from regard.lens.cut import EVERY_HEAD, Cut, is_layer, make_edit
-from regard.lens.edit import NOTHING, Call, Edit
+from regard.lens.edit import NOTHING, Edit, PendingCall
 from regard.lens.huggingface import is_decoder
 from regard.lens.ledger import CROSS
 from regard.lens.watch import read_valid
@@ -74,7 +74,7 @@ class Editor:
         now.sizes[name], now.slots[name] = tuple(tokens), named.get("slot")
         self.ran.add(name)
 
-    def look(self, call: Call) -> Edit:
+    def look(self, call: PendingCall) -> Edit:
         """Return what the cut takes from a call."""
         if not self.here.stack:  # another model's
             return NOTHING
@@ -99,7 +99,9 @@ class Editor:
             self.reached[what] = max(self.reached[what], int(at.max()) + 1)
         return make_edit(self.cut, chosen, call.heads or 1, q_at, k_at)
 
-    def find_place(self, name: str, call: Call) -> tuple[int | Tensor | None, int]:
+    def find_place(
+        self, name: str, call: PendingCall
+    ) -> tuple[int | Tensor | None, int]:
         """Return the slots of the first query, None if nobody knows, and first key."""
         slot, n_q, n_k = self.now.slots.get(name), call.n_q, call.n_k
         if slot is not None:
@@ -112,7 +114,7 @@ class Editor:
         grown = self.lengths.get(name) == n_k - n_q
         return (n_k - n_q if grown else None), 0
 
-    def find_valid(self, name: str, call: Call) -> Tensor | None:
+    def find_valid(self, name: str, call: PendingCall) -> Tensor | None:
         """Return which of a call's keys are no padding, None if none is, or unknown."""
         valid, cross = self.now.valid, is_cross(name)
         if valid is None or (not cross and is_decoder(self.model, name)):
@@ -124,7 +126,7 @@ class Editor:
     def check_call(
         self,
         name: str,
-        call: Call,
+        call: PendingCall,
         chosen: tuple[int, ...],
         *,
         known: bool,

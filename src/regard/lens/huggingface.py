@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from regard.definition.attention import Attended
 from regard.engine.choose import attend
-from regard.lens.edit import NOTHING, Call, edited, fit, hide, lower
+from regard.lens.edit import NOTHING, PendingCall, drop_axes, edited, hide, lower
 from regard.lens.intercept import Mode, put
 from regard.lens.sight import Sight, make_four
 from regard.lens.whereabouts import Whereabouts
@@ -83,7 +83,7 @@ def watch_eager(
         if not here.stack:  # another model's layer, in the same file
             return original(module, query, key, value, attention_mask, *args, **options)
         (_, heads, n_q, _), n_k, mask = query.shape, key.shape[2], attention_mask
-        call, blank = Call(like=query, heads=heads, n_q=n_q, n_k=n_k), None
+        call, blank = PendingCall(like=query, heads=heads, n_q=n_q, n_k=n_k), None
         with edited(call) as edit:
             if edit.cells is not None:
                 mask = query.new_zeros(1, 1, 1, n_k) if mask is None else mask
@@ -137,10 +137,10 @@ def watch_engine(
         if not here.stack:
             return original(q, k, v, mask, **options)  # type: ignore[no-any-return]
         heads, n_q, n_k = q.shape[-3], q.shape[-2], k.shape[-2]
-        with edited(Call(like=q, heads=heads, n_q=n_q, n_k=n_k)) as edit:
+        with edited(PendingCall(like=q, heads=heads, n_q=n_q, n_k=n_k)) as edit:
             if edit.cells is not None:
                 mask = write(mask, q, k, options) if isinstance(mask, Mask) else mask
-                mask = fit(hide(mask, edit.cells), q.ndim)
+                mask = drop_axes(hide(mask, edit.cells), q.ndim)
             before, here.held = here.held, True  # its kernels see parts of the keys
             try:
                 done: Attended = original(q, k, v, mask, **options)

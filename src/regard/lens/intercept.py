@@ -34,8 +34,17 @@ from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 
 from regard.engine.flash import forward as flash
-from regard.lens.edit import CUTTERS, Call, add_of, bend_less, edited, fit, hide, lower
-from regard.lens.sight import Sight, arrange, make_four, see_logits, weigh
+from regard.lens.edit import (
+    CUTTERS,
+    PendingCall,
+    add_of,
+    bend_less,
+    drop_axes,
+    edited,
+    hide,
+    lower,
+)
+from regard.lens.sight import Sight, arrange, compute_weights, make_four, see_logits
 from regard.lens.whereabouts import CLOSED, Whereabouts
 
 FLASH = 1  # what torch calls the fused kernel
@@ -130,7 +139,7 @@ class Mode(TorchFunctionMode):  # type: ignore[misc]
         with edited(self.describe(query, key, is_causal=is_causal)) as edit:
             if edit.cells is not None:
                 attn_mask = hide(attn_mask, edit.cells, causal=is_causal)
-                attn_mask, is_causal = fit(attn_mask, query.ndim), False
+                attn_mask, is_causal = drop_axes(attn_mask, query.ndim), False
             options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
             given = (query, key, value, attn_mask, dropout_p, is_causal)
             choice = -1
@@ -195,9 +204,9 @@ class Mode(TorchFunctionMode):  # type: ignore[misc]
             )
         )
 
-    def describe(self, query: Tensor, key: Tensor, *, is_causal: bool) -> Call:
+    def describe(self, query: Tensor, key: Tensor, *, is_causal: bool) -> PendingCall:
         """Return what is known of a call of the kernel."""
-        return Call(
+        return PendingCall(
             like=query,
             heads=query.shape[1] if query.ndim == 4 else None,
             n_q=query.shape[-2],
@@ -228,7 +237,7 @@ class Mode(TorchFunctionMode):  # type: ignore[misc]
             if asked and any(cutter.is_running() for cutter in CUTTERS):
                 out, _ = func(*args, **without)
                 with INSIDE.compute():
-                    weights = weigh(sights[-1])
+                    weights = compute_weights(sights[-1])
                 if named.get("average_attn_weights", True):
                     weights = weights.mean(1)
                 done = out, weights if out.ndim == 3 else weights[0]
@@ -256,10 +265,10 @@ class Mode(TorchFunctionMode):  # type: ignore[misc]
             return func(*args, **named)
         heads, blank = None if flat else logits.shape[1], None
         n_q, n_k = logits.shape[-2:]
-        call = Call(like=logits, heads=heads, n_q=n_q, n_k=n_k, sure=False)
+        call = PendingCall(like=logits, heads=heads, n_q=n_q, n_k=n_k, sure=False)
         with edited(call) as edit:
             if edit.cells is not None:
-                logits, blank = lower(logits, fit(edit.cells, logits.ndim))
+                logits, blank = lower(logits, drop_axes(edit.cells, logits.ndim))
             named = {name: x for name, x in named.items() if name != "input"}
             weights = func(logits, *args[1:], **named)
             self.tell(see_logits("softmax", make_four(logits.detach())))

@@ -133,7 +133,10 @@ class Group:
 
     def records(self, valid: Tensor | None) -> Iterator[tuple[int, Record]]:
         """Yield the record of every sequence of the batch."""
-        q, lse = join([x.q for x in self.rows]), join([x.lse for x in self.rows])
+        q, lse = (
+            join_rows([x.q for x in self.rows]),
+            join_rows([x.lse for x in self.rows]),
+        )
         at = torch.cat([torch.arange(x.start, x.start + x.n_q) for x in self.rows])
         k, v = self.join_keys()
         n_k = k.shape[2]
@@ -173,10 +176,10 @@ class Group:
 
     def join_keys(self) -> tuple[Tensor, Tensor | None]:
         """Return all keys, and values if they are kept, also the forgotten ones."""
-        k = join([*(x[0] for x in self.forgotten), self.k])
+        k = join_rows([*(x[0] for x in self.forgotten), self.k])
         if self.v is None:
             return k, None
-        return k, join([*(x[1] for x in self.forgotten), self.v])
+        return k, join_rows([*(x[1] for x in self.forgotten), self.v])
 
     def find_mask(
         self, b: int, kept: Any, keys: Tensor, positions: tuple[Tensor, Tensor]
@@ -304,13 +307,15 @@ def settle(sight: Sight) -> tuple[Sight, float]:
             # padding, where eager code averages
             blind = done.lse[..., None] == -math.inf
             theirs = sight.out.detach().masked_fill(blind, 0)
-            return replace(sight, lse=done.lse), measure(done.out, theirs)
+            return replace(sight, lse=done.lse), find_largest_difference(
+                done.out, theirs
+            )
         if sight.out is None:
             return sight, 0.0
         picked = torch.linspace(0, n_q - 1, min(CHECKED, n_q)).long().unique()
         odd = sight.lse[:, :, picked, None].isnan()
         theirs = sight.out.detach()[:, :, picked].masked_fill(odd, math.nan)
-        return sight, measure(rebuild(sight, picked), theirs)
+        return sight, find_largest_difference(rebuild(sight, picked), theirs)
 
 
 def rebuild(sight: Sight, rows: Tensor) -> Tensor:
@@ -338,7 +343,7 @@ def rebuild(sight: Sight, rows: Tensor) -> Tensor:
     return out.reshape(b, heads, r, -1)
 
 
-def measure(mine: Tensor, theirs: Tensor) -> float:
+def find_largest_difference(mine: Tensor, theirs: Tensor) -> float:
     """Return the largest difference, relative to the largest number; NaN is NaN."""
     wide = torch.promote_types(theirs.dtype, torch.float32)
     mine, theirs = mine.to(wide), theirs.detach().to(wide)
@@ -348,7 +353,7 @@ def measure(mine: Tensor, theirs: Tensor) -> float:
     return float((mine - theirs).abs().max()) / size
 
 
-def join(pieces: Sequence[Tensor | Pages]) -> Tensor:
+def join_rows(pieces: Sequence[Tensor | Pages]) -> Tensor:
     """Return the rows of all calls, without a copy if there is only one."""
     if len(pieces) == 1:
         return bring(pieces[0])

@@ -59,7 +59,7 @@ def see_logits(door: str, logits: Tensor) -> Sight:
     )
 
 
-def weigh(sight: Sight) -> Tensor:
+def compute_weights(sight: Sight) -> Tensor:
     """Return the weights (B, H, Nq, Nk) of a call that did not write them down."""
     allowed, bias = split_mask(sight)
     done = attend(

@@ -75,7 +75,7 @@ def list_patterns(n: int) -> list[tuple[str, str, Formula]]:
     ]
 
 
-def draw(formula: Formula, n: int) -> str:
+def draw_formula(formula: Formula, n: int) -> str:
     """Draw the last head of a formula over n tokens, two characters per cell."""
     heads = max((node.extent.heads or 1) for node in formula.walk())
     cells = formula.dense((1, heads, n, n))[0, -1]
@@ -88,7 +88,7 @@ def draw(formula: Formula, n: int) -> str:
     return "\n".join(" ".join(row) for row in marks)
 
 
-def lay_out(n: int, width: int) -> Table:
+def draw_all(n: int, width: int) -> Table:
     """Arrange the drawings in columns, each with a title and a description."""
     across = max(1, (width + GAP) // (2 * n - 1 + GAP))
     table = Table.grid(padding=(0, GAP, 0, 0))
@@ -99,7 +99,9 @@ def lay_out(n: int, width: int) -> Table:
         some = patterns[i : i + across]
         table.add_row(*(Text(call, style="bold") for call, _, _ in some))
         table.add_row(*(Text(sentence, style="dim") for _, sentence, _ in some))
-        table.add_row(*(Text(draw(formula, n) + "\n") for _, _, formula in some))
+        table.add_row(
+            *(Text(draw_formula(formula, n) + "\n") for _, _, formula in some)
+        )
     return table
 
 
@@ -112,7 +114,7 @@ def main(tokens: int) -> None:
     if tokens < 9:
         raise click.BadParameter("at least 9 tokens are needed to tell patterns apart")
     console = Console(highlight=False)
-    console.print(lay_out(tokens, console.width))
+    console.print(draw_all(tokens, console.width))
 
 
 if __name__ == "__main__":

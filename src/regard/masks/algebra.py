@@ -56,10 +56,14 @@ class Mask(Formula):
         return prove_tiles(self, shape, block=block, q_start=start)
 
     def __and__(self, other: object) -> Mask:
-        return And(flatten(And, self) + flatten(And, expect_mask("&", other)))
+        return And(
+            flatten_operands(And, self) + flatten_operands(And, expect_mask("&", other))
+        )
 
     def __or__(self, other: object) -> Mask:
-        return Or(flatten(Or, self) + flatten(Or, expect_mask("|", other)))
+        return Or(
+            flatten_operands(Or, self) + flatten_operands(Or, expect_mask("|", other))
+        )
 
     def __invert__(self) -> Mask:
         return Not(self)
@@ -82,7 +86,7 @@ def expect_mask(operator: str, other: object) -> Mask:
     )
 
 
-def flatten(kind: type[Formula], formula: Any) -> tuple[Any, ...]:
+def flatten_operands(kind: type[Formula], formula: Any) -> tuple[Any, ...]:
     """Return the operands of a formula of type `kind`, else the formula itself."""
     return formula.parts if type(formula) is kind else (formula,)
 

@@ -22,10 +22,10 @@ from functools import reduce
 
 from regard.arrays import Array, namespace
 from regard.errors import MaskError
-from regard.masks.algebra import flatten
+from regard.masks.algebra import flatten_operands
 from regard.masks.formula import Extent, Formula
-from regard.masks.patterns import ARRAYS, expect, read_row, widen
-from regard.masks.primitives import look_up, reach, show
+from regard.masks.patterns import ARRAYS, expect_array, read_row, widen_axes
+from regard.masks.primitives import find_extent, look_up, write_data
 
 Buckets = Callable[[Array], Array]
 
@@ -41,7 +41,7 @@ class Bias(Formula):
                 f"bias + {type(other).__name__}: expected a bias on both sides. "
                 "Write regard.masks.added(x) for an array."
             )
-        return Sum(flatten(Sum, self) + flatten(Sum, other))
+        return Sum(flatten_operands(Sum, self) + flatten_operands(Sum, other))
 
     __radd__ = __add__
 
@@ -85,7 +85,7 @@ class Alibi(Bias):
         return -self.slopes[h] * xp.astype(xp.abs(q - k), self.slopes.dtype)
 
     def __repr__(self) -> str:
-        return f"alibi({show(self.slopes)})"
+        return f"alibi({write_data(self.slopes)})"
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -109,11 +109,11 @@ class Table(Bias):
         return self.values[h, self.bucket(k - q)]
 
     def __repr__(self) -> str:
-        return f"table({show(self.values)}, {self.bucket.__qualname__})"
+        return f"table({write_data(self.values)}, {self.bucket.__qualname__})"
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Added(Bias):
+class ArrayBias(Bias):
     """An array whose first row is query position q_start."""
 
     values: Array  # (B or 1, H or 1, Nq or 1, Nk or 1)
@@ -122,30 +122,30 @@ class Added(Bias):
     @property
     def extent(self) -> Extent:
         """The extent of the array; axes of size 1 broadcast."""
-        return reach(self.values, self.q_start)
+        return find_extent(self.values, self.q_start)
 
     def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
         return look_up(self.values, b, h, q - self.q_start, k)
 
     def __repr__(self) -> str:
-        return f"added({show(self.values)})"
+        return f"added({write_data(self.values)})"
 
 
 def alibi(slopes: Array) -> Bias:
     """Return -slopes[h] * |q - k|; see `regard.definition.position.alibi_slopes`."""
-    return Alibi(expect(slopes, "slopes", (("H",),), "numeric"))
+    return Alibi(expect_array(slopes, "slopes", (("H",),), "numeric"))
 
 
 def table(values: Array, bucket: Buckets | None = None) -> Bias:
     """Return values[h, bucket(k - q)]; by default offsets are clipped to -R … R."""
-    values = expect(values, "values", (("H", "buckets"),), "numeric")
+    values = expect_array(values, "values", (("H", "buckets"),), "numeric")
     return Table(values, clip_offsets(values.shape[1]) if bucket is None else bucket)
 
 
 def added(values: Array, *, q_start: int = 0) -> Bias:
     """Return an array (..., Nq, Nk) as a bias; row 0 is query position q_start."""
-    values = expect(values, "values", ARRAYS, "numeric")
-    return Added(widen(values), read_row(q_start, "added", "bias"))
+    values = expect_array(values, "values", ARRAYS, "numeric")
+    return ArrayBias(widen_axes(values), read_row(q_start, "added", "bias"))
 
 
 def clip_offsets(n: int) -> Buckets:

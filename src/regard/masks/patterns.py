@@ -22,7 +22,7 @@ from regard.arrays import Array, holds, is_array, namespace, to_numpy
 from regard.errors import MaskError
 from regard.masks.algebra import Mask, PerHead
 from regard.masks.formula import read_start
-from regard.masks.primitives import Band, Given, Keys, Same, Valid, Where
+from regard.masks.primitives import ArrayMask, Band, Keys, Same, Valid, Where
 
 BATCHED = ("B", "H", "Nq", "Nk")
 ARRAYS = (BATCHED, BATCHED[1:], BATCHED[2:])
@@ -92,8 +92,8 @@ def padding(valid: Array | None = None, *, lengths: Array | None = None) -> Mask
     if (valid is None) == (lengths is None):
         raise MaskError("padding() takes either valid (B, Nk) or lengths=(B,).")
     if valid is None:
-        return keys(0, expect(lengths, "lengths", (("B",),), "integral"))
-    return Valid(expect(valid, "valid", (("B", "Nk"),), "bool"))
+        return keys(0, expect_array(lengths, "lengths", (("B",),), "integral"))
+    return Valid(expect_array(valid, "valid", (("B", "Nk"),), "bool"))
 
 
 def same(ids_q: Array, ids_k: Array | None = None) -> Mask:
@@ -103,7 +103,7 @@ def same(ids_q: Array, ids_k: Array | None = None) -> Mask:
     two, queries and keys are indexed separately, as in cross-attention.
     """
     given = (x for x in (ids_q, ids_k) if x is not None)
-    both = [expect(x, "ids", (("N",), ("B", "N")), "integral") for x in given]
+    both = [expect_array(x, "ids", (("N",), ("B", "N")), "integral") for x in given]
     rows = [x[0] if x.ndim == 2 and x.shape[0] == 1 else x for x in both]
     sizes = [x.shape[0] for x in rows if x.ndim == 2]
     if len(set(sizes)) > 1:
@@ -126,8 +126,8 @@ def where(fn: Callable[[Array, Array, Array, Array], Array]) -> Mask:
 
 def array(allowed: Array, *, q_start: int = 0) -> Mask:
     """Return an array (..., Nq, Nk), True = may attend, as a mask; row 0 is q_start."""
-    x = expect(allowed, "array", ARRAYS, "bool")
-    return Given(widen(x), read_row(q_start, "array", "mask"))
+    x = expect_array(allowed, "array", ARRAYS, "bool")
+    return ArrayMask(widen_axes(x), read_row(q_start, "array", "mask"))
 
 
 def per_head(masks: Sequence[Mask]) -> Mask:
@@ -138,7 +138,9 @@ def per_head(masks: Sequence[Mask]) -> Mask:
     return PerHead(masks)
 
 
-def expect(x: Any, name: str, axes: tuple[tuple[str, ...], ...], kind: str) -> Array:
+def expect_array(
+    x: Any, name: str, axes: tuple[tuple[str, ...], ...], kind: str
+) -> Array:
     """Return x as an array; raise MaskError if its axes or its dtype are wrong."""
     x = x if is_array(x) else np.asarray(x)
     if x.ndim not in map(len, axes) or not holds(x, kind):
@@ -154,7 +156,7 @@ def read_bound(x: Any, name: str) -> Any:
     """Return a bound of keys: an int, or an array (B,)."""
     if isinstance(x, int):
         return x
-    x = expect(x, name, ((), ("B",)), "integral")
+    x = expect_array(x, name, ((), ("B",)), "integral")
     return x if x.ndim else to_numpy(x).item()
 
 
@@ -169,6 +171,6 @@ def read_row(q_start: Any, name: str, argument: str) -> int:
     return int(start)
 
 
-def widen(x: Array) -> Array:
+def widen_axes(x: Array) -> Array:
     """Return x (..., Nq, Nk) with four axes."""
     return namespace(x=x).reshape(x, (1,) * (4 - x.ndim) + tuple(x.shape))

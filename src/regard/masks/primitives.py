@@ -91,8 +91,8 @@ class Keys(Mask):
 
     def __repr__(self) -> str:
         if is_array(self.hi) and not is_array(self.lo) and self.lo == 0:
-            return f"padding(lengths={show(self.hi)})"
-        return f"keys({show(self.lo)}, {show(self.hi)})"
+            return f"padding(lengths={write_data(self.hi)})"
+        return f"keys({write_data(self.lo)}, {write_data(self.hi)})"
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -133,8 +133,8 @@ class Same(Mask):
         return Proof((q_max < k_min) | (q_min > k_max), one)
 
     def __repr__(self) -> str:
-        ids_k = "" if self.ids_k is None else f", {show(self.ids_k)}"
-        return f"same({show(self.ids_q)}{ids_k})"
+        ids_k = "" if self.ids_k is None else f", {write_data(self.ids_k)}"
+        return f"same({write_data(self.ids_q)}{ids_k})"
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -159,7 +159,7 @@ class Valid(Mask):
         return Proof(count == 0, count == edges.k_last - edges.k_first + 1)
 
     def __repr__(self) -> str:
-        return f"padding({show(self.valid)})"
+        return f"padding({write_data(self.valid)})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -188,7 +188,7 @@ class Where(Mask):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Given(Mask):
+class ArrayMask(Mask):
     """An array whose first row is query position q_start."""
 
     values: Array  # bool, (B or 1, H or 1, Nq or 1, Nk or 1)
@@ -197,14 +197,14 @@ class Given(Mask):
     @property
     def extent(self) -> Extent:
         """The extent of the array; axes of size 1 broadcast."""
-        return reach(self.values, self.q_start)
+        return find_extent(self.values, self.q_start)
 
     def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
         return look_up(self.values, b, h, q - self.q_start, k)
 
     def __repr__(self) -> str:
         start = f", q_start={self.q_start}" if self.q_start else ""
-        return f"array({show(self.values)}{start})"
+        return f"array({write_data(self.values)}{start})"
 
 
 def is_beyond(distance: int | None, positions: Array) -> bool:
@@ -229,19 +229,19 @@ def find_range(ids: Numbers, first: Numbers, last: Numbers) -> tuple[Numbers, Nu
     rows = np.pad(np.atleast_2d(ids), ((0, 0), (0, 1)))  # makes last + 1 a valid index
     batch = max(rows.shape[0], first.shape[0])
     ends = np.stack([first, last + 1], axis=-1).reshape(first.shape[0], -1)
-    pairs = list(zip(spread(rows, batch), spread(ends, batch), strict=True))
+    pairs = list(zip(repeat_batch(rows, batch), repeat_batch(ends, batch), strict=True))
     shape = (batch, *first.shape[1:])
     low = [np.minimum.reduceat(row, at)[::2] for row, at in pairs]
     high = [np.maximum.reduceat(row, at)[::2] for row, at in pairs]
     return np.reshape(low, shape), np.reshape(high, shape)
 
 
-def spread(x: Numbers, batch: int) -> Numbers:
+def repeat_batch(x: Numbers, batch: int) -> Numbers:
     """Repeat a single row for every batch, without copying it."""
     return np.broadcast_to(x, (batch, x.shape[1]))
 
 
-def reach(values: Array, q_start: int) -> Extent:
+def find_extent(values: Array, q_start: int) -> Extent:
     """Return the extent of a four-axis array whose axes of size 1 broadcast."""
     batch, heads, n_q, n_k = (None if n == 1 else n for n in values.shape)
     return Extent(batch, heads, n_q and (q_start, q_start + n_q), n_k)
@@ -253,7 +253,7 @@ def look_up(values: Array, *at: Array) -> Array:
     return values[tuple(i if n > 1 else 0 * i for i, n in where)]
 
 
-def show(x: Any) -> str:
+def write_data(x: Any) -> str:
     """Format small arrays by their values, large ones by dtype and shape."""
     if not is_array(x):
         return repr(x)

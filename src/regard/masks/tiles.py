@@ -114,8 +114,8 @@ def prove_tiles(
         raise OptionError(f"block={block}, expected rows and keys of at least 1.")
     block_q, block_k = map(int, sides)
     starts = np.atleast_1d(to_numpy(q_start) if is_array(q_start) else q_start)
-    q_first, q_last = cut(shape[-2], block_q)
-    k_first, k_last = cut(shape[-1], block_k)
+    q_first, q_last = split_blocks(shape[-2], block_q)
+    k_first, k_last = split_blocks(shape[-1], block_k)
     edges = Edges(
         starts[:, None, None, None] + q_first[:, None],
         starts[:, None, None, None] + q_last[:, None],
@@ -131,7 +131,7 @@ def prove_tiles(
     return Tiles(mask, edges, kinds, rows, keys)
 
 
-def cut(n: int, block: int) -> tuple[Numbers, Numbers]:
+def split_blocks(n: int, block: int) -> tuple[Numbers, Numbers]:
     """Return the first and last index of each block of 0 … n-1."""
     first = np.arange(0, n, block)
     return first, np.minimum(first + block, n) - 1

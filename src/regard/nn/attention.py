@@ -62,7 +62,7 @@ class RMSNorm(nn.RMSNorm):  # type: ignore[misc]
         return F.layer_norm(both, (2 * width,), eps=self.eps)[..., :width] * self.weight
 
 
-def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+def rotate_halves(x: Tensor, rotation: Rotation) -> Tensor:
     """Rotate the pairs (i, i + d/2) of x (B, H, N, d).
 
     The first half of the sines is negated, so one multiply-add computes both
@@ -170,7 +170,7 @@ class MultiHeadAttention(nn.Module):  # type: ignore[misc]
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
+            q, k = rotate_halves(q, rotation), rotate_halves(k, rotation)
         return q, k, v
 
     def qkv_rows(self, x: Tensor, first: int, stop: int) -> Tensor:

@@ -28,7 +28,7 @@ from torch import Tensor
 from regard.errors import FileError, OptionError
 from regard.nn.decoder import CausalTransformer
 from regard.plain.config import Config
-from regard.whole_file import flush
+from regard.whole_file import sync_to_disk
 
 NAME = "checkpoint.safetensors"
 PARTS = ("weights", "first", "second")
@@ -53,15 +53,15 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         for name, x in getattr(checkpoint, part).items():
             tensors[f"{part}.{name}"] = x.detach().contiguous().cpu()
     about = json.dumps(checkpoint.about)
-    header = {"regard": about, "checksum": add_up(tensors, about)}
+    header = {"regard": about, "checksum": checksum_tensors(tensors, about)}
     new = folder / f"{NAME}.new"  # overwrites one left by a crash
     save_file(tensors, new, header)
-    flush(new)
+    sync_to_disk(new)
     new.replace(folder / NAME)
-    flush(folder)  # makes the rename durable
+    sync_to_disk(folder)  # makes the rename durable
 
 
-def add_up(tensors: dict[str, Tensor], about: str) -> str:
+def checksum_tensors(tensors: dict[str, Tensor], about: str) -> str:
     """Return a checksum of all tensors and the header of a checkpoint."""
     total = zlib.crc32(about.encode())
     for name in sorted(tensors):
@@ -89,7 +89,7 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
         raise FileError(
             f"{path} is not a checkpoint of a training run. Move it elsewhere."
         )
-    if header.get("checksum") != add_up(tensors, about):
+    if header.get("checksum") != checksum_tensors(tensors, about):
         raise FileError(
             f"{path} is damaged: its numbers do not match its checksum. "
             "Delete it to train from the start."
@@ -103,7 +103,7 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
     return Checkpoint(losses, weights, first, second, json.loads(about))
 
 
-def read_config(saved: Checkpoint, folder: Path) -> Config:
+def read_saved_config(saved: Checkpoint, folder: Path) -> Config:
     """Return the config of a checkpoint; raise if its weights have other shapes."""
     try:
         config = Config(**saved.about["config"])
@@ -151,7 +151,7 @@ def resume_run(
     saved = read_checkpoint(folder)
     if saved is None:
         return []
-    read_config(saved, folder)
+    read_saved_config(saved, folder)
     check_same(saved.about, about, folder)
     weights = dict(model.named_parameters())
     model.load_state_dict(saved.weights)
@@ -183,7 +183,7 @@ def load_model(folder: str | Path) -> CausalTransformer:
     checkpoint = read_checkpoint(Path(folder))
     if checkpoint is None:
         raise FileError(f"no {NAME} in {folder}. Train one: train(…, folder=…).")
-    model = CausalTransformer(read_config(checkpoint, Path(folder)))
+    model = CausalTransformer(read_saved_config(checkpoint, Path(folder)))
     model.to(next(iter(checkpoint.weights.values())).dtype)
     model.load_state_dict(checkpoint.weights)
     return model

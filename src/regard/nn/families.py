@@ -198,7 +198,7 @@ def find_base(theirs: Mapping[str, Any]) -> Any:
                 "is supported."
             )
         base = rope.get("rope_theta", base)
-    return check_number("rope_theta", base, "base")
+    return read_setting("rope_theta", base, "base")
 
 
 def find_window(family: str, theirs: Mapping[str, Any]) -> Any:
@@ -212,7 +212,7 @@ def find_window(family: str, theirs: Mapping[str, Any]) -> Any:
     if kinds == {"full_attention"} and family != "mistral":
         return None
     if kinds == {"sliding_attention"} or (family == "mistral" and not kinds):
-        return check_number("sliding_window", window, "window")
+        return read_setting("sliding_window", window, "window")
     raise FileError(
         f"sliding_window={window!r:.40} with layer_types of {sorted(kinds)!r:.200}: "
         "only the same window in all layers is supported."
@@ -279,7 +279,7 @@ def make_config(
     missing = []
     for key, ours in table.items():
         if theirs.get(key) is not None:
-            found[ours] = check_number(key, theirs[key], ours)
+            found[ours] = read_setting(key, theirs[key], ours)
         elif ours not in found and ours not in OPTIONAL[family]:
             missing.append(key)
     if missing:
@@ -294,7 +294,7 @@ def make_config(
         raise FileError(f"the settings do not fit together: {error}") from None
 
 
-def check_number(key: str, value: Any, ours: str) -> Any:
+def read_setting(key: str, value: Any, ours: str) -> Any:
     """Return a setting; raise if its type or range is not what Config expects."""
     if ours == "tied":
         fits, kind = isinstance(value, bool), "true or false"

@@ -25,7 +25,7 @@ from regard.arrays import is_array, to_numpy
 from regard.errors import OptionError, ShapeError
 from regard.nn.cache import Cache
 from regard.nn.decoder import CausalTransformer
-from regard.plain.sample import GREEDY, Sampling, open_streams
+from regard.plain.sample import GREEDY, Sampling, make_generators
 
 
 def generate(
@@ -71,7 +71,7 @@ def stream(
     was_training = model.training
     model.eval()  # no dropout
     texts = [list(prompt) for prompt in prompts]
-    streams = open_streams(seed, texts)
+    streams = make_generators(seed, texts)
     running = [True] * len(texts)
     try:
         logits, cache = read_prompts(model, texts, n_new)

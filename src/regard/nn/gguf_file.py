@@ -40,7 +40,7 @@ PLAIN: dict[GGMLQuantizationType, Any] = {  # kinds that are not quantized
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """Location, shape and number format of a tensor in the file."""
 
     shape: tuple[int, ...]  # in NumPy order: the last axis is contiguous
@@ -55,7 +55,7 @@ class GgufFile:
 
     path: Path
     settings: dict[str, Any]  # numeric arrays are ndarrays, text arrays are lists
-    entries: dict[str, Entry]
+    entries: dict[str, TensorEntry]
     data: NDArray[np.uint8]  # the whole file, mapped
 
     def read(self, name: str) -> NDArray[Any]:
@@ -102,7 +102,7 @@ def open_gguf(path: Path) -> GgufFile:
 
 def read_entries(
     cursor: Cursor, count: int, settings: dict[str, Any]
-) -> dict[str, Entry]:
+) -> dict[str, TensorEntry]:
     """Return the entry of each tensor; raise if one exceeds the file."""
     heads: list[tuple[str, tuple[int, ...], int, int]] = []
     for _ in range(count):
@@ -115,11 +115,11 @@ def read_entries(
     if not isinstance(step, int) or step < 1:
         cursor.refuse(f"general.alignment is {step!r}, expected a positive integer")
     first = -(-cursor.at // step) * step
-    entries: dict[str, Entry] = {}
+    entries: dict[str, TensorEntry] = {}
     for name, shape, kind, offset in heads:
         if name in entries:
             cursor.refuse(f"the tensor {name} occurs twice")
-        entry = measure(cursor, name, shape, kind, first + offset)
+        entry = count_tensor_bytes(cursor, name, shape, kind, first + offset)
         if entry.start + entry.size > cursor.size:
             cursor.refuse(
                 f"{name}, {shape} in {entry.kind.name}, needs {entry.size} bytes at "
@@ -131,9 +131,9 @@ def read_entries(
     return entries
 
 
-def measure(
+def count_tensor_bytes(
     cursor: Cursor, name: str, shape: tuple[int, ...], kind: int, start: int
-) -> Entry:
+) -> TensorEntry:
     """Return the entry of a tensor, with its size in bytes."""
     try:
         found = GGMLQuantizationType(kind)
@@ -146,7 +146,7 @@ def measure(
             f"{name} has the shape {shape}, expected rows of a multiple of {block}, "
             f"as {found.name} requires"
         )
-    return Entry(shape, found, start, numbers // block * width)
+    return TensorEntry(shape, found, start, numbers // block * width)
 
 
 class Cursor:

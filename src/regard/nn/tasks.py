@@ -376,7 +376,7 @@ def read_text(
     return Text(tokens, codec, vocabulary, length)
 
 
-def measure(
+def measure_accuracy(
     model: CausalTransformer, task: Task, n: int = 1000, *, batch: int = 250
 ) -> float:
     """Return the fraction of n held-out answers that the model generates exactly.

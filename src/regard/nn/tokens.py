@@ -125,7 +125,7 @@ class Tokenizer:
             )
         except Exception as error:  # noqa: BLE001 (a template may raise anything)
             raise OptionError(
-                f"the model's chat template fails: {tell(error)}. "
+                f"the model's chat template fails: {describe_error(error)}. "
                 'Messages look like [{"role": "user", "content": "Hi"}]; some models '
                 "require user and assistant to alternate."
             ) from None
@@ -161,13 +161,13 @@ def add_looks(template: nodes.Template) -> nodes.Template:
     return template
 
 
-def look() -> None:
+def check_time() -> None:
     """Raise if the template has used up its time."""
     if time.monotonic() > UNTIL.get():
         raise TemplateError(f"it takes more than {PATIENCE:g} seconds")
 
 
-class Notes(Namespace):
+class SafeNamespace(Namespace):
     """Jinja's namespace without access to private and dunder attributes."""
 
     def __getattribute__(self, name: str) -> Any:
@@ -197,7 +197,7 @@ def make_jinja() -> Sandbox:
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     jinja.filters["tojson"] = write_json
-    jinja.globals["namespace"] = Notes
+    jinja.globals["namespace"] = SafeNamespace
     jinja.globals["raise_exception"] = refuse_messages
     jinja.globals["strftime_now"] = tell_time
     return jinja
@@ -210,7 +210,7 @@ UNTIL: ContextVar[float] = ContextVar("UNTIL")  # deadline of the current templa
 # --- from a folder -------------------------------------------------------------------
 
 
-def tell(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return the message of an error, shortened, without control characters."""
     said = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     return "".join(c if c.isprintable() else HALF for c in said[:200])
@@ -223,7 +223,7 @@ def refusing(kind: type[RegardError], words: str) -> Iterator[None]:
         yield
     except BaseException as error:
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            raise kind(f"{words}: {tell(error)}.") from None
+            raise kind(f"{words}: {describe_error(error)}.") from None
         raise
 
 
@@ -232,7 +232,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise FileError(f"{path.name} cannot be read: {tell(error)}.") from None
+        raise FileError(
+            f"{path.name} cannot be read: {describe_error(error)}."
+        ) from None
     if not isinstance(found, dict):
         raise FileError(f"{path.name} holds {found!r:.40}, expected an object {{…}}.")
     return found
@@ -295,7 +297,7 @@ class Way:
     bos: bool = False  # texts start with bos, unless the file says otherwise
 
 
-def cut(*patterns: str) -> tuple[PreTokenizer, ...]:
+def split_by_patterns(*patterns: str) -> tuple[PreTokenizer, ...]:
     """Return steps that split by each pattern in turn, then convert to bytes."""
     splits = (Split(Regex(pattern), "isolated") for pattern in patterns)
     return (*splits, ByteLevel(add_prefix_space=False, use_regex=False))
@@ -315,9 +317,13 @@ WAYS = {  # by tokenizer.ggml.pre
     # Digits are split first, as in the model's training. transformers 5.22 does not
     # know "smollm" and omits this: its "\n\n1" is \n, \n, 1, not \n\n, 1.
     "smollm": Way((Digits(individual_digits=True), ByteLevel(add_prefix_space=False))),
-    "llama-bpe": Way(cut(match_words(r"\p{N}{1,3}")), entire=True, bos=True),
-    "qwen2": Way(cut(match_words(r"\p{N}")), nfc=True),
-    "default": Way(cut(r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
+    "llama-bpe": Way(
+        split_by_patterns(match_words(r"\p{N}{1,3}")), entire=True, bos=True
+    ),
+    "qwen2": Way(split_by_patterns(match_words(r"\p{N}")), nfc=True),
+    "default": Way(
+        split_by_patterns(r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")
+    ),
 }
 
 
@@ -325,7 +331,7 @@ def build_gguf_tokenizer(settings: Mapping[str, Any]) -> Tokenizer:
     """Build the tokenizer described by the settings of a GGUF file."""
     start = "tokenizer.ggml."
     own = {k.removeprefix(start): x for k, x in settings.items() if k.startswith(start)}
-    way, tokens = choose_way(own), find_tokens(own)
+    way, tokens = choose_way(own), read_vocabulary(own)
     ids = find_ids(own, len(tokens))
     begin = ["bos_token_id"] if own.get("add_bos_token", way.bos) is True else []
     end = ["eos_token_id"] if own.get("add_eos_token", False) is True else []
@@ -378,7 +384,7 @@ def choose_way(own: Mapping[str, Any]) -> Way:
     return WAYS[pre]
 
 
-def find_tokens(own: Mapping[str, Any]) -> list[str]:
+def read_vocabulary(own: Mapping[str, Any]) -> list[str]:
     """Return the vocabulary; raise if it is missing or has duplicates."""
     tokens = own.get("tokens")
     if not isinstance(tokens, list) or not tokens:

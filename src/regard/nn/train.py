@@ -116,7 +116,7 @@ def train(
     """
     place = None if folder is None else Path(folder)
     group = join_group(model)
-    check_fit(model, task, plan, group)
+    check_training(model, task, plan, group)
     optimizer = make_optimizer(model, plan)
     about = describe_run(model, task, plan)
     losses = [] if place is None else resume_run(place, model, optimizer, about)
@@ -150,7 +150,7 @@ def take_step(
     plan: Plan,
     *,
     step: int,
-    group: Group,
+    group: ProcessGroup,
 ) -> float:
     """Update the weights once; return the contribution of this process to the loss."""
     weights = [x for part in optimizer.param_groups for x in part["params"]]
@@ -204,7 +204,7 @@ class Objective(nn.Module):  # type: ignore[misc]
 
 
 @torch.inference_mode()  # type: ignore[untyped-decorator]
-def evaluate(
+def evaluate_loss(
     model: CausalTransformer, task: Task, n: int = 1000, *, batch: int = 100
 ) -> float:
     """Return the mean loss of the answer tokens of n held-out sequences."""
@@ -238,7 +238,7 @@ def make_optimizer(model: nn.Module, plan: Plan) -> torch.optim.AdamW:
 
 
 @dataclass(frozen=True)
-class Group:
+class ProcessGroup:
     """The group of processes that split every batch."""
 
     rank: int = 0
@@ -272,17 +272,19 @@ class Group:
             )
 
 
-def join_group(model: CausalTransformer) -> Group:
+def join_group(model: CausalTransformer) -> ProcessGroup:
     """Join the process group of torchrun, or return a group of one."""
     if not dist.is_initialized():
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-            return Group()
+            return ProcessGroup()
         on_gpu = model.embed.weight.is_cuda
         dist.init_process_group("nccl" if on_gpu else "gloo")
-    return Group(dist.get_rank(), dist.get_world_size())
+    return ProcessGroup(dist.get_rank(), dist.get_world_size())
 
 
-def check_fit(model: CausalTransformer, task: Task, plan: Plan, group: Group) -> None:
+def check_training(
+    model: CausalTransformer, task: Task, plan: Plan, group: ProcessGroup
+) -> None:
     """Raise if the model is too small for the task, or the batch cannot be split."""
     config = model.config
     for name, has, needs in (

@@ -39,9 +39,9 @@ from regard.nn.gguf_file import LONGEST, GgufFile, open_gguf
 from regard.nn.tokens import (
     Tokenizer,
     build_gguf_tokenizer,
+    describe_error,
     read_folder_tokenizer,
     read_json,
-    tell,
 )
 from regard.plain.config import Config
 
@@ -197,7 +197,7 @@ class Lazy(Mapping[str, Tensor]):
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelFiles:
     """A model on disk: config, tensors under their original names, tokenizer."""
 
     config: Config
@@ -205,7 +205,7 @@ class Source:
     make_tokenizer: Callable[[], Tokenizer]
 
 
-def open_source(path: Path) -> Source:
+def open_source(path: Path) -> ModelFiles:
     """Open a GGUF file or a folder of safetensors; raise for anything else."""
     if path.is_dir():
         return open_folder(path)
@@ -225,7 +225,7 @@ def open_source(path: Path) -> Source:
     def read(name: str) -> Tensor:
         return read_gguf_tensor(file, config, name)
 
-    return Source(
+    return ModelFiles(
         config, Lazy(shapes, read), lambda: build_gguf_tokenizer(file.settings)
     )
 
@@ -243,7 +243,7 @@ def read_gguf_tensor(file: GgufFile, config: Config, name: str) -> Tensor:
     return pairs.transpose(1, 2).reshape(x.shape)
 
 
-def open_folder(folder: Path) -> Source:
+def open_folder(folder: Path) -> ModelFiles:
     """Open a folder written by transformers."""
     files = find_files(folder)
     config = read_config(read_json(folder / "config.json"))
@@ -253,7 +253,9 @@ def open_folder(folder: Path) -> Source:
             opened: Any = safe_open(file, "pt")
             names = opened.keys()
         except (SafetensorError, OSError) as error:
-            raise FileError(f"{file.name} is damaged: {tell(error)}.") from None
+            raise FileError(
+                f"{file.name} is damaged: {describe_error(error)}."
+            ) from None
         for name in names:
             if len(name) > LONGEST or not name.isprintable():
                 raise FileError(
@@ -268,9 +270,11 @@ def open_folder(folder: Path) -> Source:
         try:
             return homes[name].get_tensor(name)
         except SafetensorError as error:
-            raise FileError(f"{name} cannot be read: {tell(error)}.") from None
+            raise FileError(
+                f"{name} cannot be read: {describe_error(error)}."
+            ) from None
 
-    return Source(config, Lazy(homes, read), lambda: read_folder_tokenizer(folder))
+    return ModelFiles(config, Lazy(homes, read), lambda: read_folder_tokenizer(folder))
 
 
 def find_files(folder: Path) -> list[Path]:

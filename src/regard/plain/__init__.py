@@ -5,7 +5,7 @@ Next: config.py
 
 from regard.definition.position import rotary, sinusoidal
 from regard.plain.config import Config
-from regard.plain.decoder import Decoder, draw_weights
+from regard.plain.decoder import Decoder, init_weights
 from regard.plain.feedforward import feed_forward
 from regard.plain.layer import block
 from regard.plain.linear import Linear
@@ -19,8 +19,8 @@ __all__ = [
     "Linear",
     "Sampling",
     "block",
-    "draw_weights",
     "feed_forward",
+    "init_weights",
     "layer_norm",
     "multi_head",
     "rms_norm",

@@ -133,7 +133,7 @@ def parameters(config: Config) -> Cost:
     >>> parameters(gpt2).total
     124439808
     """
-    return evaluate("parameters", list_parameters(config), name_sizes(config))
+    return compute_lines("parameters", list_parameters(config), list_sizes(config))
 
 
 def forward_flops(
@@ -150,8 +150,8 @@ def forward_flops(
     allow: a lower bound. A fused kernel works on whole tiles and lies in between.
     """
     lines = list_flops(config, causal=causal, times=(1, 1, 1))
-    title = f"FLOPs of a forward pass, {name_square(causal=causal)}"
-    return evaluate(title, lines, name_sizes(config, n, batch))
+    title = f"FLOPs of a forward pass, {describe_pairs(causal=causal)}"
+    return compute_lines(title, lines, list_sizes(config, n, batch))
 
 
 def training_flops(
@@ -170,9 +170,9 @@ def training_flops(
     """
     check_attention(attention)
     times = (3, 4 if attention == "fused" else 3, 3)
-    title = f"FLOPs of a step of training, {name_square(causal=causal)}"
+    title = f"FLOPs of a step of training, {describe_pairs(causal=causal)}"
     lines = list_flops(config, causal=causal, times=times)
-    return evaluate(title, lines, name_sizes(config, n, batch))
+    return compute_lines(title, lines, list_sizes(config, n, batch))
 
 
 def cache_bytes(
@@ -183,8 +183,8 @@ def cache_bytes(
         ("attention", "keys", "s B L Hk N d"),
         ("attention", "values", "s B L Hk N d"),
     ]
-    sizes = name_sizes(config, n, batch, bytes_per_number)
-    return evaluate("bytes of the cache", lines, sizes)
+    sizes = list_sizes(config, n, batch, bytes_per_number)
+    return compute_lines("bytes of the cache", lines, sizes)
 
 
 def activation_bytes(
@@ -211,7 +211,7 @@ def activation_bytes(
             f"dropout={config.dropout}: memory used by dropout is not counted. "
             "Write activation_bytes(dataclasses.replace(config, dropout=0.0), ...)."
         )
-    sizes = name_sizes(config, n, batch, bytes_per_number)
+    sizes = list_sizes(config, n, batch, bytes_per_number)
     lines = [
         *list_kept_norms(config, narrow=sizes["s"] < sizes["w"]),
         *list_kept_attention(config, n, fused=attention == "fused"),
@@ -219,7 +219,7 @@ def activation_bytes(
     ]
     if loss:
         lines.append(("loss", "log-probabilities", "s B N V"))
-    return evaluate("bytes kept for the backward pass", lines, sizes)
+    return compute_lines("bytes kept for the backward pass", lines, sizes)
 
 
 def list_parameters(config: Config) -> Iterator[Line]:
@@ -311,7 +311,7 @@ KEPT_FEED = {
 }
 
 
-def name_sizes(
+def list_sizes(
     config: Config, n: int = 1, batch: int = 1, bytes_per_number: int = 1
 ) -> dict[str, int]:
     """Return the value of every symbol."""
@@ -336,7 +336,7 @@ def name_sizes(
     }
 
 
-def name_square(*, causal: bool) -> str:
+def describe_pairs(*, causal: bool) -> str:
     """Describe which query-key pairs are counted."""
     return "pairs under the mask only" if causal else "the full square of scores"
 
@@ -347,7 +347,9 @@ def check_attention(attention: str) -> None:
         raise OptionError(f"attention={attention!r}, expected 'fused' or 'textbook'.")
 
 
-def evaluate(title: str, lines: Iterable[Line], letters: Mapping[str, int]) -> Cost:
+def compute_lines(
+    title: str, lines: Iterable[Line], letters: Mapping[str, int]
+) -> Cost:
     """Evaluate the formula of each line, and return the table."""
     rows = (Row(*line, compute(line[2], letters)) for line in lines)
     ordered = sorted(rows, key=lambda row: PARTS.index(row.part))

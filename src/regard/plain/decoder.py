@@ -22,11 +22,11 @@ from regard.errors import ShapeError
 from regard.masks.patterns import causal, window
 from regard.plain.config import Config
 from regard.plain.layer import block, norm
-from regard.plain.linear import Linear, Weights, cut
-from regard.plain.sample import GREEDY, Sampling, open_streams
+from regard.plain.linear import Linear, Weights, select_weights
+from regard.plain.sample import GREEDY, Sampling, make_generators
 
 
-def draw_weights(config: Config, seed: int = 0) -> dict[str, Array]:
+def init_weights(config: Config, seed: int = 0) -> dict[str, Array]:
     """Return randomly initialized weights, as the config specifies."""
     rng = np.random.default_rng(seed)
     shapes = config.shapes()
@@ -79,7 +79,7 @@ class Decoder:
         if config.window is not None:
             mask = mask & window(config.window - 1)
         for i in range(config.layers):
-            own = cut(weights, f"blocks.{i}.")
+            own = select_weights(weights, f"blocks.{i}.")
             x = block(x, own, config, mask=mask, positions=np.arange(n))
         if config.norm_first:
             x = norm(x, weights, "norm", config)
@@ -98,7 +98,7 @@ class Decoder:
         If the text is longer than the context, the model reads its last tokens.
         """
         tokens = list(tokens)
-        (rng,) = open_streams(seed, [tokens])
+        (rng,) = make_generators(seed, [tokens])
         for _ in range(n_new):
             recent = np.asarray(tokens[-self.config.context :])
             logits = self(convert(recent, self.weights["embed.weight"]))

@@ -13,14 +13,14 @@ from regard.definition.position import HALVES, rotary
 from regard.masks.algebra import Mask
 from regard.plain.config import Config
 from regard.plain.feedforward import feed_forward
-from regard.plain.linear import Weights, find
+from regard.plain.linear import Weights, find_linear
 from regard.plain.multihead import multi_head
 from regard.plain.norm import layer_norm, rms_norm
 
 
 def norm(x: Array, weights: Weights, name: str, config: Config) -> Array:
     """Apply the norm with this name."""
-    weight, bias = find(weights, name)
+    weight, bias = find_linear(weights, name)
     if config.norm == "rms":
         return rms_norm(x, weight, config.eps)
     return layer_norm(x, weight, bias, config.eps)
@@ -48,8 +48,8 @@ def block(
     def attend(x: Array) -> Array:
         return multi_head(
             x,
-            find(weights, "attention.qkv"),
-            find(weights, "attention.out"),
+            find_linear(weights, "attention.qkv"),
+            find_linear(weights, "attention.out"),
             heads=config.heads,
             kv_heads=config.shared,
             mask=mask,
@@ -57,7 +57,7 @@ def block(
         )
 
     def feed(x: Array) -> Array:
-        up, down = find(weights, "feed.up"), find(weights, "feed.down")
+        up, down = find_linear(weights, "feed.up"), find_linear(weights, "feed.down")
         return feed_forward(x, up, down, config.activation)
 
     if config.norm_first:

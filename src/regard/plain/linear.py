@@ -37,12 +37,12 @@ class Linear(NamedTuple):
         return Linear(self.weight[start:stop, :], bias)
 
 
-def find(weights: Weights, name: str) -> Linear:
+def find_linear(weights: Weights, name: str) -> Linear:
     """Return the linear layer with this name, with its bias if it has one."""
     return Linear(weights[f"{name}.weight"], weights.get(f"{name}.bias"))
 
 
-def cut(weights: Weights, prefix: str) -> dict[str, Array]:
+def select_weights(weights: Weights, prefix: str) -> dict[str, Array]:
     """Return the weights whose names start with a prefix, with the prefix removed."""
     return {
         name.removeprefix(prefix): x

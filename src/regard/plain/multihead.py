@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from regard.arrays import Array, namespace
 from regard.definition.attention import attention
-from regard.definition.heads import join, split
+from regard.definition.heads import join_heads, split_heads
 from regard.masks.algebra import Mask
 from regard.plain.linear import Linear
 
@@ -53,7 +53,7 @@ def attend_stacked(
     x = xp.expand_dims(x, axis=-3)  # (..., 1, N, D)
     other = x if context is None else xp.expand_dims(context, axis=-3)
     q, k, v = (Linear(w)(y) for w, y in ((q, x), (k, other), (v, other)))
-    return out(join(attention(q, k, v, mask).out))
+    return out(join_heads(attention(q, k, v, mask).out))
 
 
 def multi_head(
@@ -72,12 +72,12 @@ def multi_head(
     d = qkv.weight.shape[0] // (heads + 2 * shared)
     ends = [0, heads * d, (heads + shared) * d, (heads + 2 * shared) * d]
     other = x if context is None else context
-    q = split(qkv.rows(ends[0], ends[1])(x), heads)
-    k = split(qkv.rows(ends[1], ends[2])(other), shared)
-    v = split(qkv.rows(ends[2], ends[3])(other), shared)
+    q = split_heads(qkv.rows(ends[0], ends[1])(x), heads)
+    k = split_heads(qkv.rows(ends[1], ends[2])(other), shared)
+    v = split_heads(qkv.rows(ends[2], ends[3])(other), shared)
     if prepare is not None:
         q, k = prepare(q, k)
-    return out(join(attention(q, k, v, mask).out))
+    return out(join_heads(attention(q, k, v, mask).out))
 
 
 def fuse(heads: Sequence[Head]) -> Linear:

@@ -133,7 +133,7 @@ def check_logits(logits: Numbers, name: str) -> None:
         )
 
 
-def open_streams(
+def make_generators(
     seed: int, prompts: Sequence[Sequence[int]]
 ) -> list[np.random.Generator]:
     """Return a random generator for each prompt.

@@ -26,7 +26,7 @@ STRIP = 2**20  # pixels encoded at a time: their logarithms stay in the cache
 Codes = NDArray[np.uint16]
 
 
-def encode(weights: NDArray[Any], allowed: NDArray[np.bool_]) -> Codes:
+def encode_weights(weights: NDArray[Any], allowed: NDArray[np.bool_]) -> Codes:
     """Return the codes of weights (rows, columns).
 
     >>> weights = np.array([[1.0, 0.5, 0.0, np.nan, 0.0]])

@@ -29,7 +29,7 @@ INK = "#333333"
 POINTS = 200  # of a line in a figure
 
 
-def draw(losses: Sequence[float], *, width: int = 60, height: int = 10) -> str:
+def draw_curve(losses: Sequence[float], *, width: int = 60, height: int = 10) -> str:
     """Return the curve as a chart of blocks, from 0 to the highest mean.
 
     A mean that is no number is blank, and the chart says so.

@@ -29,8 +29,8 @@ from regard.definition.attention import attention
 from regard.errors import OptionError
 from regard.masks.patterns import causal
 from regard.show.curve import COLOURS, dress
-from regard.show.figure import PAGES, plot_weights, start
-from regard.show.palette import Linear
+from regard.show.figure import PAGES, make_figure, plot_weights
+from regard.show.palette import LinearScale
 from regard.show.text import Color, draw_weights
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def plot_scaling(
 ) -> Figure:
     """Draw the experiment: medians as lines, all as a shade, the first as dots."""
     found = measure_scaling(widths, seeds)
-    figure, (axes,) = start((4.2, 2.6), (1, 1), 1, PAGES[0])
+    figure, (axes,) = make_figure((4.2, 2.6), (1, 1), 1, PAGES[0])
     for (name, values), colour, line in zip(
         found.items(), COLOURS, ("o-", "s--"), strict=False
     ):
@@ -116,7 +116,7 @@ def plot_scaling(
     return figure
 
 
-class Mistake(NamedTuple):
+class Variant(NamedTuple):
     """The weights of one causal head, computed in one way."""
 
     title: str
@@ -131,7 +131,7 @@ class Mistake(NamedTuple):
         return f"rows sum to {ends}", f"largest of a row: {tops.mean():.2f} on average"
 
 
-def list_mistakes(q: Array, k: Array, v: Array) -> tuple[Mistake, ...]:
+def list_mistakes(q: Array, k: Array, v: Array) -> tuple[Variant, ...]:
     """Return the weights of a causal head (N, d): right, and wrong in three ways."""
 
     def weigh(mask: Any, scale: float | None) -> NDArray[np.float64]:
@@ -145,10 +145,10 @@ def list_mistakes(q: Array, k: Array, v: Array) -> tuple[Mistake, ...]:
     d_v = int(v.shape[-1])
     late = np.tril(weigh(None, None))  # nobody divides by the new sums
     return (
-        Mistake("right", weigh(causal(), None)),
-        Mistake("no scale", weigh(causal(), 1.0)),
-        Mistake("scale by d_v", weigh(causal(), 1 / math.sqrt(d_v))),
-        Mistake("mask after softmax", late),
+        Variant("right", weigh(causal(), None)),
+        Variant("no scale", weigh(causal(), 1.0)),
+        Variant("scale by d_v", weigh(causal(), 1 / math.sqrt(d_v))),
+        Variant("mask after softmax", late),
     )
 
 
@@ -162,21 +162,21 @@ def make_example(
 
 
 def draw_mistakes(
-    mistakes: Sequence[Mistake] | None = None, *, color: Color = False, width: int = 80
+    mistakes: Sequence[Variant] | None = None, *, color: Color = False, width: int = 80
 ) -> str:
     """Draw the maps as text, of an example or yours; say what each mistake does."""
     found = list_mistakes(*make_example()) if mistakes is None else mistakes
     maps = {x.title: (x.weights, causal()) for x in found}
-    drawn = draw_weights(maps, scale=Linear(0, 1), color=color, width=width)
+    drawn = draw_weights(maps, scale=LinearScale(0, 1), color=color, width=width)
     wide = max(len(x.title) for x in found)
     told = (f"{x.title:<{wide}}  {', '.join(x.tell())}" for x in found)
     return "\n".join([drawn, *told])
 
 
 def plot_mistakes(
-    mistakes: Sequence[Mistake] | None = None, *, dark: bool = False
+    mistakes: Sequence[Variant] | None = None, *, dark: bool = False
 ) -> Figure:
     """Draw the maps side by side, each with what it does below its name."""
     found = list_mistakes(*make_example()) if mistakes is None else mistakes
     maps = {"\n".join([x.title, *x.tell()]): (x.weights, causal()) for x in found}
-    return plot_weights(maps, scale=Linear(0, 1), columns=len(maps), dark=dark)
+    return plot_weights(maps, scale=LinearScale(0, 1), columns=len(maps), dark=dark)

@@ -99,7 +99,7 @@ def split_logits(record: Record) -> Iterator[tuple[Floats, Floats]]:
         group = len(q) // len(k)
         for h, keys in enumerate(k):
             queries = q[h * group : (h + 1) * group] * record.scale
-            a, b = turn(queries.reshape(-1, queries.shape[-1]), keys)
+            a, b = balance_factors(queries.reshape(-1, queries.shape[-1]), keys)
             yield a.reshape(*queries.shape[:2], b.shape[-1]), b
         return
     if max(q.shape[1], k.shape[1]) > LONGEST:
@@ -118,7 +118,7 @@ def split_logits(record: Record) -> Iterator[tuple[Floats, Floats]]:
         yield (u * np.sqrt(size))[None], vt.T * np.sqrt(size)
 
 
-def turn(q: Floats, k: Floats) -> tuple[Floats, Floats]:
+def balance_factors(q: Floats, k: Floats) -> tuple[Floats, Floats]:
     """Return a and b with a bᵀ = q kᵀ, of which each component has its own share."""
     (q, left), (k, right) = np.linalg.qr(q), np.linalg.qr(k)
     u, size, vt = np.linalg.svd(left @ right.T)

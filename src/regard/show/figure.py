@@ -31,13 +31,13 @@ from regard.record import Recording
 from regard.show.curve import COLOURS, dress
 from regard.show.palette import (
     Holder,
-    Linear,
-    Log,
+    LinearScale,
+    LogScale,
     Panel,
     Scale,
     find_coarsest,
-    fit,
     fit_signed,
+    fit_weight_scale,
     join_maps,
     list_records,
     measure_source,
@@ -52,8 +52,8 @@ from regard.show.text import (
     STEPS,
     Labels,
     Margins,
-    clean,
-    measure,
+    clean_title,
+    measure_plain_width,
     write_pooling,
 )
 
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from regard.stats.table import Table
+    from regard.stats.table import HeadTable
 
 FONT = "DejaVu Sans"  # comes with matplotlib
 FONTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "PingFang SC", "Microsoft YaHei")
@@ -74,7 +74,7 @@ Labelled = tuple["Axes", Margins, tuple[bool, bool], tuple[str, str]]
 
 
 @dataclass(frozen=True)
-class Page:
+class FigureColors:
     """The colours that are not of the scale."""
 
     paper: str
@@ -84,8 +84,8 @@ class Page:
 
 
 PAGES = (
-    Page("#FFFFFF", "#222222", "#CCCCCC", dark=False),
-    Page("#15151A", "#E6E6E6", "#4A4A54", dark=True),
+    FigureColors("#FFFFFF", "#222222", "#CCCCCC", dark=False),
+    FigureColors("#15151A", "#E6E6E6", "#4A4A54", dark=True),
 )
 
 
@@ -112,17 +112,19 @@ def plot_weights(
     cells = -(-shape[0] // PIXELS), -(-shape[1] // PIXELS)
     panels = read_panels(source, cells, mask=mask, heads=heads)
     panels, above = name_layer(source, panels)
-    scale, note = (scale, "") if scale else fit(panels, "".join(labels.keys[:1]))
+    scale, note = (
+        (scale, "") if scale else fit_weight_scale(panels, "".join(labels.keys[:1]))
+    )
     across = max(1, min(columns, n))
     width, height = size_map(shape, LEAST, ALONE if n == 1 else BESIDE)
     down = -(-n // across)
-    beside, below = (0.5 + reach(x) for x in (labels.rows, labels.keys))
+    beside, below = (0.5 + measure_labels(x) for x in (labels.rows, labels.keys))
     below *= 1 + (n % across > 0)  # a row that is not full shows labels above
     below += 0.2 * bool(above)
     size = width * across + 0.9 + beside, (height + 0.25) * down + below
-    figure, grid = start(size, (down, across), n, page)
+    figure, grid = make_figure(size, (down, across), n, page)
     for axes, panel in zip(grid, panels, strict=True):
-        show(axes, panel, scale, page)
+        draw_panel(axes, panel, scale, page)
         entitle(axes, panel.title, page)
     what = write_pooling(panels[0]) or "weight"
     add_bar(figure, grid, scale, page, what=what, inches=height * down)
@@ -154,12 +156,16 @@ def plot_steps(
     down = -(-len(chosen) // across)
     width, height = size_map(shape, 2.2, BESIDE)
     size = (width + 0.9) * across, (height + 0.9) * down
-    figure, grid = start(size, (down, across), len(chosen), page)
+    figure, grid = make_figure(size, (down, across), len(chosen), page)
     parts: list[Labelled] = []
     for axes, step in zip(grid, chosen, strict=True):
         panel = read_step(steps, step, at)
-        scale = fit([panel])[0] if step.name == "weights" else fit_signed(panel.values)
-        show(axes, panel, scale, page)
+        scale = (
+            fit_weight_scale([panel])[0]
+            if step.name == "weights"
+            else fit_signed(panel.values)
+        )
+        draw_panel(axes, panel, scale, page)
         entitle(axes, f"{step.name}\n{fill(step.formula, 38)}", page)
         add_bar(figure, [axes], scale, page, what="", inches=height)
         words = "query", "key" if step.columns else "feature"
@@ -188,9 +194,9 @@ def plot_gallery(
     grid = read_gallery(source, (pixels, pixels), sequence)
     mosaic, (down, across) = join_maps(list(grid.values()), gap)
     size = side * heads + 1.1, side * len(grid) + 0.6
-    figure, (axes,) = start(size, (1, 1), 1, page)
+    figure, (axes,) = make_figure(size, (1, 1), 1, page)
     whole = Panel("", mosaic, ~np.isnan(mosaic), (1, 1), mosaic.shape, 0)
-    show(axes, whole, GALLERY, page, numbers=False)
+    draw_panel(axes, whole, GALLERY, page, numbers=False)
     axes.patch.set(hatch=None)  # hatching between maps says nothing
     axes.spines[:].set_visible(False)
     axes.set_xlabel("head", fontsize=8, color=page.ink)
@@ -206,12 +212,12 @@ def plot_gallery(
 
 
 def plot_table(
-    table: Table, *, numbers: Sequence[str] | None = None, sequence: int = 0
+    table: HeadTable, *, numbers: Sequence[str] | None = None, sequence: int = 0
 ) -> Figure:
     """Draw statistics of seen.table() by layer: a dot a head, a line their mean."""
     heads, charted = table.pick(numbers, sequence)
     (layers, _), n = table.by_layer().pick(numbers, sequence), len(charted)
-    figure, grid = start((2.4 * n, 2.1), (1, n), n, PAGES[0])
+    figure, grid = make_figure((2.4 * n, 2.1), (1, n), n, PAGES[0])
     for axes, statistic in zip(grid, charted, strict=True):
         name, unit = statistic.name, statistic.counted
         axes.scatter(heads["layer"], heads[name], 5, COLOURS[5], lw=0, label="a head")
@@ -220,7 +226,7 @@ def plot_table(
         title = name if unit == name else f"{name} ({unit})"
         dress(axes, title, log=False, named=False)
         axes.set_xlabel("layer", fontsize=9)
-        label(axes.xaxis, (), 0, 1, ())
+        label_axis(axes.xaxis, (), 0, 1, ())
         if np.nanmin(heads[name], initial=0) >= 0:
             axes.set_ylim(bottom=0)
         axes.margins(x=0.03)
@@ -235,11 +241,11 @@ def plot_mask(formula: Formula, n: int = 12, *, dark: bool = False) -> Figure:
     """Draw a mask or bias over n tokens, of its last head."""
     page, heads = PAGES[dark], max((x.extent.heads or 1) for x in formula.walk())
     cells = to_numpy(formula.dense((1, heads, n, n)))[0, -1]
-    figure, (axes,) = start((3.2, 2.9), (1, 1), 1, page)
+    figure, (axes,) = make_figure((3.2, 2.9), (1, 1), 1, page)
     truth = cells.dtype == bool
     (panel,) = read_panels(np.where(cells, 0.6, -np.inf) if truth else cells)
-    scale = Linear(0, 1) if truth else fit_signed(cells)
-    show(axes, panel, scale, page, numbers=False)
+    scale = LinearScale(0, 1) if truth else fit_signed(cells)
+    draw_panel(axes, panel, scale, page, numbers=False)
     below = "\nhatched: may not see" if truth else ""
     entitle(axes, fill(repr(formula), 44) + below, page)
     if not truth:
@@ -249,8 +255,8 @@ def plot_mask(formula: Formula, n: int = 12, *, dark: bool = False) -> Figure:
     return figure
 
 
-def start(
-    size: tuple[float, float], grid: tuple[int, int], n: int, page: Page
+def make_figure(
+    size: tuple[float, float], grid: tuple[int, int], n: int, page: FigureColors
 ) -> tuple[Figure, list[Axes]]:
     """Return a new figure of so many inches, with n axes in a grid (down, across)."""
     try:
@@ -273,14 +279,14 @@ def size_map(shape: tuple[int, int], least: float, most: float) -> tuple[float, 
     return width, height
 
 
-def show(
-    axes: Axes, panel: Panel, scale: Scale, page: Page, *, numbers: bool = True
+def draw_panel(
+    axes: Axes, panel: Panel, scale: Scale, page: FigureColors, *, numbers: bool = True
 ) -> None:
     """Draw one map; a few cells with their numbers, if they are wanted."""
     from matplotlib.colors import ListedColormap, LogNorm, Normalize  # noqa: PLC0415
 
     low, high = scale.low, scale.high
-    log = isinstance(scale, Log)
+    log = isinstance(scale, LogScale)
     (n_q, n_k), (down, across) = panel.shape, panel.cells
     height, width = panel.values.shape
     axes.imshow(
@@ -303,9 +309,9 @@ def show(
             axes.text(j, i, f"{x:.2f}", color=ink, size=6, ha="center", va="center")
 
 
-def entitle(axes: Axes, title: str, page: Page) -> None:
+def entitle(axes: Axes, title: str, page: FigureColors) -> None:
     """Write what a map is above it."""
-    safe = "\n".join(map(clean, title.splitlines()))
+    safe = "\n".join(map(clean_title, title.splitlines()))
     axes.set_title(safe, fontsize=8, color=page.ink, parse_math=False)
 
 
@@ -313,7 +319,7 @@ def add_bar(
     figure: Figure,
     axes: Sequence[Axes],
     scale: Scale,
-    page: Page,
+    page: FigureColors,
     *,
     what: str,
     inches: float,
@@ -330,17 +336,17 @@ def add_bar(
     bar.outline.set(linewidth=0.5, edgecolor=page.ink)
 
 
-def write_around(figure: Figure, above: str, note: str, page: Page) -> None:
+def write_around(figure: Figure, above: str, note: str, page: FigureColors) -> None:
     """Write a title above everything, and a sentence below, if there are any."""
     if above:
-        safe = "\n".join(map(clean, above.splitlines()))
+        safe = "\n".join(map(clean_title, above.splitlines()))
         figure.suptitle(safe, fontsize=8, color=page.ink, parse_math=False)
     if note:
         text = fill(note, int(figure.get_figwidth() * 19))
         figure.supxlabel(text, fontsize=6.5, color=page.ink, parse_math=False)
 
 
-def label_all(figure: Figure, parts: Sequence[Labelled], page: Page) -> None:
+def label_all(figure: Figure, parts: Sequence[Labelled], page: FigureColors) -> None:
     """Label the axes with as many tokens as there is room for."""
     fonts, known = find_fonts()
     for _ in range(2):  # labels take room, and room decides on labels
@@ -353,7 +359,7 @@ def label_all(figure: Figure, parts: Sequence[Labelled], page: Page) -> None:
             )
             for (axis, tokens, n, room), word in zip(sides, names, strict=True):
                 step = -(-int(POINTS * 1.3 * figure.dpi / 72 * n) // int(room))
-                label(axis, [write_tick(x, known) for x in tokens], n, step, fonts)
+                label_axis(axis, [write_tick(x, known) for x in tokens], n, step, fonts)
                 alone = (tokens and step <= APART) or word == "feature"
                 words = word if alone else f"{word} position"
                 axis.set_label_text(words, fontsize=8, color=page.ink)
@@ -362,7 +368,7 @@ def label_all(figure: Figure, parts: Sequence[Labelled], page: Page) -> None:
             axes.xaxis.label.set_visible(shown[1])
 
 
-def label(
+def label_axis(
     axis: Any, tokens: Sequence[str], n: int, step: int, fonts: Sequence[str]
 ) -> None:
     """Write every so many tokens along an axis, or positions if too few would stay."""
@@ -395,6 +401,6 @@ def write_tick(label: str, known: set[int]) -> str:
     return text if len(text) <= LONG else text[: LONG - 1] + "…"
 
 
-def reach(labels: Sequence[str]) -> float:
+def measure_labels(labels: Sequence[str]) -> float:
     """Return how many inches labels take, at most."""
-    return 0.055 * max((min(LONG, measure(x)) for x in labels), default=4)
+    return 0.055 * max((min(LONG, measure_plain_width(x)) for x in labels), default=4)

@@ -19,7 +19,7 @@ from queue import PriorityQueue
 from typing import Any
 
 
-class Kept:
+class LruCache:
     """What was made last, in so many bytes; at least one thing."""
 
     def __init__(self, limit: int) -> None:

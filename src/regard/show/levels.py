@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from regard.arrays import to_numpy
 from regard.record import Record
-from regard.show.codes import Codes, encode
+from regard.show.codes import Codes, encode_weights
 from regard.stats.columns import cut_rows
 from regard.stats.pooled import PooledMap, Pooling
 from regard.stats.pyramid import Pyramid, find_finest, find_level
@@ -72,7 +72,7 @@ def build_levels(
 
     finest: what `measure` says unless given
     """
-    finest = measure(record)[1] if finest is None else finest
+    finest = measure_levels(record)[1] if finest is None else finest
     found, reach = walk(
         record,
         Pyramid(finest),
@@ -87,14 +87,14 @@ def build_levels(
         maps: tuple[tuple[Pooling, Any], ...]
         maps = ("max", found.max.pop(level)), ("mass", found.mass.pop(level))
         for how, named in maps:
-            levels[level, how] = encode(to_numpy(named.values)[0], allowed)
+            levels[level, how] = encode_weights(to_numpy(named.values)[0], allowed)
         allowed = halve(allowed)
     return levels
 
 
 def sketch(record: Record, *, workers: int, progress: Progress | None = None) -> Sheet:
     """Return a max map of at most 64 pixels a side for every head."""
-    level = find_level(*measure(record)[0], SMALL)
+    level = find_level(*measure_levels(record)[0], SMALL)
     side = 2**level
     values, allowed = walk(
         record,
@@ -104,7 +104,7 @@ def sketch(record: Record, *, workers: int, progress: Progress | None = None) ->
         progress=progress,
     )
     pairs = zip(to_numpy(values.values), to_numpy(allowed), strict=True)
-    return Sheet(np.stack([encode(*pair) for pair in pairs]), level, "max")
+    return Sheet(np.stack([encode_weights(*pair) for pair in pairs]), level, "max")
 
 
 def preview(record: Record, head: int, level: int, at: tuple[slice, slice]) -> Sheet:
@@ -121,12 +121,12 @@ def preview(record: Record, head: int, level: int, at: tuple[slice, slice]) -> S
         keys=keys,
         workers=1,
     )
-    codes = encode(to_numpy(values.values)[0], to_numpy(allowed)[0])
+    codes = encode_weights(to_numpy(values.values)[0], to_numpy(allowed)[0])
     note = f"preview: {len(middle):,} of {min(rows.stop, n_q) - rows.start:,} queries"
     return Sheet(codes, level, "mass", exact=False, note=note)
 
 
-def measure(record: Record) -> tuple[tuple[int, int], int, int]:
+def measure_levels(record: Record) -> tuple[tuple[int, int], int, int]:
     """Return how many queries and keys, and the finest and coarsest stored level."""
     n = int(record.q.shape[1]), int(record.k.shape[1])
     finest = find_finest(*n)

@@ -35,7 +35,7 @@ from regard.show.bundle import join_modules, read_asset, read_body
 from regard.show.codes import NAN
 from regard.show.factors import measure_error, round_record
 from regard.show.levels import Sheet, build_levels, sketch
-from regard.show.source import Source, describe
+from regard.show.source import MapSource, describe_record
 from regard.stats.call import to_torch
 from regard.stats.pyramid import find_level
 
@@ -86,7 +86,7 @@ def make_page(
     limit: bytes of the file; LIMIT unless given
     progress: called with the records done and all; a page may need several rounds
     """
-    chosen = choose(recording, heads)
+    chosen = choose_heads(recording, heads)
     if not chosen:
         raise OptionError("the recording has no records: there is nothing to show.")
     fixed = prepare(recording, chosen)
@@ -115,9 +115,9 @@ class Chosen:
     record: Record
 
 
-def choose(recording: Recording, heads: Heads | None) -> list[Chosen]:
+def choose_heads(recording: Recording, heads: Heads | None) -> list[Chosen]:
     """Return the records with the heads that are wanted, and nobody else's."""
-    source = Source(recording)
+    source = MapSource(recording)
     every = dict.fromkeys(layer for _, layer in source.records)
     wanted = heads or every
     found = []
@@ -158,7 +158,7 @@ def pick_heads(record: Record, heads: list[int]) -> Record:
 
 def prepare(recording: Recording, chosen: Sequence[Chosen]) -> dict[str, Any]:
     """Return all of a page that does not depend on how finely it is rounded."""
-    source = Source(recording)
+    source = MapSource(recording)
     for key in {(x.sequence, x.layer) for x in chosen}:
         source.tabulate(*key)
     wanted = {(x.sequence, x.layer, h) for x in chosen for h in x.heads}
@@ -170,7 +170,7 @@ def prepare(recording: Recording, chosen: Sequence[Chosen]) -> dict[str, Any]:
     records: list[dict[str, Any]] = []
     for x in chosen:
         mask = zlib.compress(pack_mask(x.record))
-        about = describe(x.sequence, x.layer, x.record) | {"heads": x.heads}
+        about = describe_record(x.sequence, x.layer, x.record) | {"heads": x.heads}
         about |= source.name_tokens(x.sequence, x.record)
         small, stored = sketch(x.record, workers=source.workers), find_stored(x.record)
         about |= {"small": small.level, "stored": stored}
@@ -258,8 +258,8 @@ def write_html(meta: dict[str, Any], blobs: Mapping[str, bytes]) -> bytes:
     """Return the file."""
     script, style = join_modules("open.js"), read_asset("map.css")
     policy = (
-        f"default-src 'none'; script-src {allow(script)}; style-src {allow(style)}; "
-        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {hash_source(script)}; "
+        f"style-src {hash_source(style)}; img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
     data = json.dumps(meta, allow_nan=False, separators=(",", ":"))
     data = data.replace("<", "\\u003c")  # no token ends the element
@@ -289,7 +289,7 @@ def write_html(meta: dict[str, Any], blobs: Mapping[str, bytes]) -> bytes:
     return "\n".join(parts).encode()
 
 
-def allow(text: str) -> str:
+def hash_source(text: str) -> str:
     """Return what a policy says to let a script or a style of the page run."""
     return (
         f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -118,7 +118,7 @@ class Scale(ABC):
         return f"{SHADES[0]} less   {steps} or more   blank: masked"
 
 
-class Linear(Scale):
+class LinearScale(Scale):
     """Equal steps of colour for equal steps."""
 
     def place(self, values: ArrayLike) -> Numbers:
@@ -131,7 +131,7 @@ class Linear(Scale):
         return self.low + np.asarray(place, np.float64) * (self.high - self.low)
 
 
-class Log(Scale):
+class LogScale(Scale):
     """Equal steps of colour for equal factors; from 0 to low is the first colour."""
 
     def __post_init__(self) -> None:
@@ -150,7 +150,7 @@ class Log(Scale):
         return np.asarray(self.low * np.exp(rise))
 
 
-class Signed(Linear):
+class Signed(LinearScale):
     """From -high to high, in two colours that meet in none at 0."""
 
     stops: ClassVar[tuple[Any, Any]] = (PALE_TWO, DEEP_TWO)
@@ -159,7 +159,7 @@ class Signed(Linear):
         super().__init__(-high, high)
 
 
-def fit(panels: Sequence[Panel], token: str = "") -> tuple[Scale, str]:
+def fit_weight_scale(panels: Sequence[Panel], token: str = "") -> tuple[Scale, str]:
     """Return a scale for all of some maps of weights, and what to say about it.
 
     token: at key 0
@@ -168,11 +168,11 @@ def fit(panels: Sequence[Panel], token: str = "") -> tuple[Scale, str]:
     after = max((float(p.values[:, 1:].max(initial=0)) for p in panels), default=0)
     shares = [p.first for p in panels if p.shape[1] > FEW]
     if max(shares, default=0) < SINK:
-        return Linear(0, top or 1.0), ""
+        return LinearScale(0, top or 1.0), ""
     end = max(after, FAINT) if after < top / 2 else top
     least, most = f"{min(shares):.2f}", f"{max(shares):.2f}"
     taken = most if least == most else f"{least} to {most}"
-    return Linear(0, end), (
+    return LinearScale(0, end), (
         f"key 0{token and f' ({token.strip()})'} takes {taken} of the weight on "
         f"average; the largest weight from key {panels[0].cells[1]} on is "
         f"{after:.2g}, colours end at {end:.2g}"

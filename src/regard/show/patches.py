@@ -32,18 +32,25 @@ from regard.show.figure import (
     LEAST,
     PAGES,
     POINTS,
-    Page,
+    FigureColors,
     add_bar,
+    draw_panel,
     entitle,
-    label,
-    show,
+    label_axis,
+    make_figure,
     size_map,
-    start,
     write_around,
 )
-from regard.show.palette import Linear, Numbers, Panel, Scale, read_panels
+from regard.show.palette import LinearScale, Numbers, Panel, Scale, read_panels
 from regard.show.picture import find_grid, read_picture
-from regard.show.text import Color, Layout, Margins, clean, lay_out, write_legend
+from regard.show.text import (
+    Color,
+    Layout,
+    Margins,
+    clean_title,
+    lay_out_maps,
+    write_legend,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -133,7 +140,7 @@ def find_query(query: Query, grid: tuple[int, int], special: int) -> int:
     )
 
 
-def write_title(record: Record, found: Patches) -> str:
+def title_patches(record: Record, found: Patches) -> str:
     """Say whose weights these are."""
     n, (rows, columns) = found.special.size, found.weights.shape
     if isinstance(found.query, tuple):
@@ -158,7 +165,7 @@ def make_panels(found: Sequence[Patches], cells: tuple[int, int]) -> list[Panel]
 
 def fit_patches(found: Sequence[Patches]) -> Scale:
     """Return a scale that ends at the largest weight on a patch."""
-    return Linear(0, max(float(x.weights.max()) for x in found) or 1.0)
+    return LinearScale(0, max(float(x.weights.max()) for x in found) or 1.0)
 
 
 def draw_patches(
@@ -183,9 +190,9 @@ def draw_patches(
     layout = Layout.choose(labels.shape, labels, room, color=bool(color))
     panels = make_panels(found, layout.cells)
     across = max(1, (room + 2) // (layout.wide(panels) + 2))
-    lines = [clean(x) for x in write_title(record, found[0]).splitlines()]
+    lines = [clean_title(x) for x in title_patches(record, found[0]).splitlines()]
     for i in range(0, len(panels), across):
-        lines += lay_out(panels[i : i + across], labels, layout, scale, color)
+        lines += lay_out_maps(panels[i : i + across], labels, layout, scale, color)
     lines.append(write_legend(scale, color))
     if layout.cells != (1, 1):
         down, over = layout.cells
@@ -219,26 +226,26 @@ def plot_patches(
     across = -(-n // down)  # rows of maps as full as can be
     width, height = size_map(shape, LEAST, BESIDE)
     size = (width + 0.25) * across + 1, (height + 0.6) * down + 0.6
-    figure, axes = start(size, (down, across), n, page)
+    figure, axes = make_figure(size, (down, across), n, page)
     maps = axes[n - len(panels) :]
     if image is not None:
-        axes[0].imshow(image, extent=spread(shape))
+        axes[0].imshow(image, extent=place_picture(shape))
         entitle(axes[0], "the picture", page)
     for place, panel, patches in zip(maps, panels, found, strict=True):
-        show(place, panel, scale, page, numbers=image is None)
+        draw_panel(place, panel, scale, page, numbers=image is None)
         if image is not None:
-            place.imshow(veil(image, panel, scale, page), extent=spread(shape))
+            place.imshow(veil(image, panel, scale, page), extent=place_picture(shape))
         entitle(place, f"{panel.title}\n{patches.tell_special()}".strip(), page)
     for place in axes:
         dress_grid(place, shape, query, page)
     axes[0].set_ylabel("row", fontsize=8, color=page.ink)
     axes[0].set_xlabel("column", fontsize=8, color=page.ink)
     add_bar(figure, maps, scale, page, what="weight", inches=height * down)
-    write_around(figure, write_title(record, found[0]), "", page)
+    write_around(figure, title_patches(record, found[0]), "", page)
     return figure
 
 
-def veil(image: Numbers, panel: Panel, scale: Scale, page: Page) -> Numbers:
+def veil(image: Numbers, panel: Panel, scale: Scale, page: FigureColors) -> Numbers:
     """Return the picture in pale grey, thinner where weights are, (H, W, 4)."""
     grey = image @ [0.299, 0.587, 0.114]
     grey = PALE * grey if page.dark else 1 - PALE * (1 - grey)
@@ -250,17 +257,19 @@ def veil(image: Numbers, panel: Panel, scale: Scale, page: Page) -> Numbers:
     return np.stack([grey, grey, grey, seen[np.ix_(i, j)]], -1)
 
 
-def spread(shape: tuple[int, ...]) -> tuple[float, float, float, float]:
+def place_picture(shape: tuple[int, ...]) -> tuple[float, float, float, float]:
     """Return where a picture lies over a grid of patches."""
     return -0.5, shape[1] - 0.5, shape[0] - 0.5, -0.5
 
 
-def dress_grid(axes: Axes, shape: tuple[int, ...], query: Query, page: Page) -> None:
+def dress_grid(
+    axes: Axes, shape: tuple[int, ...], query: Query, page: FigureColors
+) -> None:
     """Number rows and columns, and draw a frame around the query's patch."""
     axes.spines[:].set(linewidth=0.5, color=page.ink)
     axes.tick_params(labelsize=POINTS, colors=page.ink, length=2, width=0.5)
     for axis, n in ((axes.yaxis, shape[0]), (axes.xaxis, shape[1])):
-        label(axis, (), n, 1, ())
+        label_axis(axis, (), n, 1, ())
     if isinstance(query, tuple):
         i, j = query
         x, y = [j - 0.5, j + 0.5], [i - 0.5, i + 0.5]

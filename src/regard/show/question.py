@@ -21,7 +21,7 @@ from typing import Any
 
 from regard.errors import OptionError
 from regard.show.levels import Sheet
-from regard.show.source import Source, Spot
+from regard.show.source import MapSource, Spot
 
 NAMES = ("meta", "table", "row", "column", "tile", "gallery")
 DIGITS = 9  # of a number
@@ -29,7 +29,7 @@ DIGITS = 9  # of a number
 Given = Mapping[str, str | int]
 
 
-def answer(source: Source, name: str, given: Given) -> Sheet | dict[str, Any]:
+def answer(source: MapSource, name: str, given: Given) -> Sheet | dict[str, Any]:
     """Return what is asked; refuse in a sentence what cannot be."""
     if name == "meta":
         return source.meta()

@@ -42,7 +42,7 @@ from regard.record import Recording
 from regard.show.bundle import ASSETS
 from regard.show.levels import Sheet
 from regard.show.question import NAMES, answer
-from regard.show.source import MissingError, Source, UnfinishedError
+from regard.show.source import MapSource, MissingError, UnfinishedError
 
 try:
     import uvicorn
@@ -97,7 +97,7 @@ def serve(recording: Recording, *, browser: bool = False) -> None:
         Progress(console=console, transient=True) as bars,
         open_door(recording, Bars(bars).report) as (server, door, url),
     ):
-        page = url + find_place(recording)
+        page = url + read_address(recording)
         console.print(f"The map is at {page}", soft_wrap=True, highlight=False)
         console.print("It shows the text that the model read. Ctrl-C ends it.")
         if browser:
@@ -105,7 +105,7 @@ def serve(recording: Recording, *, browser: bool = False) -> None:
         server.run(sockets=[door])
 
 
-def find_place(recording: Recording) -> str:
+def read_address(recording: Recording) -> str:
     """Return where a recording asks to be opened, if it says so in the map's own words.
 
     A file may say anything; this ends up in an address.
@@ -116,7 +116,7 @@ def find_place(recording: Recording) -> str:
 
 
 @contextmanager
-def start(recording: Recording) -> Iterator[Running]:
+def start_server(recording: Recording) -> Iterator[Running]:
     """Show a recording for as long as the `with` lasts."""
     with open_door(recording, None) as (server, door, url):
         thread = threading.Thread(target=server.run, args=([door],), name="map")
@@ -134,7 +134,7 @@ def open_door(
 ) -> Iterator[tuple[uvicorn.Server, socket.socket, str]]:
     """Open a free port, and close all that was behind it in the end."""
     token = secrets.token_urlsafe(32)
-    source = Source(recording, report=report)
+    source = MapSource(recording, report=report)
     pool = ThreadPoolExecutor(THREADS, "answers")
     # asyncio sends small answers at once only if it sees that this is TCP
     with socket.socket(proto=socket.IPPROTO_TCP) as door:
@@ -164,7 +164,7 @@ def open_door(
 
 
 def make_app(
-    source: Source, token: str, port: int, pool: ThreadPoolExecutor
+    source: MapSource, token: str, port: int, pool: ThreadPoolExecutor
 ) -> ASGIApp:
     """Return the application: what is asked where, behind the guard."""
     assets = {x.name: x for x in ASSETS.iterdir() if x.suffix in KINDS}
@@ -192,7 +192,9 @@ def make_app(
         if path in answers:
             asked = QueryParams(scope["query_string"])
             loop = asyncio.get_running_loop()
-            reply = await loop.run_in_executor(pool, run, answers[path], asked)
+            reply = await loop.run_in_executor(
+                pool, answer_request, answers[path], asked
+            )
         elif asset is not None and path.startswith("/assets/"):
             reply = Response(asset.read_bytes(), media_type=KINDS[asset.suffix])
         else:
@@ -202,7 +204,9 @@ def make_app(
     return Guard(app, token, port)
 
 
-def run(work: Callable[[QueryParams], Response], asked: QueryParams) -> Response:
+def answer_request(
+    work: Callable[[QueryParams], Response], asked: QueryParams
+) -> Response:
     """Answer a question, or say in a sentence why not."""
     try:
         return work(asked)

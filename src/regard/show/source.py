@@ -34,13 +34,13 @@ from regard.errors import OptionError, RegardError
 from regard.masks.algebra import And, Mask, Or, PerHead
 from regard.masks.primitives import Band
 from regard.record import Record, Recording
-from regard.show.codes import encode
-from regard.show.jobs import Jobs, Kept
+from regard.show.codes import encode_weights
+from regard.show.jobs import Jobs, LruCache
 from regard.show.levels import (
     Levels,
     Sheet,
     build_levels,
-    measure,
+    measure_levels,
     preview,
     sketch,
 )
@@ -80,7 +80,7 @@ class Spot(NamedTuple):
     head: int
 
 
-class Source:
+class MapSource:
     """Answers about a recording; threads may ask at the same time."""
 
     def __init__(
@@ -100,11 +100,11 @@ class Source:
         pairs = zip(recording.records, recording.sequences, strict=True)
         self.records: dict[tuple[int, int], Record] = {}
         for record, sequence in pairs:  # of a layer that spoke twice, the first
-            if all(measure(record)[0]):  # padding alone has no cells
+            if all(measure_levels(record)[0]):  # padding alone has no cells
                 self.records.setdefault(
                     (sequence, self.names.index(record.name)), record
                 )
-        self.kept = Kept(limit)
+        self.kept = LruCache(limit)
         self.workers = torch.get_num_threads()
         self.passes, self.chores = Jobs("passes"), Jobs("chores")
         self.clock = itertools.count(1)
@@ -144,7 +144,7 @@ class Source:
     @cached_property
     def is_long(self) -> bool:
         """Whether to meet every cell takes many minutes: then nothing is made ahead."""
-        sizes = ((r.heads, *measure(r)[0]) for r in self.records.values())
+        sizes = ((r.heads, *measure_levels(r)[0]) for r in self.records.values())
         return sum(map(math.prod, sizes)) > CELLS
 
     @cached_property
@@ -167,7 +167,7 @@ class Source:
                 for name, r in ((x, firsts[x]) for x in self.names)
             ],
             "records": [
-                describe(*key, r) | self.name_tokens(key[0], r)
+                describe_record(*key, r) | self.name_tokens(key[0], r)
                 for key, r in self.records.items()
             ],
             "levels": {"tile": TILE},
@@ -183,7 +183,7 @@ class Source:
         decoders = self.recording.notes.get("decoders", [])
         own = record.name not in decoders
         tokens = self.recording.tokens[sequence : sequence + 1]
-        (n_q, n_k), _, _ = measure(record)
+        (n_q, n_k), _, _ = measure_levels(record)
         across = n_q != n_k and [n_k] == [len(x) for x in tokens]
         return {"qNamed": own, "kNamed": own or across}
 
@@ -194,7 +194,7 @@ class Source:
         record = self.find(*spot)
         if how not in ("max", "mass"):
             raise OptionError(f'how={how!r}, expected "max" or "mass".')
-        n, finest, coarsest = measure(record)
+        n, finest, coarsest = measure_levels(record)
         known = 0 <= level <= coarsest
         span = TILE << level if known else TILE
         if not (known and 0 <= y * span < n[0] and 0 <= x * span < n[1]):
@@ -205,7 +205,7 @@ class Source:
         rows, keys = slice(y * span, (y + 1) * span), slice(x * span, (x + 1) * span)
         if level < finest:
             found = read_tile(record, spot.head, rows, keys, TILE, how=how)
-            codes = encode(to_numpy(found.values), to_numpy(found.allowed))
+            codes = encode_weights(to_numpy(found.values), to_numpy(found.allowed))
             return Sheet(codes, level, how)
         levels = self.await_levels(spot, PATIENCE if how == "mass" else WAIT)
         if levels is not None:
@@ -264,7 +264,7 @@ class Source:
     def line(self, spot: Spot, axis: int, at: int) -> NDArray[np.float64]:
         """Return one row (axis 0) or column (axis 1) of the weights."""
         record = self.find(*spot)
-        n, _, _ = measure(record)
+        n, _, _ = measure_levels(record)
         if not 0 <= at < n[axis]:
             kind = ("query", "key")[axis]
             raise MissingError(f"there is no {kind} {at}, expected 0 to {n[axis] - 1}.")
@@ -343,9 +343,9 @@ class Source:
             self.report(what, done, whole)
 
 
-def describe(sequence: int, layer: int, record: Record) -> dict[str, Any]:
+def describe_record(sequence: int, layer: int, record: Record) -> dict[str, Any]:
     """Return a record for JSON."""
-    (n_q, n_k), finest, coarsest = measure(record)
+    (n_q, n_k), finest, coarsest = measure_levels(record)
     q, k = (to_torch(x) for x in (record.q_positions, record.k_positions))
     return {
         "layer": layer,

@@ -26,19 +26,19 @@ import numpy as np
 from regard.arrays import Array
 from regard.definition.steps import Steps, shorten
 from regard.errors import OptionError, ShapeError
-from regard.masks.__main__ import draw as draw_formula
+from regard.masks.__main__ import draw_formula
 from regard.masks.algebra import Mask
 from regard.masks.formula import Formula
 from regard.record import Recording
 from regard.show.curve import draw_bars
 from regard.show.palette import (
     Holder,
-    Log,
+    LogScale,
     Panel,
     Scale,
     find_coarsest,
-    fit,
     fit_signed,
+    fit_weight_scale,
     list_records,
     measure_source,
     name_layer,
@@ -48,11 +48,11 @@ from regard.show.palette import (
 )
 
 if TYPE_CHECKING:
-    from regard.stats.table import Table
+    from regard.stats.table import HeadTable
 
 LINES = 48  # of a map
 GAP = 2  # columns between maps
-GALLERY = Log(1e-4, 1)
+GALLERY = LogScale(1e-4, 1)
 STEPS = ("dots", "scores", "capped", "logits", "weights", "out")
 MARK = "\u200e"  # keeps right-to-left letters from turning the line around
 # what would join its neighbour into one wider or narrower sign
@@ -98,11 +98,13 @@ def draw_weights(
     layout = Layout.choose(shape, labels, room, color=bool(color))
     panels = read_panels(source, layout.cells, mask=mask, heads=heads)
     panels, above = name_layer(source, panels)
-    scale, note = (scale, "") if scale else fit(panels, "".join(labels.keys[:1]))
+    scale, note = (
+        (scale, "") if scale else fit_weight_scale(panels, "".join(labels.keys[:1]))
+    )
     across = max(1, (width - labels.margin + GAP) // (layout.wide(panels) + GAP))
-    lines = [clean(above)] if above else []
+    lines = [clean_title(above)] if above else []
     for i in range(0, len(panels), across):
-        lines += lay_out(panels[i : i + across], labels, layout, scale, color)
+        lines += lay_out_maps(panels[i : i + across], labels, layout, scale, color)
     told = f"{write_pooling(panels[0])}\n{note}".splitlines()
     lines += [*labels.list_keys(layout, width), write_legend(scale, color)]
     return "\n".join(lines + [part for x in told for part in wrap(x, width)])
@@ -128,7 +130,11 @@ class Margins:
     @property
     def margin(self) -> int:
         """The columns left of a map."""
-        return len(str(self.shape[0])) + 2 + max(map(measure, self.rows), default=-1)
+        return (
+            len(str(self.shape[0]))
+            + 2
+            + max(map(measure_plain_width, self.rows), default=-1)
+        )
 
     def beside(self, row: int, cells: int, *, numbered: bool) -> str:
         """Return what stands beside the line that begins with a row."""
@@ -137,7 +143,7 @@ class Margins:
             parts.append(self.rows[row])
         if len(parts) == 2:
             parts[0] = parts[0].rjust(len(str(self.shape[0])))
-        return fill_up(" ".join(parts), self.margin)
+        return pad_right(" ".join(parts), self.margin)
 
     def above(self, layout: Layout, n: int) -> str:
         """Return the line above a map of n pixels: tokens, or numbers now and then."""
@@ -161,7 +167,7 @@ class Margins:
         lines = ["keys:"]
         for i, label in enumerate(self.keys):
             word = f" {i} {label}"
-            if measure(lines[-1]) + measure(word) > width:
+            if measure_plain_width(lines[-1]) + measure_plain_width(word) > width:
                 lines.append("     ")
             lines[-1] += word
         return lines
@@ -182,7 +188,7 @@ class Layout:
     ) -> Layout:
         """Return the largest pixels that fit into so many columns."""
         n_q, n_k = shape
-        word = 2 + max(map(measure, labels.keys), default=0)
+        word = 2 + max(map(measure_plain_width, labels.keys), default=0)
         named = bool(labels.keys) and word * n_k <= room
         cell = word if named else 2 if 2 * n_k <= room else 1
         half = color and n_q > LINES
@@ -193,20 +199,20 @@ class Layout:
 
     def wide(self, panels: Sequence[Panel]) -> int:
         """Return the columns of a map and its title."""
-        titles = (measure(clean(panel.title)) for panel in panels)
+        titles = (measure_plain_width(clean_title(panel.title)) for panel in panels)
         return max(int(panels[0].values.shape[1]) * self.cell, *titles)
 
 
-def lay_out(
+def lay_out_maps(
     panels: Sequence[Panel], labels: Margins, layout: Layout, scale: Scale, color: Color
 ) -> list[str]:
     """Return the lines of some maps side by side."""
     wide, gap = layout.wide(panels), " " * GAP
     n_k = panels[0].values.shape[1]
     above, left = labels.above(layout, n_k), " " * labels.margin
-    lines = [left + gap.join([fill_up(above, wide)] * len(panels))]
+    lines = [left + gap.join([pad_right(above, wide)] * len(panels))]
     if any(panel.title for panel in panels):
-        titles = gap.join(fill_up(clean(panel.title), wide) for panel in panels)
+        titles = gap.join(pad_right(clean_title(panel.title), wide) for panel in panels)
         lines.insert(0, left + titles)
     step = layout.cells[0] * (1 + layout.half)
     drawn = [paint(panel, scale, layout, color) for panel in panels]
@@ -257,7 +263,7 @@ def write_legend(scale: Scale, color: Color) -> str:
         return scale.legend()
     tints = scale.paint(scale.read(np.linspace(0, 1, 24)), dark=color != "light")
     bar = "".join(write_pixel(tuple(x), tuple(x), 1) for x in tints.tolist())
-    steps = ", equal steps are equal factors" if isinstance(scale, Log) else ""
+    steps = ", equal steps are equal factors" if isinstance(scale, LogScale) else ""
     return f"{scale.low:.2g} {bar}\x1b[0m {scale.high:.2g}{steps}   bare: masked"
 
 
@@ -281,26 +287,26 @@ def write_label(token: object) -> str:
     return label
 
 
-def clean(title: str) -> str:
+def clean_title(title: str) -> str:
     """Drop what is no printable character, and what is too long for a line."""
     safe = "".join(c for c in title.translate(JOINING) if c.isprintable())
     return safe if len(safe) <= 60 else safe[:59] + "…"
 
 
-def measure(text: str) -> int:
+def measure_plain_width(text: str) -> int:
     """Return how many columns of a terminal the text takes, marks none."""
     bare = [c for c in text if unicodedata.category(c) not in ("Mn", "Me", "Cf")]
     return len(bare) + sum(unicodedata.east_asian_width(c) in "WF" for c in bare)
 
 
-def fill_up(text: str, width: int) -> str:
+def pad_right(text: str, width: int) -> str:
     """Fill up with spaces on the right."""
-    return text + " " * (width - measure(text))
+    return text + " " * (width - measure_plain_width(text))
 
 
 def centre(text: str, width: int) -> str:
     """Fill up with spaces on both sides."""
-    return fill_up(" " * ((width - measure(text)) // 2) + text, width)
+    return pad_right(" " * ((width - measure_plain_width(text)) // 2) + text, width)
 
 
 def draw_steps(
@@ -368,7 +374,7 @@ def draw_gallery(
 
 
 def draw_table(
-    table: Table, *, numbers: Sequence[str] | None = None, sequence: int = 0
+    table: HeadTable, *, numbers: Sequence[str] | None = None, sequence: int = 0
 ) -> str:
     """Draw statistics of seen.table() over the layers, means over heads as blocks.
 

@@ -22,21 +22,21 @@ import numpy as np
 
 from regard.errors import OptionError
 from regard.record import Recording
-from regard.show.curve import draw, plot
+from regard.show.curve import draw_curve, plot
 from regard.show.figure import (
     BESIDE,
     LEAST,
     PAGES,
     add_bar,
+    draw_panel,
     entitle,
     label_all,
-    reach,
-    show,
+    make_figure,
+    measure_labels,
     size_map,
-    start,
     write_around,
 )
-from regard.show.palette import Panel, Scale, fit, read_panels
+from regard.show.palette import Panel, Scale, fit_weight_scale, read_panels
 from regard.show.text import Color, Labels, Margins, draw_weights
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def draw_training(
     drawn = draw_weights(
         maps, rows=labels, keys=labels, scale=scale, color=color, width=width
     )
-    curve = draw(losses, width=min(60, width - 12), height=6)
+    curve = draw_curve(losses, width=min(60, width - 12), height=6)
     return f"loss\n{curve}\n\n{film.name(layer, head)}\n{drawn}"
 
 
@@ -152,12 +152,14 @@ def plot_training(
     n, shape = len(panels), next(iter(panels.values())).shape
     margins = Margins.read(labels, labels, shape)
     first = "".join(margins.keys[:1])
-    scale, note = (scale, "") if scale else fit(list(panels.values()), first)
+    scale, note = (
+        (scale, "") if scale else fit_weight_scale(list(panels.values()), first)
+    )
     width, height = size_map(shape, LEAST, BESIDE)
-    down, beside = -(-n // max(1, columns)), 0.5 + reach(margins.rows)
+    down, beside = -(-n // max(1, columns)), 0.5 + measure_labels(margins.rows)
     across = -(-n // down)  # rows of maps as full as can be
     size = width * across + 0.9 + beside, LOSS + (height + 0.25) * down + 0.7 + beside
-    figure, _ = start(size, (1, 1), 0, page)
+    figure, _ = make_figure(size, (1, 1), 0, page)
     spec = figure.add_gridspec(1 + down, across, height_ratios=[LOSS, *[height] * down])
     curve = figure.add_subplot(spec[0, :])
     plot({"": losses}, axes=curve)
@@ -165,7 +167,7 @@ def plot_training(
     grid = [figure.add_subplot(spec[1 + i, j]) for i, j in places]
     for axes, (taken, panel) in zip(grid, panels.items(), strict=True):
         curve.axvline(taken, color=page.ink, linewidth=0.7, linestyle=":")
-        show(axes, panel, scale, page)
+        draw_panel(axes, panel, scale, page)
         entitle(axes, write_step(taken), page)
     add_bar(figure, grid, scale, page, what="weight", inches=height * down)
     above = f"{film.name(layer, head)}\nits weights at the dotted steps of the loss"

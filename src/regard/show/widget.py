@@ -25,7 +25,7 @@ from regard.show.bundle import join_modules, read_asset, read_body
 from regard.show.levels import Sheet
 from regard.show.page import make_page
 from regard.show.question import answer
-from regard.show.source import Source
+from regard.show.source import MapSource
 
 try:
     import anywidget
@@ -53,7 +53,7 @@ class MapWidget(anywidget.AnyWidget):
         self, recording: Recording, *, address: str = "", height: int = 640
     ) -> None:
         """Show a recording; height is that of the cell, in pixels."""
-        self.recording, self.source = recording, Source(recording)
+        self.recording, self.source = recording, MapSource(recording)
         self.pool = ThreadPoolExecutor(THREADS, "answers")
         if not (isinstance(height, int) and height > 0):
             raise OptionError(f"height={height!r}, expected pixels, as 640.")

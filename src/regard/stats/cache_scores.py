@@ -23,9 +23,9 @@ from regard.stats.features import mark_spans, read_span
 from regard.stats.head_scores import count_after
 from regard.stats.named import Named
 from regard.stats.nonfinite import mark_nonfinite
-from regard.stats.over_queries import Numbers, take
+from regard.stats.over_queries import Numbers, to_float64
 from regard.stats.reducers import ColumnMax
-from regard.stats.rows import divide
+from regard.stats.rows import divide_quietly
 from regard.stats.text_scores import Span
 from regard.stats.walk import walk
 
@@ -55,7 +55,7 @@ def observed_attention(record: Record) -> Named:
     computes for H2O in its ObservedAttentionPress. `mean_received` divides by the
     queries that may see the key.
     """
-    found = divide(take(received(record)), count_after(record))
+    found = divide_quietly(to_float64(received(record)), count_after(record))
     how = "C: received / (T - j)"
     named = Named(found, ("head", "key"), how)
     return named.share(record.k.shape[0], "mean")
@@ -70,7 +70,7 @@ def snapkv(record: Record, *, last: int = 64, pool: int = 5) -> Named:
     """
     scores = sum_window(record, last, pool)
     how = f"C: sum over the last {last} queries, pooled over {pool} keys"
-    return Named(pool_keys(take(scores), last, pool), ("head", "key"), how)
+    return Named(pool_keys(to_float64(scores), last, pool), ("head", "key"), how)
 
 
 def snapkv_grouped(record: Record, *, last: int = 64, pool: int = 5) -> Named:
@@ -81,7 +81,9 @@ def snapkv_grouped(record: Record, *, last: int = 64, pool: int = 5) -> Named:
     """
     scores = sum_window(record, last, pool).share(record.k.shape[0], "mean")
     how = f"C: mean over the last {last} queries and the group, pooled over {pool} keys"
-    return Named(pool_keys(take(scores) / last, last, pool), ("group", "key"), how)
+    return Named(
+        pool_keys(to_float64(scores) / last, last, pool), ("group", "key"), how
+    )
 
 
 def sum_window(record: Record, last: int, pool: int) -> Named:
@@ -135,5 +137,5 @@ def kvzip(record: Record, context: Span) -> Named:
         )
     (found,) = walk(cut_rows(record, rows), ColumnMax())
     how = f"{found.how} after position {last - 1}"
-    named = Named(take(found)[:, keys], ("head", "key"), how)
+    named = Named(to_float64(found)[:, keys], ("head", "key"), how)
     return named.share(record.k.shape[0], "max")

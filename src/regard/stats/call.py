@@ -108,7 +108,7 @@ class Again:
 
 def again_rows(record: Record, within: Mask | None = None) -> Again:
     """Let the queries look at the keys, as they did; or only within a mask."""
-    q, k = widen(record)
+    q, k = to_compute_dtype(record)
     return Again(
         q=q,
         k=k,
@@ -123,7 +123,7 @@ def again_rows(record: Record, within: Mask | None = None) -> Again:
 def again_columns(record: Record) -> Again:
     """Let the keys look at the queries, for every query head."""
     xp, lies = namespace(q=record.q), lie_turned(record)
-    q, k = widen(record)
+    q, k = to_compute_dtype(record)
     lse = xp.astype(record.lse, q.dtype)
     bias, lost = record.bias, xp.isnan(lse)
     lse = xp.where(lse > -math.inf, lse, constant(0, lse))[..., None]  # seen by none
@@ -200,7 +200,7 @@ def to_torch(x: Any) -> Any:
         return torch.from_dlpack(host.copy())
 
 
-def widen(record: Record) -> tuple[Array, Array]:
+def to_compute_dtype(record: Record) -> tuple[Array, Array]:
     """Return q and k in the dtype to compute in."""
     xp = namespace(q=record.q, k=record.k)
     dtype = accumulator(xp, record.q, record.k)

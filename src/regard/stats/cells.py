@@ -26,10 +26,10 @@ from regard.definition.attention import compute_logits
 from regard.errors import OptionError, ShapeError
 from regard.masks.algebra import Mask
 from regard.record import Record
-from regard.stats.call import widen
+from regard.stats.call import to_compute_dtype
 from regard.stats.named import Named
 from regard.stats.nonfinite import mark_nonfinite
-from regard.stats.plan import Direct, answer
+from regard.stats.plan import DirectAsk, answer_one
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
 NUMBERS = 2**22  # of q gathered at once
@@ -45,12 +45,14 @@ def cells(record: Record, queries: Array, keys: Array) -> Named:
         shapes = " and ".join(str(x.shape) for x in wanted)
         raise ShapeError(f"queries and keys are {shapes}, expected (pairs,) each.")
     known = record.q_positions, record.k_positions
-    at = [find(x, to_numpy(y)) for x, y in zip(wanted, known, strict=True)]
+    at = [find_positions(x, to_numpy(y)) for x, y in zip(wanted, known, strict=True)]
     for name, x, found in zip(("query", "key"), wanted, at, strict=True):
         if (found < 0).any():
             lost = x[found < 0][0]
             raise OptionError(f"{record.name} has no {name} at position {lost}.")
-    return Named(weigh(record, *at), ("head", "pair"), "D: one dot product for each")
+    return Named(
+        weigh_pairs(record, *at), ("head", "pair"), "D: one dot product for each"
+    )
 
 
 def offset(record: Record, n: int) -> Named:
@@ -58,10 +60,10 @@ def offset(record: Record, n: int) -> Named:
 
     n: 0 is the diagonal, 1 the previous token, below 0 a later one
     """
-    return answer(ask_offset(record, n))
+    return answer_one(ask_offset(record, n))
 
 
-def ask_offset(record: Record, n: int) -> Direct:
+def ask_offset(record: Record, n: int) -> DirectAsk:
     """Ask for the weights on the keys n before the queries."""
     return ask_targets(record, to_numpy(record.q_positions) - n, f"{n} before")
 
@@ -71,10 +73,10 @@ def induction(record: Record, tokens: Sequence[int] | Array) -> Named:
 
     tokens: of the whole sequence, by position
     """
-    return answer(ask_induction(record, tokens))
+    return answer_one(ask_induction(record, tokens))
 
 
-def ask_induction(record: Record, tokens: Sequence[int] | Array) -> Direct:
+def ask_induction(record: Record, tokens: Sequence[int] | Array) -> DirectAsk:
     """Ask for the weights on the induction targets of the queries."""
     targets, at = find_targets(tokens), to_numpy(record.q_positions)
     if at.size and at.max() >= targets.size:
@@ -99,29 +101,29 @@ def find_targets(tokens: Sequence[int] | Array) -> Numbers:
     return np.asarray(targets, dtype=np.int64)
 
 
-def ask_targets(record: Record, targets: Numbers, which: str) -> Direct:
+def ask_targets(record: Record, targets: Numbers, which: str) -> DirectAsk:
     """Ask for the weight of each query on one key; NaN where there is none."""
     how = f"D: one dot product for each query, with the key {which}"
 
     def compute() -> Named:
-        columns = find(targets, to_numpy(record.k_positions))
+        columns = find_positions(targets, to_numpy(record.k_positions))
         rows = np.arange(columns.size)
         there = convert(columns >= 0, record.q)
-        found = weigh(record, rows, np.maximum(columns, 0))
+        found = weigh_pairs(record, rows, np.maximum(columns, 0))
         nan = constant(math.nan, found)
         xp = namespace(x=found)
         values = xp.where(there, found, nan)
         missing = xp.broadcast_to(xp.logical_not(there), values.shape)
         return Named(values, ("head", "query"), how, missing=missing)
 
-    return Direct(what=f"{record.name}: {how}", cost=0.0, compute=compute)
+    return DirectAsk(what=f"{record.name}: {how}", cost=0.0, compute=compute)
 
 
-def weigh(record: Record, rows: Numbers, columns: Numbers) -> Array:
+def weigh_pairs(record: Record, rows: Numbers, columns: Numbers) -> Array:
     """Return the weights at (rows[p], columns[p]), (H, pairs)."""
     xp, record = namespace(q=record.q), mark_nonfinite(record)
     few = max(1, NUMBERS // (record.heads * record.q.shape[2]))
-    parts = [constant(0, widen(record)[0], (record.heads, 0))]
+    parts = [constant(0, to_compute_dtype(record)[0], (record.heads, 0))]
     if record.k.shape[1] == 0:
         return constant(0, parts[0], (record.heads, rows.size))
     for first in range(0, rows.size, few):
@@ -133,7 +135,7 @@ def weigh(record: Record, rows: Numbers, columns: Numbers) -> Array:
 
 def weigh_part(record: Record, i: Array, j: Array) -> Array:
     """Return exp(logits - lse) at some pairs: tiles of one query and one key."""
-    xp, (q, k) = namespace(q=record.q), widen(record)
+    xp, (q, k) = namespace(q=record.q), to_compute_dtype(record)
     bias, allowed = (pick_pairs(record, x, i, j) for x in (record.bias, record.mask))
     *_, logits = compute_logits(
         xp.permute_dims(xp.take(q, i, axis=1), (1, 0, 2))[:, :, None, :],
@@ -160,7 +162,7 @@ def pick_pairs(record: Record, x: Any, i: Array, j: Array) -> Array | None:
     return namespace(x=cells).matrix_transpose(cells)[:, :, None, None]
 
 
-def find(wanted: Numbers, known: Numbers) -> Numbers:
+def find_positions(wanted: Numbers, known: Numbers) -> Numbers:
     """Return where the known positions have each wanted one; -1 is: nowhere."""
     if known.size == 0:
         return np.full(wanted.shape, -1)

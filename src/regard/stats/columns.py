@@ -25,8 +25,8 @@ from regard.stats.features import read_features
 from regard.stats.named import Named
 from regard.stats.nonfinite import mark_nonfinite
 from regard.stats.place import lie
-from regard.stats.plan import Ask, answer
-from regard.stats.rows import divide
+from regard.stats.plan import Ask, answer_one
+from regard.stats.rows import divide_quietly
 
 BLOCK = 512  # rows and keys of a tile in which queries are counted
 
@@ -39,7 +39,7 @@ def received(
     features: of the queries, (Nq, F) or (H, Nq, F); 1 unless given
     rows: the queries that count
     """
-    return answer(ask_received(record, features, rows=rows))
+    return answer_one(ask_received(record, features, rows=rows))
 
 
 def ask_received(
@@ -64,7 +64,7 @@ def ask_received(
 
 def mean_received(record: Record, *, rows: slice = ALL) -> Named:
     """Return what each key received in the mean of the queries that may see it."""
-    return answer(ask_mean_received(record, rows=rows))
+    return answer_one(ask_mean_received(record, rows=rows))
 
 
 def ask_mean_received(record: Record, *, rows: slice = ALL) -> Ask:
@@ -74,7 +74,7 @@ def ask_mean_received(record: Record, *, rows: slice = ALL) -> Ask:
 
     def finish(_: Array, total: Array) -> Named:
         count = namespace(x=total).astype(count_queries(asked.record), total.dtype)
-        return Named(divide(total, count), ("head", "key"), how)
+        return Named(divide_quietly(total, count), ("head", "key"), how)
 
     return replace(asked, finish=finish)
 
@@ -101,12 +101,12 @@ def count_queries(record: Record) -> Array:
             if kind == FULL and not given:
                 count = count + (rows.stop - rows.start)
             elif kind != EMPTY:
-                count = count + xp.sum(look(record, rows, keys), axis=1)
+                count = count + xp.sum(find_allowed(record, rows, keys), axis=1)
         columns.append(xp.broadcast_to(count, (record.heads, count.shape[1])))
     return xp.concat(columns, axis=1)
 
 
-def look(record: Record, rows: slice, keys: slice) -> Array:
+def find_allowed(record: Record, rows: slice, keys: slice) -> Array:
     """Return which cells of a tile may be seen, (H or 1, rows, keys)."""
     cells, bias = record.allowed(rows, keys), record.bias
     if bias is not None:

@@ -20,7 +20,7 @@ from regard.record import Record
 from regard.stats.call import share
 from regard.stats.columns import ask_received
 from regard.stats.named import Named
-from regard.stats.plan import Ask, answer
+from regard.stats.plan import Ask, answer_one
 
 
 def gradient_rows(out: Array, grad_out: Array) -> Named:
@@ -44,7 +44,7 @@ def gradient_received(record: Record, grad_out: Array) -> Named:
 
     grad_out: (H, Nq, Dv); the record must have v
     """
-    return answer(ask_gradient_received(record, grad_out))
+    return answer_one(ask_gradient_received(record, grad_out))
 
 
 def ask_gradient_received(record: Record, grad_out: Array) -> Ask:

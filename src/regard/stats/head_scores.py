@@ -28,13 +28,13 @@ from regard.arrays import constant, namespace, to_numpy
 from regard.errors import OptionError
 from regard.masks.patterns import causal, same, window
 from regard.record import Record
-from regard.stats.cells import induction, offset, weigh
+from regard.stats.cells import induction, offset, weigh_pairs
 from regard.stats.columns import mean_received, received
 from regard.stats.named import Named
 from regard.stats.nonfinite import mark_nonfinite
-from regard.stats.over_queries import Numbers, find_missing, max_of, mean_of, take
+from regard.stats.over_queries import Numbers, find_missing, max_of, mean_of, to_float64
 from regard.stats.reducers import LargestLogit
-from regard.stats.rows import divide, masked_mass, mass
+from regard.stats.rows import divide_quietly, masked_mass, mass
 from regard.stats.walk import walk
 
 __all__ = [
@@ -63,8 +63,10 @@ def sink_rate(record: Record, *, key: int = 0) -> Named:
     check_key(record, key)
     first = to_numpy(record.k_positions)[key]
     rows = np.flatnonzero(to_numpy(record.q_positions) >= first)
-    weights = to_numpy(weigh(record, rows, np.full(rows.size, key)))
-    values = divide(weights.astype("float64").sum(1), np.full(1, float(rows.size)))
+    weights = to_numpy(weigh_pairs(record, rows, np.full(rows.size, key)))
+    values = divide_quietly(
+        weights.astype("float64").sum(1), np.full(1, float(rows.size))
+    )
     return Named(values, ("head",), f"D: mean over the {rows.size} queries from {key}")
 
 
@@ -74,7 +76,7 @@ def visible_sink_rate(record: Record, *, key: int = 0) -> Named:
     A variant of `sink_rate` for layers with a window, where α_k falls with T.
     """
     check_key(record, key)
-    values = take(mean_received(record))[:, key]
+    values = to_float64(mean_received(record))[:, key]
     return Named(values, ("head",), f"C: mean over queries that may see key {key}")
 
 
@@ -95,9 +97,9 @@ def previous_token_share(record: Record) -> Named:
     in the denominator, unlike in `previous_token`.
     """
     found = offset(record, 1)
-    total = np.where(find_missing(found), 0, take(found)).sum(1)
+    total = np.where(find_missing(found), 0, to_float64(found)).sum(1)
     how = f"{found.how}; sum over the whole mass"
-    return Named(divide(total, sum_mass(record)), ("head",), how)
+    return Named(divide_quietly(total, sum_mass(record)), ("head",), how)
 
 
 def induction_score(record: Record, tokens: Sequence[int]) -> Named:
@@ -127,9 +129,9 @@ def prefix_matching(record: Record, tokens: Sequence[int]) -> Named:
     before = np.append(ids.min(initial=0) - 1, ids[:-1])  # the token before each key
     entries = count_entries(ids, to_numpy(record.k_positions))[at]
     mask = same(ids, before) & causal()
-    sums = take(masked_mass(record, mask))[:, entries > 0].sum(1)
+    sums = to_float64(masked_mass(record, mask))[:, entries > 0].sum(1)
     how = "M: mass on what followed earlier same tokens; mean over the entries"
-    return Named(divide(sums, np.full(1, float(entries.sum()))), ("head",), how)
+    return Named(divide_quietly(sums, np.full(1, float(entries.sum()))), ("head",), how)
 
 
 def duplicate_token(record: Record, tokens: Sequence[int]) -> Named:
@@ -138,9 +140,11 @@ def duplicate_token(record: Record, tokens: Sequence[int]) -> Named:
     Σ A·P / Σ A with P[i, j] = (token_i == token_j and j < i): `detect_head` of
     TransformerLens with "duplicate_token_head" and its error measure "mul".
     """
-    found = take(masked_mass(record, same(np.asarray(tokens)) & causal() & ~window(0)))
+    found = to_float64(
+        masked_mass(record, same(np.asarray(tokens)) & causal() & ~window(0))
+    )
     how = "M: mass on earlier equal tokens over all mass"
-    return Named(divide(found.sum(1), sum_mass(record)), ("head",), how)
+    return Named(divide_quietly(found.sum(1), sum_mass(record)), ("head",), how)
 
 
 def laplacian_diagonal(record: Record) -> Named:
@@ -153,15 +157,15 @@ def laplacian_diagonal(record: Record) -> Named:
     the diagonal of the next layer for the edges of a token to itself.
     """
     check_square(record)
-    degree = divide(take(received(record)), count_after(record))
-    values = degree - take(offset(record, 0))
+    degree = divide_quietly(to_float64(received(record)), count_after(record))
+    values = degree - to_float64(offset(record, 0))
     return Named(values, ("head", "key"), "C and D: received / (T - j) - diagonal")
 
 
 def visible_laplacian_diagonal(record: Record) -> Named:
     """Return the same with D[j, j] over the queries that may see key j, (H, T)."""
     check_square(record)
-    values = take(mean_received(record)) - take(offset(record, 0))
+    values = to_float64(mean_received(record)) - to_float64(offset(record, 0))
     return Named(values, ("head", "key"), "C and D: mean received - diagonal")
 
 
@@ -229,5 +233,5 @@ def count_entries(ids: Numbers, keys: Numbers) -> Numbers:
 def sum_mass(record: Record) -> Numbers:
     """Return the sum of all weights of each head, (H,)."""
     whole = mass(record, np.ones((record.k.shape[1], 1)))
-    total: Numbers = take(whole)[..., 0].sum(1)
+    total: Numbers = to_float64(whole)[..., 0].sum(1)
     return total

@@ -60,11 +60,13 @@ def find_nonfinite(record: Record) -> Array | None:
         return None
     lost = lost | xp.any(xp.logical_not(xp.isfinite(q)), axis=-1)
     if not known:
-        lost = lost | look_up(record, xp.any(xp.logical_not(xp.isfinite(k)), axis=-1))
+        lost = lost | find_affected_rows(
+            record, xp.any(xp.logical_not(xp.isfinite(k)), axis=-1)
+        )
     return lost
 
 
-def look_up(record: Record, keys: Array) -> Array:
+def find_affected_rows(record: Record, keys: Array) -> Array:
     """Return which rows may see one of these keys (Hk, Nk), or a bias not finite."""
     xp = namespace(q=record.q)
     keys = share(keys[..., None], record.heads)[:, None, :, 0]  # (H, 1, Nk)

@@ -22,7 +22,7 @@ from regard.stats.named import Named
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
 
-def take(named: Named) -> Numbers:
+def to_float64(named: Named) -> Numbers:
     """Return the numbers of a statistic in float64."""
     return to_numpy(named.values).astype("float64")
 
@@ -36,7 +36,7 @@ def find_missing(named: Named) -> Numbers:
 
 def find_nan(named: Named) -> Numbers:
     """Return which values are NaN although there should be one."""
-    return np.isnan(take(named)) & ~find_missing(named)
+    return np.isnan(to_float64(named)) & ~find_missing(named)
 
 
 def count_nan(named: Named) -> Numbers:
@@ -51,7 +51,7 @@ def mean_of(named: Named) -> Named:
     NaN if one of these values is NaN; marked as missing if no query has a value.
     """
     there = ~find_missing(named)
-    total = np.where(there, take(named), 0).sum(1)
+    total = np.where(there, to_float64(named), 0).sum(1)
     count = there.sum(1)
     mean = np.divide(total, count, out=np.full(len(total), np.nan), where=count > 0)
     how = f"{named.how}; mean over queries that have it"
@@ -63,7 +63,7 @@ def max_of(named: Named) -> Named:
 
     NaN if one of them is NaN; marked as missing if all are -inf, or there are none.
     """
-    there = np.where(find_missing(named), -np.inf, take(named))
+    there = np.where(find_missing(named), -np.inf, to_float64(named))
     top = there.max(1, initial=-np.inf)
     nothing = top == -np.inf
     top = np.where(nothing, np.nan, top)

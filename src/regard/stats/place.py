@@ -26,7 +26,7 @@ from regard.masks.algebra import Mask
 from regard.masks.patterns import array, everything
 from regard.masks.primitives import Band, find_range
 from regard.masks.tiles import EMPTY, Edges, Numbers, Proof, prove_tiles
-from regard.record import Record, check_reach
+from regard.record import Record, check_mask_extent
 
 ROWS, KEYS = 256, 128  # of a tile
 
@@ -73,9 +73,9 @@ class Turned(Mask):
 
     def prove(self, edges: Edges) -> Proof:
         """Ask about the tiles on the other side of the diagonal."""
-        q_first, q_last, k_first, k_last = map(turn, edges)
+        q_first, q_last, k_first, k_last = map(transpose_tiles, edges)
         empty, full = self.mask.prove(Edges(k_first, k_last, q_first, q_last))
-        return Proof(turn(empty), turn(full))
+        return Proof(transpose_tiles(empty), transpose_tiles(full))
 
     def __repr__(self) -> str:
         return f"({self.mask!r}) turned"
@@ -93,13 +93,13 @@ def lie(record: Record, within: Mask | None = None) -> Lie:
     """Lay a record's mask, and another one inside it, over its rows and columns."""
     if within is None and not isinstance(record.mask, Mask):
         return Lie(record.mask)
-    formula = join(record, within)
+    formula = list_masks(record, within)
     shift = find_shift(record)
     if not isinstance(record.mask, Mask) and record.mask is not None:
-        return Lie(array(record.mask) & place(record, formula))
+        return Lie(array(record.mask) & place_mask(record, formula))
     if shift is not None and (from_zero(record) or is_banded(formula)):
         return Lie(formula, shift)
-    return Lie(place(record, formula))
+    return Lie(place_mask(record, formula))
 
 
 def lie_turned(record: Record) -> Lie:
@@ -113,7 +113,7 @@ def lie_turned(record: Record) -> Lie:
     plain = record.bias is None and record.softcap is None  # a bias is not flipped
     if plain and shift is not None and is_banded(mask):
         return Lie(mask, n_q + shift - n_k, flipped=True)
-    return Lie(Turned(place(record, mask)))
+    return Lie(Turned(place_mask(record, mask)))
 
 
 def count_cells(record: Record, within: Mask | None = None) -> int:
@@ -129,16 +129,16 @@ def count_cells(record: Record, within: Mask | None = None) -> int:
     return int(met.sum())
 
 
-def join(record: Record, within: Mask | None) -> Mask:
+def list_masks(record: Record, within: Mask | None) -> Mask:
     """Return the formulas that must both allow a cell."""
     if within is None:
         assert isinstance(record.mask, Mask)
         return record.mask
-    check_reach(record, within)
+    check_mask_extent(record, within)
     return record.mask & within if isinstance(record.mask, Mask) else within
 
 
-def place(record: Record, mask: Mask) -> Placed:
+def place_mask(record: Record, mask: Mask) -> Placed:
     """Return a mask that is asked by the rows and columns of a record."""
     like, positions = record.q, (record.q_positions, record.k_positions)
     xp = namespace(like=like)
@@ -164,6 +164,6 @@ def is_banded(mask: Mask) -> bool:
     return all(isinstance(leaf, Band) for leaf in leaves)
 
 
-def turn(x: Numbers) -> Numbers:
+def transpose_tiles(x: Numbers) -> Numbers:
     """Exchange the query tiles and the key tiles of (B, H, query, key)."""
     return np.swapaxes(x, 2, 3)

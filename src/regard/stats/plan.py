@@ -46,7 +46,7 @@ class Ask:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Direct:
+class DirectAsk:
     """One statistic that needs no call of the kernel, or cannot use it."""
 
     what: str
@@ -55,7 +55,7 @@ class Direct:
 
 
 @dataclass(frozen=True)
-class Piece:
+class FeatureBlock:
     """Some features of one statistic."""
 
     name: str
@@ -65,10 +65,10 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Step:
+class KernelCall:
     """One call of the kernel."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[FeatureBlock, ...]
 
     @property
     def ask(self) -> Ask:
@@ -94,7 +94,7 @@ class Step:
 
     def run(self, call: Again) -> Iterator[tuple[str, Array, Array]]:
         """Yield the sums and the totals of each piece."""
-        sums, total = call.run(pack(self.pieces))
+        sums, total = call.run(stack_features(self.pieces))
         at = 0
         for piece in self.pieces:
             n = piece.last - piece.first
@@ -103,16 +103,16 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Plan:
+class KernelPlan:
     """The calls that answer all questions."""
 
-    asks: Mapping[str, Ask | Direct]
-    steps: tuple[Step, ...]
+    asks: Mapping[str, Ask | DirectAsk]
+    steps: tuple[KernelCall, ...]
 
     @property
     def cost(self) -> float:
         """In forward calls of the record, or of all records together."""
-        direct = [ask.cost for ask in self.asks.values() if isinstance(ask, Direct)]
+        direct = [ask.cost for ask in self.asks.values() if isinstance(ask, DirectAsk)]
         return sum(step.cost for step in self.steps) + sum(direct)
 
     def run(self) -> dict[str, Named]:
@@ -129,7 +129,7 @@ class Plan:
     def finish(self, name: str, parts: list[tuple[Array, Array]]) -> Named:
         """Make a statistic of its sums."""
         ask = self.asks[name]
-        if isinstance(ask, Direct):
+        if isinstance(ask, DirectAsk):
             return ask.compute()
         sums, total = parts[0]
         if len(parts) > 1:
@@ -144,30 +144,32 @@ class Plan:
         lines += [
             f"{ask.cost:6.2f}  {ask.what}: {name}"
             for name, ask in self.asks.items()
-            if isinstance(ask, Direct)
+            if isinstance(ask, DirectAsk)
         ]
         return "\n".join([*lines, f"{self.cost:6.2f}  forward calls in all"])
 
 
-def make_plan(asks: Mapping[str, Ask | Direct]) -> Plan:
+def make_plan(asks: Mapping[str, Ask | DirectAsk]) -> KernelPlan:
     """Lay the features of all questions side by side into as few calls as can be."""
-    groups: dict[tuple[object, ...], list[Piece]] = {}
+    groups: dict[tuple[object, ...], list[FeatureBlock]] = {}
     for name, ask in asks.items():
         if isinstance(ask, Ask):
-            groups.setdefault(name_call(ask), []).append(Piece(name, ask, 0, ask.width))
-        elif not isinstance(ask, Direct):
+            groups.setdefault(name_call(ask), []).append(
+                FeatureBlock(name, ask, 0, ask.width)
+            )
+        elif not isinstance(ask, DirectAsk):
             raise OptionError(
                 f"{name} is a {type(ask).__name__}, expected a question. "
                 "Write ask_entropy(record), not entropy(record)."
             )
     steps = [step for pieces in groups.values() for step in fill_steps(pieces)]
-    return Plan(asks, tuple(steps))
+    return KernelPlan(asks, tuple(steps))
 
 
-def fill_steps(pieces: list[Piece]) -> list[Step]:
+def fill_steps(pieces: list[FeatureBlock]) -> list[KernelCall]:
     """Cut features at the width of the kernel, the widest first."""
     width = room = find_width(pieces[0].ask)
-    calls: list[list[Piece]] = [[]]
+    calls: list[list[FeatureBlock]] = [[]]
     for piece in sorted(pieces, key=lambda piece: -piece.last):
         first = 0
         while first < piece.last:
@@ -178,10 +180,10 @@ def fill_steps(pieces: list[Piece]) -> list[Step]:
             calls[-1].append(replace(piece, first=first, last=last))
             room, first = room - (last - first), last
     calls[0] += [piece for piece in pieces if not piece.last]  # any call has totals
-    return [Step(tuple(call)) for call in calls]
+    return [KernelCall(tuple(call)) for call in calls]
 
 
-def pack(pieces: tuple[Piece, ...]) -> Array | None:
+def stack_features(pieces: tuple[FeatureBlock, ...]) -> Array | None:
     """Return the features of a call side by side, (1 or heads, N, F)."""
     cuts = [
         p.ask.features[..., p.first : p.last]
@@ -212,6 +214,6 @@ def find_width(ask: Ask) -> int:
     return int(ask.record.q.shape[-1]) + more
 
 
-def answer(ask: Ask | Direct) -> Named:
+def answer_one(ask: Ask | DirectAsk) -> Named:
     """Answer a single question."""
     return make_plan({"": ask}).run()[""]

@@ -68,7 +68,7 @@ class PooledMap:
     def add(self, state: Drawn, tile: Tile) -> Drawn:
         """Put the tile's pixels in their place."""
         found = pool_weights(tile, self.sides, self.how)
-        blend(state.values[locate(tile, self.sides)], found, self.how)
+        blend(state.values[locate_pixels(tile, self.sides)], found, self.how)
         return state
 
     def merge(self, state: Drawn, other: Drawn) -> Drawn:
@@ -80,11 +80,11 @@ class PooledMap:
         """Return (heads, query pixels, key pixels)."""
         values = stack([x.values for x in states])
         if self.how == "mass" and states:
-            values = values / count_queries(values, states[0].n_q, self.sides[0])
-        return Named(values, AXES, describe(self.how, self.sides))
+            values = values / count_pixel_queries(values, states[0].n_q, self.sides[0])
+        return Named(values, AXES, describe_pixel(self.how, self.sides))
 
 
-def locate(tile: Tile, sides: Sides) -> tuple[slice, slice]:
+def locate_pixels(tile: Tile, sides: Sides) -> tuple[slice, slice]:
     """Return which pixels a tile touches, down and across."""
     parts = zip((tile.rows, tile.keys), sides, strict=True)
     down, across = (slice(x.start // n, -(-x.stop // n)) for x, n in parts)
@@ -106,12 +106,12 @@ def pool_cells(
 ) -> Tensor:
     """Return what some cells x, those at these rows and keys, bring to each pixel."""
     for axis, (part, size) in enumerate(zip(at, sides, strict=True)):  # rows first
-        x = fill_up(x, axis, part.start % size, -part.stop % size)
+        x = pad_zeros(x, axis, part.start % size, -part.stop % size)
         x = pool(x, axis, size, how)
     return x
 
 
-def fill_up(x: Tensor, axis: int, before: int, after: int) -> Tensor:
+def pad_zeros(x: Tensor, axis: int, before: int, after: int) -> Tensor:
     """Put zeros around x, which neither a sum nor a largest weight notices."""
     if not before and not after:
         return x
@@ -141,13 +141,13 @@ def count_pixels(n: Sides, sides: Sides) -> Sides:
     return math.ceil(n[0] / sides[0]), math.ceil(n[1] / sides[1])
 
 
-def count_queries(like: Tensor, n_q: int, size: int) -> Tensor:
+def count_pixel_queries(like: Tensor, n_q: int, size: int) -> Tensor:
     """Return how many queries each row of pixels has, (query pixels, 1)."""
     first = torch.arange(0, n_q, size, device=like.device)
     return (n_q - first).clamp(max=size).to(like.dtype)[:, None]
 
 
-def describe(how: Pooling, sides: Sides) -> str:
+def describe_pixel(how: Pooling, sides: Sides) -> str:
     """Say what a pixel is."""
     if sides == (1, 1):
         return "walk: one weight a pixel"

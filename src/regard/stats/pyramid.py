@@ -26,11 +26,11 @@ from regard.stats.pooled import (
     AXES,
     Pooling,
     blend,
+    count_pixel_queries,
     count_pixels,
-    count_queries,
-    describe,
-    fill_up,
-    locate,
+    describe_pixel,
+    locate_pixels,
+    pad_zeros,
     pool_weights,
 )
 from regard.stats.reducer import Rows, Scope, Tile
@@ -82,7 +82,7 @@ class Pyramid:
     def add(self, state: Canvas, tile: Tile) -> Canvas:
         """Put the tile's pixels in their place."""
         sides = 2**state.level, 2**state.level
-        down, across = locate(tile, sides)
+        down, across = locate_pixels(tile, sides)
         for pixels, how in zip(state.maps, KINDS, strict=True):
             found = pool_weights(tile, sides, how)
             blend(pixels.at(down)[:, across], found, how)
@@ -98,7 +98,7 @@ class Pyramid:
         """Make every coarser level."""
         if not states:
             return Levels({}, {})
-        return Levels(*(dict(build_levels(states, i)) for i in range(len(KINDS))))
+        return Levels(*(dict(coarsen_levels(states, i)) for i in range(len(KINDS))))
 
 
 def find_finest(n_q: int, n_k: int) -> int:
@@ -114,7 +114,7 @@ def find_level(n_q: int, n_k: int, pixels: int) -> int:
     return level
 
 
-def build_levels(states: Sequence[Canvas], i: int) -> Iterator[tuple[int, Named]]:
+def coarsen_levels(states: Sequence[Canvas], i: int) -> Iterator[tuple[int, Named]]:
     """Yield every level of one kind of map, the finest first."""
     n_q, level, how = states[0].n_q, states[0].level, KINDS[i]
     maps = [state.maps[i].whole() for state in states]
@@ -123,8 +123,8 @@ def build_levels(states: Sequence[Canvas], i: int) -> Iterator[tuple[int, Named]
         side = 2**level
         larger = coarsen(x, how)
         if how == "mass":
-            x /= count_queries(x, n_q, side)
-        yield level, Named(x, AXES, describe(how, (side, side)))
+            x /= count_pixel_queries(x, n_q, side)
+        yield level, Named(x, AXES, describe_pixel(how, (side, side)))
         if max(x.shape[1:]) <= 1:
             return
         x, level = larger, level + 1
@@ -133,7 +133,7 @@ def build_levels(states: Sequence[Canvas], i: int) -> Iterator[tuple[int, Named]
 def coarsen(x: Tensor, how: Pooling) -> Tensor:
     """Return the next level: 2 × 2 pixels become one."""
     for axis in (1, 2):
-        x = fill_up(x, axis - 1, 0, x.shape[axis] % 2)
+        x = pad_zeros(x, axis - 1, 0, x.shape[axis] % 2)
         even, odd = (x[:, n::2] if axis == 1 else x[:, :, n::2] for n in (0, 1))
         x = torch.maximum(even, odd) if how == "max" else even + odd
     return x

@@ -30,8 +30,8 @@ from regard.masks.patterns import window
 from regard.record import Record
 from regard.stats.cells import ask_induction, ask_offset
 from regard.stats.named import Named
-from regard.stats.over_queries import take
-from regard.stats.plan import Ask, Direct
+from regard.stats.over_queries import to_float64
+from regard.stats.plan import Ask, DirectAsk
 from regard.stats.rows import ask_entropy, ask_masked_mass, ask_mass, ask_mean_distance
 
 Tokens = Sequence[int]  # of the whole sequence, by position; () if they are not known
@@ -171,19 +171,19 @@ def list_added(names: Iterable[str]) -> list[Statistic]:
     return added
 
 
-def ask_bits(record: Record) -> Ask | Direct:
+def ask_bits(record: Record) -> Ask | DirectAsk:
     """Ask for the entropy of the rows in bits."""
     ask = ask_entropy(record)
 
     def convert(named: Named) -> Named:
-        return replace(named, values=take(named) / math.log(2))
+        return replace(named, values=to_float64(named) / math.log(2))
 
-    if isinstance(ask, Direct):
+    if isinstance(ask, DirectAsk):
         return replace(ask, compute=lambda: convert(ask.compute()))
     return replace(ask, finish=lambda *sums: convert(ask.finish(*sums)))
 
 
-def ask_if_known(record: Record, tokens: Tokens) -> Direct | None:
+def ask_if_known(record: Record, tokens: Tokens) -> DirectAsk | None:
     """Ask for the weights on the induction targets, if the tokens are known."""
     last = int(to_numpy(record.q_positions).max(initial=-1))
     return ask_induction(record, tokens) if len(tokens) > last else None

@@ -27,11 +27,11 @@ from regard.arrays import Array, constant, convert, namespace, to_numpy
 from regard.errors import MaskError, OptionError
 from regard.masks.algebra import Mask
 from regard.record import Record
-from regard.stats.call import widen
+from regard.stats.call import to_compute_dtype
 from regard.stats.features import Spans, mark_spans, read_features
 from regard.stats.named import Named
 from regard.stats.nonfinite import mark_nonfinite
-from regard.stats.plan import Ask, Direct, Finish, answer
+from regard.stats.plan import Ask, DirectAsk, Finish, answer_one
 
 Per = Literal["sum", "query", "cell"]
 CELLS = 2**22  # of a strip of weights
@@ -43,7 +43,7 @@ def mass(record: Record, features: Array) -> Named:
 
     features: (Nk, F), or (Hk or H, Nk, F); True and False select keys
     """
-    return answer(ask_mass(record, features))
+    return answer_one(ask_mass(record, features))
 
 
 def ask_mass(record: Record, features: Array) -> Ask:
@@ -55,7 +55,7 @@ def ask_mass(record: Record, features: Array) -> Ask:
 
 def span_mass(record: Record, spans: Spans) -> Named:
     """Return the mass of each query on each span of positions, (H, Nq, spans)."""
-    return answer(ask_span_mass(record, spans))
+    return answer_one(ask_span_mass(record, spans))
 
 
 def ask_span_mass(record: Record, spans: Spans) -> Ask:
@@ -71,7 +71,7 @@ def span_pairs(record: Record, queries: Spans, keys: Spans, *, per: Per) -> Name
     per: "sum", all of it; "query", its mean over the queries of a span; "cell", over
     all cells of both spans, seen or not
     """
-    return answer(ask_span_pairs(record, queries, keys, per=per))
+    return answer_one(ask_span_pairs(record, queries, keys, per=per))
 
 
 def ask_span_pairs(record: Record, queries: Spans, keys: Spans, *, per: Per) -> Ask:
@@ -92,28 +92,28 @@ def ask_span_pairs(record: Record, queries: Spans, keys: Spans, *, per: Per) -> 
         found = xp.matmul(of.T, xp.where(lost, constant(0, sums), sums))
         reached = xp.matmul(of.T, xp.astype(lost, of.dtype)) > 0
         found = xp.where(reached, constant(math.nan, sums), found)
-        return Named(divide(found, divisor), axes, how)
+        return Named(divide_quietly(found, divisor), axes, how)
 
     return ask(record, values, finish)
 
 
 def entropy(record: Record) -> Named:
     """Return the entropy of each query's weights over the keys, in nats, (H, Nq)."""
-    return answer(ask_entropy(record))
+    return answer_one(ask_entropy(record))
 
 
-def ask_entropy(record: Record) -> Ask | Direct:
+def ask_entropy(record: Record) -> Ask | DirectAsk:
     """Ask for the entropy of the rows."""
     record = mark_nonfinite(record)
     if record.softcap is not None or record.bias is not None:
         why = "a softcap" if record.bias is None else "a bias"
         how = f"strips of the weights, as {why} makes logits not linear in k"
-        return Direct(
+        return DirectAsk(
             what=f"{record.name}: {how}",
             cost=STRIPS,
             compute=lambda: Named(walk_entropy(record), ("head", "query"), how),
         )
-    xp, (q, k) = namespace(q=record.q), widen(record)
+    xp, (q, k) = namespace(q=record.q), to_compute_dtype(record)
     lse = xp.where(record.lse == -math.inf, constant(0, record.lse), record.lse)
 
     def finish(sums: Array, total: Array) -> Named:
@@ -137,7 +137,7 @@ def walk_entropy(record: Record) -> Array:
 
 def mean_position(record: Record) -> Named:
     """Return the mean position of the keys as each query weighs them, (H, Nq)."""
-    return answer(ask_mean_position(record))
+    return answer_one(ask_mean_position(record))
 
 
 def ask_mean_position(record: Record) -> Ask:
@@ -145,7 +145,7 @@ def ask_mean_position(record: Record) -> Ask:
     values, middle = centre_positions(record)
 
     def finish(sums: Array, total: Array) -> Named:
-        mean = divide(sums[..., 0], total) + middle
+        mean = divide_quietly(sums[..., 0], total) + middle
         how = "R: the kernel with V := positions"
         return Named(mean, ("head", "query"), how, missing=total == 0)
 
@@ -157,7 +157,7 @@ def mean_distance(record: Record) -> Named:
 
     Its error is that of the positions: in float32, 1e-7 of the length of the text.
     """
-    return answer(ask_mean_distance(record))
+    return answer_one(ask_mean_distance(record))
 
 
 def ask_mean_distance(record: Record) -> Ask:
@@ -167,7 +167,7 @@ def ask_mean_distance(record: Record) -> Ask:
     at = xp.astype(convert(at, record.q), values.dtype)
 
     def finish(sums: Array, total: Array) -> Named:
-        mean = at - divide(sums[..., 0], total)
+        mean = at - divide_quietly(sums[..., 0], total)
         how = "R: the kernel with V := positions"
         return Named(mean, ("head", "query"), how, missing=total == 0)
 
@@ -180,7 +180,7 @@ def masked_mass(record: Record, mask: Mask) -> Named:
     mask: a formula of positions, as window(127) or keys(0, 4); where it allows more
     than the record's own mask there is no mass
     """
-    return answer(ask_masked_mass(record, mask))
+    return answer_one(ask_masked_mass(record, mask))
 
 
 def ask_masked_mass(record: Record, mask: Mask) -> Ask:
@@ -225,7 +225,7 @@ def lift(x: Array) -> Array:
     return namespace(x=x).where(x < 0, constant(0, x), x)
 
 
-def divide(x: Array, y: Array) -> Array:
+def divide_quietly(x: Array, y: Array) -> Array:
     """Return x / y; what is divided by 0 is NaN, without a warning."""
     xp = namespace(x=x)
     none = y == 0

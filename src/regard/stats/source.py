@@ -25,7 +25,15 @@ from regard.arrays import to_numpy
 from regard.definition.contract import ALL
 from regard.errors import OptionError
 from regard.masks.algebra import Mask
-from regard.masks.tiles import EMPTY, FULL, UNDECIDED, Edges, Numbers, cut, to_slices
+from regard.masks.tiles import (
+    EMPTY,
+    FULL,
+    UNDECIDED,
+    Edges,
+    Numbers,
+    split_blocks,
+    to_slices,
+)
 from regard.record import Record
 from regard.stats.call import to_torch
 from regard.stats.reducer import Scope, Tile
@@ -62,7 +70,7 @@ class Head:
 
     def prove(self, block: int) -> tuple[tuple[slice, ...], tuple[slice, ...], Numbers]:
         """Return the blocks of rows and of keys, and what is known of each tile."""
-        ends = [cut(n, block) for n in (self.scope.n_q, self.scope.n_k)]
+        ends = [split_blocks(n, block) for n in (self.scope.n_q, self.scope.n_k)]
         rows, keys = (to_slices(*x) for x in ends)
         kinds = np.full((len(rows), len(keys)), FULL, "i1")
         mask = self.record.mask
@@ -118,7 +126,7 @@ def read_heads(
         yield Head(number, scope, record, unmasked)
 
 
-def read_range(name: str, part: slice, n: int) -> slice:
+def read_slice(name: str, part: slice, n: int) -> slice:
     """Return a run of rows or keys with both ends; refuse steps."""
     if not isinstance(part, slice) or part.step not in (None, 1):
         raise OptionError(

@@ -72,7 +72,7 @@ class TopK:
         lost = np.isnan(tops).any(1)
         if lost.any():
             nan = np.full(1, math.nan, tops.dtype)
-            held[lost] = join(nan, np.zeros(1, np.int64))
+            held[lost] = pack_cells(nan, np.zeros(1, np.int64))
         return state
 
     def merge(self, state: Rows, other: Rows) -> Rows:
@@ -84,7 +84,7 @@ class TopK:
     def finish(self, states: Sequence[Rows]) -> Strongest:
         """Return index and weight, (heads, queries, k)."""
         axes, how = ("head", "query", "rank"), f"walk: top {self.k} over keys"
-        weight, key = split(as_numpy(stack([x.whole() for x in states])))
+        weight, key = unpack_cells(as_numpy(stack([x.whole() for x in states])))
         index = torch.from_numpy(np.where(weight > 0, key, -1))
         weight = torch.from_numpy(weight.copy())
         return Strongest(Named(index, axes, how), Named(weight, axes, how))
@@ -95,14 +95,14 @@ def as_numpy(x: Tensor) -> Numbers:
     return x.cpu().numpy()  # type: ignore[no-any-return]
 
 
-def join(weight: Numbers, key: Numbers) -> Numbers:
+def pack_cells(weight: Numbers, key: Numbers) -> Numbers:
     """Return cells as single numbers, in the order of weight, then of key."""
     if weight.dtype == np.float32:
         return (weight.view(np.int32).astype(np.int64) << 32) - key
     return weight - 1j * key
 
 
-def split(cells: Numbers) -> tuple[Numbers, Numbers]:
+def unpack_cells(cells: Numbers) -> tuple[Numbers, Numbers]:
     """Return the weights and keys of cells."""
     if cells.dtype == np.int64:
         bits = -(-cells >> 32)  # rounded up
@@ -112,7 +112,7 @@ def split(cells: Numbers) -> tuple[Numbers, Numbers]:
 
 def find_bound(last: Numbers, first_key: int) -> Numbers:
     """Return what a weight of these keys must exceed to come before the last cell."""
-    weight, key = split(last)
+    weight, key = unpack_cells(last)
     return np.where(
         key > first_key, np.nextafter(weight, 0, dtype=weight.dtype), weight
     )
@@ -136,7 +136,7 @@ def collect(
     slot = np.arange(row.size) - np.repeat(np.cumsum(counts) - counts, counts)
     rows = np.flatnonzero(counts)
     place = np.cumsum(counts > 0) - 1  # of each row among the rows
-    found = join(some[hit, turn], key)
+    found = pack_cells(some[hit, turn], key)
     cells = np.zeros((rows.size, counts.max(initial=0)), found.dtype)
     cells[place[row], slot] = found
     return rows, cells

@@ -27,8 +27,8 @@ import numpy as np
 from regard.errors import OptionError
 from regard.record import Record, Recording
 from regard.stats.named import Named
-from regard.stats.over_queries import find_nan, max_of, mean_of, take
-from regard.stats.plan import Ask, Direct, make_plan
+from regard.stats.over_queries import find_nan, max_of, mean_of, to_float64
+from regard.stats.plan import Ask, DirectAsk, make_plan
 from regard.stats.registry import LOST, PLACE, STATISTICS, Statistic, find_statistic
 from regard.stats.walk import walk
 
@@ -38,7 +38,7 @@ Rows = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class HeadTable:
     """Rows with named columns: pandas.DataFrame(table.rows) and polars take them."""
 
     rows: Rows
@@ -54,7 +54,7 @@ class Table:
         """The names of the columns that are statistics."""
         return self.columns[len(PLACE) : -1]
 
-    def sort(self, by: str, *, up: bool | None = None) -> Table:
+    def sort(self, by: str, *, up: bool | None = None) -> HeadTable:
         """Return the same rows in the order of a column, NaN last.
 
         up: the smallest first; unless given, as the registry says of the statistic
@@ -74,7 +74,7 @@ class Table:
             order = np.concatenate([order[known], order[~known]])
         return replace(self, rows=self.rows[order])
 
-    def by_layer(self) -> Table:
+    def by_layer(self) -> HeadTable:
         """Return a row for each layer: the mean over its heads, or the largest.
 
         A head without a value is left out; one whose value is NaN makes it NaN.
@@ -110,7 +110,7 @@ class Table:
             raise OptionError(f"there is no sequence {sequence} in the table.")
         return rows, [find_statistic(name) for name in numbers]
 
-    def head(self, n: int = 10) -> Table:
+    def head(self, n: int = 10) -> HeadTable:
         """Return the first n rows."""
         cut = int((self.rows[n:]["nan_rows"] > 0).sum())
         return replace(self, rows=self.rows[:n], cut=self.cut + cut)
@@ -133,7 +133,7 @@ class Table:
             drawn.add_column(name, justify="right")
         for row in self.rows:
             lost = row["nan_rows"]
-            numbers = (write_number(row[name], lost) for name in self.statistics)
+            numbers = (format_number(row[name], lost) for name in self.statistics)
             head = "all" if row["head"] == ALL_HEADS else str(row["head"])
             drawn.add_row(*(str(row[name]) for name in places), head, *numbers)
         page = StringIO()
@@ -148,10 +148,12 @@ class Table:
         for row in lost[:LISTED]:
             head = "" if row["head"] == ALL_HEADS else f", head {row['head']}"
             where = f"sequence {row['sequence']}, layer {row['layer']}{head}"
-            lines.append(f"NaN in {where}: {count(row['nan_rows'], 'query')}")
+            lines.append(f"NaN in {where}: {write_count(row['nan_rows'], 'query')}")
         more = len(lost) - len(lines) + self.cut
         if more:
-            lines.append(f"NaN in {count(more, 'row')} of the table not listed here")
+            lines.append(
+                f"NaN in {write_count(more, 'row')} of the table not listed here"
+            )
         return lines
 
     def list_rows(self) -> list[dict[str, Any]]:
@@ -185,12 +187,12 @@ class Table:
         pq.write_table(pa.table(columns), path)
 
 
-def write_number(x: float, nan_rows: int) -> str:
+def format_number(x: float, nan_rows: int) -> str:
     """Return a number, "nan" if queries have NaN, a dash for what is not defined."""
     return "–" if math.isnan(x) and not nan_rows else f"{x:.3f}"
 
 
-def count(n: int, word: str) -> str:
+def write_count(n: int, word: str) -> str:
     """Return a number with its noun.
 
     >>> count(1, "query"), count(2, "query"), count(3, "row")
@@ -202,7 +204,7 @@ def count(n: int, word: str) -> str:
 
 def make_table(
     recording: Recording, *, progress: Callable[[int, int], object] | None = None
-) -> Table:
+) -> HeadTable:
     """Return the table of a recording.
 
     progress: called with the records done, and all; what it raises ends the work
@@ -220,7 +222,7 @@ def make_table(
         parts.append(rows)
         if progress is not None:
             progress(n, len(recording.records))
-    return Table(np.concatenate(parts) if parts else np.zeros(0, fields))
+    return HeadTable(np.concatenate(parts) if parts else np.zeros(0, fields))
 
 
 def make_fields(names: Sequence[str]) -> np.dtype[Any]:
@@ -237,7 +239,7 @@ def describe(record: Record, tokens: Sequence[int]) -> Iterator[tuple[str, Rows]
     for name, named in found.items():
         lost |= find_nan(named)
         reduce = max_of if find_statistic(name).reduction == "max" else mean_of
-        yield name, take(reduce(named))
+        yield name, to_float64(reduce(named))
     yield LOST, lost.sum(1)
 
 
@@ -250,7 +252,7 @@ def measure_rows(
     So is every query if the record does not have the statistic.
     """
     asked = {name: find_statistic(name).request(record, tokens) for name in names}
-    asks = {name: x for name, x in asked.items() if isinstance(x, Ask | Direct)}
+    asks = {name: x for name, x in asked.items() if isinstance(x, Ask | DirectAsk)}
     walked = {
         name: x for name, x in asked.items() if name not in asks and x is not None
     }

@@ -26,8 +26,8 @@ from regard.stats.columns import cut_rows, received
 from regard.stats.features import mark_spans, read_span
 from regard.stats.named import Named
 from regard.stats.nonfinite import mark_nonfinite
-from regard.stats.over_queries import Numbers, take
-from regard.stats.rows import divide, span_mass, span_pairs
+from regard.stats.over_queries import Numbers, to_float64
+from regard.stats.rows import divide_quietly, span_mass, span_pairs
 from regard.stats.strongest import TopK
 from regard.stats.walk import check_heads, walk
 
@@ -130,11 +130,11 @@ def lookback_ratio(record: Record, context: int) -> Named:
     rows = to_numpy(record.q_positions)
     new = rows >= context
     spans = [(0, context), (context, int(rows.max(initial=context)) + 1)]
-    mass = take(span_mass(record, spans))[:, new]  # (H, new, 2)
+    mass = to_float64(span_mass(record, spans))[:, new]  # (H, new, 2)
     back = mass[..., 0] / context
     ahead = mass[..., 1] / (rows[new] - context + 1)
     how = "R: mean weight on the context over the sum of both means"
-    return Named(divide(back, back + ahead), ("head", "query"), how)
+    return Named(divide_quietly(back, back + ahead), ("head", "query"), how)
 
 
 def attention_tracker(record: Record, instruction: Span, data: Span) -> Named:
@@ -147,7 +147,7 @@ def attention_tracker(record: Record, instruction: Span, data: Span) -> Named:
     """
     mass = sum_last(record, [instruction, data])
     how = "R: last query, two spans"
-    return Named(divide(mass[:, 0], mass.sum(-1)), ("head",), how)
+    return Named(divide_quietly(mass[:, 0], mass.sum(-1)), ("head",), how)
 
 
 def instruction_attention(record: Record, instruction: Span) -> Named:
@@ -163,7 +163,7 @@ def sum_last(record: Record, spans: Sequence[Span]) -> Numbers:
     """Return the mass of the last query on spans, (H, spans)."""
     if not record.q.shape[1]:
         raise OptionError(f"{record.name} has no queries, so none of them is the last.")
-    return take(span_mass(cut_rows(record, slice(-1, None)), spans))[:, 0]
+    return to_float64(span_mass(cut_rows(record, slice(-1, None)), spans))[:, 0]
 
 
 def rerank_score(record: Record, query: Span, documents: Sequence[Span]) -> Named:
@@ -176,7 +176,7 @@ def rerank_score(record: Record, query: Span, documents: Sequence[Span]) -> Name
     """
     found = span_pairs(record, [query], documents, per="query")
     how = "R: mean over the question of the mass on a document"
-    return Named(take(found)[:, 0], ("head", "document"), how)
+    return Named(to_float64(found)[:, 0], ("head", "document"), how)
 
 
 def calibrated_rerank_score(
@@ -217,7 +217,7 @@ def weigh_tokens(record: Record, query: Span, document: Span) -> Numbers:
     keys = mark_spans([document], record.k_positions)[:, 0]
     if not rows.any():
         raise OptionError(f"{record.name} has no queries of the question {query}.")
-    found = take(received(cut_rows(record, np.flatnonzero(rows))))
+    found = to_float64(received(cut_rows(record, np.flatnonzero(rows))))
     weights: Numbers = found[:, keys].sum(0) / rows.sum()
     return weights
 
@@ -247,10 +247,10 @@ def alignment(
     """
     if width < 1 or width % 2 == 0:
         raise OptionError(f"width={width}, expected an odd number of frames.")
-    weights = take(alignment_rows(record, heads))[..., :frames]
-    weights = divide(weights, weights.sum(-1, keepdims=True))
+    weights = to_float64(alignment_rows(record, heads))[..., :frames]
+    weights = divide_quietly(weights, weights.sum(-1, keepdims=True))
     mean, spread = (f(weights, axis=1, keepdims=True) for f in (np.mean, np.std))
-    values, half = divide(weights - mean, spread), width // 2
+    values, half = divide_quietly(weights - mean, spread), width // 2
     if values.shape[-1] > half:  # as in Whisper, a few frames are not filtered
         ends = [(0, 0), (0, 0), (half, half)]
         wide = np.pad(values, ends, mode="reflect")

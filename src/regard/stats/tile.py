@@ -26,11 +26,11 @@ from regard.stats.pooled import (
     Pooling,
     Sides,
     count_pixels,
-    locate,
+    locate_pixels,
     pool_cells,
 )
 from regard.stats.reducer import Rows, Scope, Tile
-from regard.stats.source import read_range
+from regard.stats.source import read_slice
 from regard.stats.walk import BLOCK, walk
 
 
@@ -61,7 +61,7 @@ class AllowedMap:
 
     def add(self, state: Rows, tile: Tile) -> Rows:
         """Mark the pixels of the tile."""
-        down, across = locate(tile, self.sides)
+        down, across = locate_pixels(tile, self.sides)
         here = state.at(down)[:, across]
         if tile.allowed is None:
             here.fill_(True)  # noqa: FBT003
@@ -102,8 +102,8 @@ def read_tile(
         )
     n_q, n_k = record.q.shape[1], record.k.shape[1]
     asked = rows, keys
-    rows, keys = read_range("rows", rows, n_q), read_range("keys", keys, n_k)
-    cells = measure(asked[0], n_q, most[0]), measure(asked[1], n_k, most[1])
+    rows, keys = read_slice("rows", rows, n_q), read_slice("keys", keys, n_k)
+    cells = fit_pixels(asked[0], n_q, most[0]), fit_pixels(asked[1], n_k, most[1])
     values, allowed = walk(
         record,
         PooledMap(cells, how),
@@ -117,7 +117,7 @@ def read_tile(
     return Picture(head, rows, keys, cells, values.values[0], allowed[0], values.how)
 
 
-def measure(part: slice, n: int, pixels: int) -> int:
+def fit_pixels(part: slice, n: int, pixels: int) -> int:
     """Return how many cells a pixel has if a part, past the end or not, is to fit."""
     start = 0 if part.start is None else part.start
     stop = n if part.stop is None else part.stop

@@ -45,18 +45,22 @@ def check_reducer(reducer: Reducer[Any, Any]) -> None:
                 f"{', '.join(VERBS)}."
             )
     scope, whole = make_head()
-    expected = run(reducer, scope, [[whole]], reuse=False)
+    expected = walk_groups(reducer, scope, [[whole]], reuse=False)
     for n, (case, groups) in enumerate(list_cases(whole)):
-        wrong = differ(expected, run(reducer, scope, groups, reuse=n > 0))
+        wrong = differ(expected, walk_groups(reducer, scope, groups, reuse=n > 0))
         if wrong:
             raise OptionError(f"{name} gives another result {case}: {wrong}.")
 
 
 def list_cases(whole: Tile) -> Iterator[tuple[str, Groups]]:
     """Yield what is tried, the simplest first."""
-    left, right = (cut(whole, ALL, keys) for keys in (slice(0, 11), slice(11, KEYS)))
-    upper, lower = (cut(whole, rows, ALL) for rows in (slice(0, 7), slice(7, ROWS)))
-    corner = cut(whole, slice(0, 7), slice(0, 11))  # right of it nobody may look
+    left, right = (
+        crop_tile(whole, ALL, keys) for keys in (slice(0, 11), slice(11, KEYS))
+    )
+    upper, lower = (
+        crop_tile(whole, rows, ALL) for rows in (slice(0, 7), slice(7, ROWS))
+    )
+    corner = crop_tile(whole, slice(0, 7), slice(0, 11))  # right of it nobody may look
     yield "when walked again (keep what you know in the state, not in self)", [[whole]]
     yield "once the memory of a tile is used again (copy what you keep)", [[whole]]
     yield "when the keys come in two tiles", [[left, right]]
@@ -76,7 +80,7 @@ def list_cases(whole: Tile) -> Iterator[tuple[str, Groups]]:
         yield "when tiles of other shapes come in another order", groups
 
 
-def run(
+def walk_groups(
     reducer: Reducer[Any, Any], scope: Scope, groups: Groups, *, reuse: bool = True
 ) -> Any:
     """Walk some tiles, in memory that is used again, and merge the states."""
@@ -101,11 +105,13 @@ def run(
                 tile.logs.fill_(math.nan)
         states.append(state)
     while len(states) > 1:  # a tree: neighbours, then their neighbours
-        states = [merge(reducer, states[i : i + 2]) for i in range(0, len(states), 2)]
+        states = [
+            merge_states(reducer, states[i : i + 2]) for i in range(0, len(states), 2)
+        ]
     return reducer.finish(states)
 
 
-def merge(reducer: Reducer[Any, Any], states: list[Any]) -> Any:
+def merge_states(reducer: Reducer[Any, Any], states: list[Any]) -> Any:
     """Merge two states, or leave one as it is."""
     if len(states) == 1:
         return states[0]
@@ -132,7 +138,7 @@ def make_head() -> tuple[Scope, Tile]:
     return scope, Tile(0, rows, keys, *at, logs.exp(), logs, lse, allowed)
 
 
-def cut(tile: Tile, rows: slice, keys: slice) -> Tile:
+def crop_tile(tile: Tile, rows: slice, keys: slice) -> Tile:
     """Return a part of the tile of a whole head."""
     rows, keys = slice(*rows.indices(ROWS)[:2]), slice(*keys.indices(KEYS)[:2])
     allowed = None if tile.allowed is None else tile.allowed[rows, keys]
@@ -152,7 +158,7 @@ def cut(tile: Tile, rows: slice, keys: slice) -> Tile:
 def cut_anyhow(whole: Tile, rng: np.random.Generator) -> list[Tile]:
     """Return tiles of random shapes, other keys in every strip of rows."""
     return [
-        cut(whole, rows, keys)
+        crop_tile(whole, rows, keys)
         for rows in cut_range(ROWS, rng)
         for keys in cut_range(KEYS, rng)
     ]
@@ -167,7 +173,7 @@ def cut_range(n: int, rng: np.random.Generator) -> list[slice]:
 
 def differ(expected: Any, found: Any) -> str:
     """Say how two results differ; nothing if they do not."""
-    mine, theirs = list(flatten(expected)), list(flatten(found))
+    mine, theirs = list(iterate_numbers(expected)), list(iterate_numbers(found))
     if len(mine) != len(theirs):
         return f"{len(theirs)} arrays, expected {len(mine)}"
     for x, y in zip(mine, theirs, strict=True):
@@ -184,16 +190,16 @@ def differ(expected: Any, found: Any) -> str:
     return ""
 
 
-def flatten(result: Any) -> Iterator[Numbers]:
+def iterate_numbers(result: Any) -> Iterator[Numbers]:
     """Yield the numbers of a result, whatever they are in."""
     if is_array(result) or isinstance(result, int | float | complex):
         yield to_numpy(result) if is_array(result) else np.asarray(result)
     elif is_dataclass(result) and not isinstance(result, type):
         for each in fields(result):
-            yield from flatten(getattr(result, each.name))
+            yield from iterate_numbers(getattr(result, each.name))
     elif isinstance(result, dict):
         for key in sorted(result, key=str):
-            yield from flatten(result[key])
+            yield from iterate_numbers(result[key])
     elif isinstance(result, list | tuple):
         for each in result:
-            yield from flatten(each)
+            yield from iterate_numbers(each)

@@ -35,7 +35,7 @@ from regard.masks.tiles import EMPTY
 from regard.record import Record
 from regard.stats.nonfinite import mark_nonfinite
 from regard.stats.reducer import Reducer
-from regard.stats.source import Head, read_heads, read_range
+from regard.stats.source import Head, read_heads, read_slice
 
 BLOCK = 512  # rows and keys of a tile: 1 MB in float32, as large as a core's cache
 
@@ -46,7 +46,7 @@ Reducers = Sequence[Reducer[Any, Any]]
 
 
 @dataclass(frozen=True)
-class Strip:
+class RowStrip:
     """Some rows of a head, and their tiles that are not proved empty."""
 
     head: Head
@@ -73,8 +73,8 @@ def walk(
     progress: called with the strips of rows done, and all; what it raises ends the walk
     """
     chosen, record = check_heads(record, heads), mark_nonfinite(record)
-    rows = read_range("rows", rows, record.q.shape[1])
-    keys = read_range("keys", keys, record.k.shape[1])
+    rows = read_slice("rows", rows, record.q.shape[1])
+    keys = read_slice("keys", keys, record.k.shape[1])
     for name, n in (("block", block), ("workers", 1 if workers is None else workers)):
         if not isinstance(n, int) or n < 1:
             raise OptionError(f"{name}={n!r}, expected a whole number of at least 1.")
@@ -135,26 +135,26 @@ def check_heads(record: Record, heads: Sequence[int] | None) -> list[int]:
     return numbers
 
 
-def cut_strips(head: Head, block: int) -> Iterator[Strip]:
+def cut_strips(head: Head, block: int) -> Iterator[RowStrip]:
     """Yield the strips of a head in order; at least one, though it may hold nothing."""
     rows, keys, kinds = head.prove(block)
     if not rows:
-        yield Strip(head, slice(0, 0), ())
+        yield RowStrip(head, slice(0, 0), ())
     for part, line in zip(rows, kinds.tolist(), strict=True):
         pairs = zip(keys, line, strict=True)
-        yield Strip(head, part, tuple(pair for pair in pairs if pair[1] != EMPTY))
+        yield RowStrip(head, part, tuple(pair for pair in pairs if pair[1] != EMPTY))
 
 
 def run_all(
-    strips: Iterator[Strip], reducers: Reducers, workers: int
-) -> Generator[tuple[Strip, list[Any]]]:
+    strips: Iterator[RowStrip], reducers: Reducers, workers: int
+) -> Generator[tuple[RowStrip, list[Any]]]:
     """Run the strips, several at a time, and yield their states in order."""
     run = partial(run_strip, reducers)
     if workers == 1:  # in this thread: a small tile is done before a thread starts
         yield from map(run, strips)
         return
     pool = ThreadPoolExecutor(workers, "walk", torch.set_num_threads, (1,))
-    waiting: deque[Future[tuple[Strip, list[Any]]]] = deque()
+    waiting: deque[Future[tuple[RowStrip, list[Any]]]] = deque()
     try:
         for strip in strips:
             waiting.append(pool.submit(run, strip))
@@ -167,7 +167,7 @@ def run_all(
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
-def run_strip(reducers: Reducers, strip: Strip) -> tuple[Strip, list[Any]]:
+def run_strip(reducers: Reducers, strip: RowStrip) -> tuple[RowStrip, list[Any]]:
     """Feed the tiles of one strip to every reducer."""
     states = [reducer.start(strip.head.scope) for reducer in reducers]
     for keys, kind in strip.tiles:
