@@ -379,10 +379,10 @@ def test_a_whole_file_with_the_wrong_contents_is_refused(tmp_path):
             replace(saved, weights=flat),
             replace(saved, second={}),
         ],
-        r"has a config that this version does not know \(.*'experts'\)": [
+        r"has a config unknown to this version \(.*'experts'\)": [
             replace(saved, about=future)
         ],
-        "has a config that this version does not know": [replace(saved, about={})],
+        "has a config unknown to this version": [replace(saved, about={})],
     }
     for words, checkpoints in wrong.items():
         for checkpoint in checkpoints:

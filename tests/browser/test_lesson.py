@@ -225,7 +225,7 @@ FIVE = {
     ),
     "merge_parts": (
         "import numpy as np\ndef merge_parts(a, la, b, lb):\n    return (a + b) / 2, np.logaddexp(la, lb)\n",
-        "The parts count alike",
+        "Both parts have the same weight",
         "import numpy as np\ndef merge_parts(a, la, b, lb):\n    lse = np.logaddexp(la, lb)\n    s = np.where(np.isinf(lse), 0, lse)\n    return a * np.exp(la - s)[:, None] + b * np.exp(lb - s)[:, None], lse\n",
     ),
 }
