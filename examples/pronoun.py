@@ -3,8 +3,8 @@
     python examples/pronoun.py [model]          needs: pip install "regard[torch,show]"
 
 Which head attends from "it" to its antecedent? The strongest one in one sentence is
-drawn: pronoun.png for a slide, pronoun.html (with all other heads) for a browser. Look
-at its weights in the other sentences before you call it a pronoun head.
+drawn: pronoun.png for a slide, pronoun.html (with all other heads) for a browser.
+Look at its weights in the other sentences before you call it a pronoun head.
 """
 
 import torch

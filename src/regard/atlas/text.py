@@ -89,8 +89,8 @@ def draw_head(table: AtlasTable, layer: int, head: int, *, width: int = 80) -> s
             before, token, after = map(escape_line, (x.before, x.token, x.after))
             room = max(8, width - 10 - len(token))  # two thirds of it before the token
             words = f"{before[-room * 2 // 3 :]}[{token}]{after[: room // 3]}"
-            name = clean_title(x.document) or "a document that is gone"
-            at = f"{name}, token {x.position}"
+            document = clean_title(x.document) or "a document that is gone"
+            at = f"{document}, token {x.position}"
             lines += [f"  {rank}. {x.value:.3g}  {at}", f"     {words}"]
     return "\n".join(lines)
 

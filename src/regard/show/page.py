@@ -259,7 +259,8 @@ def write_html(meta: dict[str, Any], blobs: Mapping[str, bytes]) -> bytes:
     script, style = join_modules("open.js"), read_asset("map.css")
     policy = (
         f"default-src 'none'; script-src {hash_source(script)}; "
-        f"style-src {hash_source(style)}; img-src data: blob:; base-uri 'none'; form-action 'none'"
+        f"style-src {hash_source(style)}; img-src data: blob:; base-uri 'none'; "
+        "form-action 'none'"
     )
     data = json.dumps(meta, allow_nan=False, separators=(",", ":"))
     data = data.replace("<", "\\u003c")  # no token ends the element
