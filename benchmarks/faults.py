@@ -25,9 +25,9 @@ from marks import fill
 
 from regard.judge.difference import TOLERANCE, compare_arrays
 from regard.judge.inputs import (
+    CallFailedError,
     Inputs,
     NotAskedError,
-    TroubleError,
     compute_expected,
     expect_gradients,
 )
@@ -149,7 +149,7 @@ def find_witness(fault: Fault, rng: np.random.Generator) -> Inputs | None:
         try:
             if shows(fault, right, wrong, inputs):
                 return inputs
-        except (NotAskedError, TroubleError):
+        except (NotAskedError, CallFailedError):
             continue
     return None
 

@@ -18,7 +18,7 @@ import pytest
 from regard.judge.difference import count_numbers
 from regard.learn.course import ORDER
 from regard.learn.exercise import FOLDER, list_exercises, read_exercise
-from regard.learn.grade import grade, tidy
+from regard.learn.grade import grade, normalize_answer
 
 HERE = Path(__file__).parent
 # how many seeds, and which share of the wrong solutions on each
@@ -45,7 +45,7 @@ def read(name):
             x.tobytes() if isinstance(x, np.ndarray) else str(x) for x in arguments
         )
         if key not in answers:
-            answers[key] = tidy(exercise.spec(*arguments))
+            answers[key] = normalize_answer(exercise.spec(*arguments))
         return answers[key]
 
     spec.__signature__ = inspect.signature(exercise.spec)

@@ -21,7 +21,7 @@ from regard.__main__ import main
 from regard.errors import FileError, OptionError
 from regard.learn.attempt import attempt
 from regard.learn.exercise import list_exercises, read_exercise
-from regard.learn.runner import Desk
+from regard.learn.runner import Workspace
 
 SOFTMAX = read_exercise("softmax")
 RIGHT = {x.name: f"import numpy as np\n\n\n{x.solution}" for x in list_exercises()[:3]}
@@ -35,7 +35,7 @@ def desk(tmp_path):
 
 def start(folder):
     console = Console(file=io.StringIO(), width=100, highlight=False)
-    return Desk(folder, console=console)
+    return Workspace(folder, console=console)
 
 
 def printed(desk):
@@ -60,7 +60,7 @@ def test_an_exercise_is_opened_as_a_file_with_its_stub(desk):
 
 
 def test_a_text_is_wrapped_between_words_and_formulas_are_left_alone(tmp_path):
-    narrow = Desk(tmp_path, console=Console(file=io.StringIO(), width=60))
+    narrow = Workspace(tmp_path, console=Console(file=io.StringIO(), width=60))
     narrow.open("scores")
     lines = printed(narrow).splitlines()
     assert all(len(line) <= 60 for line in lines)

@@ -16,7 +16,7 @@ from regard.learn.attempt import PRINTED
 from regard.learn.browser import ASSETS, build_site, list_runtime
 from regard.learn.course import ORDER
 from regard.learn.exercise import read_exercise
-from regard.learn.sandbox import Paper
+from regard.learn.sandbox import LimitedOutput
 
 HOSTILE = '''"""One <b>bold</b> title & "quotes"
 
@@ -292,7 +292,7 @@ def test_the_page_of_the_docs_has_the_hashes_that_are_checked():
 
 
 def test_endless_printing_does_not_fill_the_memory():
-    paper = Paper()
+    paper = LimitedOutput()
     for _ in range(5000):
         paper.write("ab\n")
     assert paper.text == ("ab\n" * 5000)[: PRINTED + 1]

@@ -21,7 +21,7 @@ from faulty.contracts import draw_calls
 from faulty.syntax import edit_syntax
 from regard.judge.difference import count_numbers
 from regard.learn.exercise import read_exercise
-from regard.learn.grade import KindError, grade, tidy, try_call
+from regard.learn.grade import KindError, grade, normalize_answer, try_call
 
 VERDICTS = ("crash", "equivalent", "rejected", "accepted")
 CALLS = 100  # of the contract, for each fault
@@ -43,7 +43,7 @@ def read_fast(name):
             x.tobytes() if isinstance(x, np.ndarray) else str(x) for x in arguments
         )
         if key not in answers:
-            answers[key] = tidy(exercise.spec(*arguments))
+            answers[key] = normalize_answer(exercise.spec(*arguments))
         return answers[key]
 
     return replace(exercise, draw=draw, spec=spec)

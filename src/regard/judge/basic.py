@@ -10,9 +10,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from regard.judge.case import FAR, GATES, SMALL, Case, Examiner, judge_weights, root
+from regard.judge.case import (
+    FAR,
+    GATES,
+    SMALL,
+    Case,
+    Examiner,
+    find_wrong_weight,
+    inverse_sqrt,
+)
 from regard.judge.difference import Difference, compare_arrays
-from regard.judge.inputs import Inputs, NotAskedError, TroubleError
+from regard.judge.inputs import CallFailedError, Inputs, NotAskedError
 
 APART = (*GATES, "heads_do_not_mix", "batches_do_not_mix")
 ORDERED = (*APART, "argument_order")
@@ -47,7 +55,7 @@ def leave_inputs_alone(e: Examiner) -> Difference | None:
     for each in (inputs, replace(inputs, mask=mask), replace(inputs, causal=True)):
         try:
             changed = e.ask(each).changed
-        except (NotAskedError, TroubleError):  # other cases report these
+        except (NotAskedError, CallFailedError):  # other cases report these
             continue
         if changed:
             names = " and ".join(changed)
@@ -81,7 +89,7 @@ def stay_finite(e: Examiner) -> Difference | None:
 
 def scale_scores(e: Examiner) -> Difference | None:
     """Use two tokens that attend to themselves; how much depends on the scale."""
-    score = 1.5 / root(e.width)
+    score = 1.5 / inverse_sqrt(e.width)
     q, k = e.score([[score, 0], [0, score]])
     inputs = Inputs(q=q, k=k, v=e.unit(2))
     found = e.compare(inputs, atol=2e-3)
@@ -98,12 +106,12 @@ def scale_scores(e: Examiner) -> Difference | None:
 
 def scale_by_keys(e: Examiner) -> Difference | None:
     """Use values twice as wide as keys."""
-    score = 1.5 / root(e.width)
+    score = 1.5 / inverse_sqrt(e.width)
     q, k = e.score([[score, 0], [0, score]])
     wide = e.draw(2, width=2 * e.width)
     try:
         return e.compare(Inputs(q=q, k=k, v=wide), atol=2e-3)
-    except TroubleError:  # reported by another case, values_of_any_width
+    except CallFailedError:  # reported by another case, values_of_any_width
         raise NotAskedError("it takes no values of another width") from None
 
 
@@ -159,7 +167,7 @@ def ignore_order(e: Examiner) -> Difference | None:
     )
 
 
-def ways(e: Examiner, n: int) -> Iterator[tuple[str, Inputs]]:
+def make_masked_inputs(e: Examiner, n: int) -> Iterator[tuple[str, Inputs]]:
     """Yield inputs with a mask and inputs with causal, if the subject has them."""
     plain = Inputs(q=e.zeros(n), k=e.zeros(n), v=e.unit(n))
     mask = np.tri(n, dtype=bool)[None, None]
@@ -174,9 +182,13 @@ def ways(e: Examiner, n: int) -> Iterator[tuple[str, Inputs]]:
         yield "mask", replace(plain, mask=row)
 
 
-def ask_ways(e: Examiner, n: int, *only: str) -> Iterator[tuple[str, Inputs]]:
+def require_masked_inputs(
+    e: Examiner, n: int, *only: str
+) -> Iterator[tuple[str, Inputs]]:
     """Yield those of the given kinds; raise NotAskedError if there are none."""
-    found = [(name, inputs) for name, inputs in ways(e, n) if name in only]
+    found = [
+        (name, inputs) for name, inputs in make_masked_inputs(e, n) if name in only
+    ]
     if not found:
         raise NotAskedError(f"it has no {' or '.join(only)} argument")
     yield from found
@@ -184,13 +196,13 @@ def ask_ways(e: Examiner, n: int, *only: str) -> Iterator[tuple[str, Inputs]]:
 
 def hide_without_nan(e: Examiner) -> Difference | None:
     """Check that rows with at least one unmasked key are not NaN."""
-    for name, inputs in ask_ways(e, 3, "mask", "causal"):
+    for name, inputs in require_masked_inputs(e, 3, "mask", "causal"):
         weights = e.read_weights(inputs)
         rows = slice(0, 2) if name == "causal" else slice(None)
         right = e.expect(inputs).weights
         wrong = np.isnan(weights[..., rows, :])
         says = f"with a {name}, the weight of {{place}} is NaN."
-        found = judge_weights(
+        found = find_wrong_weight(
             weights[..., rows, :], wrong, right[..., rows, :], says, inputs
         )
         if found is not None:
@@ -200,7 +212,7 @@ def hide_without_nan(e: Examiner) -> Difference | None:
 
 def read_polarity(e: Examiner) -> Difference | None:
     """Check whether keys marked True or keys marked False get the weight."""
-    for _, inputs in ask_ways(e, 3, "mask"):
+    for _, inputs in require_masked_inputs(e, 3, "mask"):
         weights, right = e.read_weights(inputs), e.expect(inputs).weights
         sees, hides = right > 0, right == 0
         split = sees.any(-1) & hides.any(-1)
@@ -208,7 +220,7 @@ def read_polarity(e: Examiner) -> Difference | None:
         on_seen = np.where(sees, weights, 0).sum(-1) > SMALL
         wrong = (split & on_hidden & ~on_seen)[..., None] & hides
         says = "unmasked keys have no weight, but {place}, which is masked, has."
-        found = judge_weights(weights, wrong, right, says, inputs)
+        found = find_wrong_weight(weights, wrong, right, says, inputs)
         if found is not None:
             return found
     return None
@@ -216,12 +228,12 @@ def read_polarity(e: Examiner) -> Difference | None:
 
 def hide_keys(e: Examiner) -> Difference | None:
     """Check that masked keys have no weight."""
-    for _, inputs in ask_ways(e, 3, "mask"):
+    for _, inputs in require_masked_inputs(e, 3, "mask"):
         weights, right = e.read_weights(inputs), e.expect(inputs).weights
         on_seen = np.where(right > 0, weights, 0).sum(-1, keepdims=True) > SMALL
         wrong = (right == 0) & (np.abs(weights) > SMALL) & on_seen
         says = "{place} is masked, but has the weight {weight}."
-        found = judge_weights(weights, wrong, right, says, inputs)
+        found = find_wrong_weight(weights, wrong, right, says, inputs)
         if found is not None:
             return found
     return None
@@ -229,12 +241,12 @@ def hide_keys(e: Examiner) -> Difference | None:
 
 def hide_before_softmax(e: Examiner) -> Difference | None:
     """Check that rows sum to 1 with a mask."""
-    for name, inputs in ask_ways(e, 3, "mask", "causal"):
+    for name, inputs in require_masked_inputs(e, 3, "mask", "causal"):
         weights, right = e.read_weights(inputs), e.expect(inputs).weights
         total = weights.sum(-1, keepdims=True)
         few = (total < 1 - 1e-3) & (total > SMALL)
         says = f"with a {name}, the weights in the row of {{place}} sum to less than 1."
-        found = judge_weights(weights, few & (right > 0), right, says, inputs)
+        found = find_wrong_weight(weights, few & (right > 0), right, says, inputs)
         if found is not None:
             return found
     return None
@@ -242,21 +254,21 @@ def hide_before_softmax(e: Examiner) -> Difference | None:
 
 def hide_future(e: Examiner) -> Difference | None:
     """Check that causal attention puts no weight on keys after the query."""
-    for _, inputs in ask_ways(e, 3, "causal"):
+    for _, inputs in require_masked_inputs(e, 3, "causal"):
         weights, right = e.read_weights(inputs), e.expect(inputs).weights
         wrong = (right == 0) & (np.abs(weights) > SMALL)
         says = "{place} is in the future, but has the weight {weight}."
-        return judge_weights(weights, wrong, right, says, inputs)
+        return find_wrong_weight(weights, wrong, right, says, inputs)
     return None
 
 
 def see_itself(e: Examiner) -> Difference | None:
     """Check that causal attention puts weight on the query itself and the past."""
-    for _, inputs in ask_ways(e, 3, "causal"):
+    for _, inputs in require_masked_inputs(e, 3, "causal"):
         weights, right = e.read_weights(inputs), e.expect(inputs).weights
         wrong = (right > 0) & ~(np.abs(weights) > SMALL)
         says = "{place} is allowed, but has the weight {weight}."
-        return judge_weights(weights, wrong, right, says, inputs)
+        return find_wrong_weight(weights, wrong, right, says, inputs)
     return None
 
 

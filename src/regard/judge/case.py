@@ -220,7 +220,7 @@ class Examiner:
         raise NotAskedError("it declares no 16-bit precision")
 
 
-def judge_weights(
+def find_wrong_weight(
     yours: Numbers, wrong: NDArray[np.bool_], right: Numbers, says: str, inputs: Inputs
 ) -> Difference | None:
     """Return a Difference at the first wrong cell of the weights, or None."""
@@ -233,6 +233,6 @@ def judge_weights(
     return Difference(words, maps[0], maps[1], inputs, "weights")
 
 
-def root(n: int) -> float:
+def inverse_sqrt(n: int) -> float:
     """Return 1 / sqrt(n)."""
     return 1 / math.sqrt(n)

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.arrays import is_array, to_numpy
-from regard.judge.inputs import Numbers, TroubleError
-from regard.judge.subject import within
+from regard.judge.inputs import CallFailedError, Numbers
+from regard.judge.subject import call_within
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 
@@ -102,11 +102,11 @@ def find_difference(
     limit: seconds allowed for each call of fn
     """
     for arguments in sorted(calls, key=count_numbers):
-        expected = parts(reference(*map(own, arguments)))
-        given = [own(x) for x in arguments]
+        expected = list_parts(reference(*map(copy_array, arguments)))
+        given = [copy_array(x) for x in arguments]
         try:
-            yours = parts(within(limit, lambda given=given: fn(*given)))  # type: ignore[misc]
-        except TroubleError as trouble:
+            yours = list_parts(call_within(limit, lambda given=given: fn(*given)))  # type: ignore[misc]
+        except CallFailedError as trouble:
             return Difference(str(trouble), arguments=arguments)
         for i, (x, old) in enumerate(zip(given, arguments, strict=True)):
             if is_array(x) and not np.array_equal(
@@ -140,7 +140,7 @@ def compare_parts(
     return None
 
 
-def parts(found: Any) -> list[Any]:
+def list_parts(found: Any) -> list[Any]:
     """Return a result as a list of its parts."""
     return list(found) if isinstance(found, tuple | list) else [found]
 
@@ -155,7 +155,7 @@ def to_array(x: Any) -> NDArray[Any]:
     return to_numpy(x) if is_array(x) else np.asarray(x)
 
 
-def own(x: Any) -> Any:
+def copy_array(x: Any) -> Any:
     """Return a copy of an array; return anything else unchanged."""
     if isinstance(x, np.ndarray):
         return x.copy()

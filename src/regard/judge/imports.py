@@ -82,7 +82,11 @@ def read_roots(fn: Any) -> set[str]:
     noted = {find_root(read_globals(fn).get(x)) or x for x in noted}
     if pick_library(noted):
         return noted
-    imported = {x.argval.split(".")[0] for x in steps(fn) if x.opname == "IMPORT_NAME"}
+    imported = {
+        x.argval.split(".")[0]
+        for x in list_instructions(fn)
+        if x.opname == "IMPORT_NAME"
+    }
     return imported | {find_root(x) for x in find_objects(fn)}
 
 
@@ -95,7 +99,9 @@ def find_called(fn: Any) -> list[Any]:
 def find_objects(fn: Any) -> list[Any]:
     """Return the global and closure objects that a function refers to."""
     known = read_globals(fn)
-    names = {x.argval for x in steps(fn) if x.opname == "LOAD_GLOBAL"}  # not jax's .nn
+    names = {
+        x.argval for x in list_instructions(fn) if x.opname == "LOAD_GLOBAL"
+    }  # not jax's .nn
     cells = getattr(unwrap_method(fn), "__closure__", None) or ()
     enclosed = [cell.cell_contents for cell in cells if cell != CellType()]
     return [known[name] for name in names if name in known] + enclosed
@@ -104,7 +110,11 @@ def find_objects(fn: Any) -> list[Any]:
 def read_imports(fn: Any) -> Library:
     """Return the library that a function's file imports, or whose methods fit."""
     roots = {find_root(x) for x in read_globals(fn).values()} & set(LIBRARIES)
-    methods = {x.argval for x in steps(fn) if x.opname in ("LOAD_ATTR", "LOAD_METHOD")}
+    methods = {
+        x.argval
+        for x in list_instructions(fn)
+        if x.opname in ("LOAD_ATTR", "LOAD_METHOD")
+    }
     if len(roots) > 1 and methods <= set(dir(np.ndarray)):
         return "numpy"
     return pick_library(roots) or "numpy"
@@ -124,7 +134,7 @@ def unwrap_method(fn: Any) -> Any:
     return getattr(fn, "__func__", fn)
 
 
-def steps(fn: Any) -> Iterator[dis.Instruction]:
+def list_instructions(fn: Any) -> Iterator[dis.Instruction]:
     """Yield the bytecode instructions of a function and of its nested functions."""
     codes: list[CodeType] = [x for x in (getattr(fn, "__code__", None),) if x]
     while codes:

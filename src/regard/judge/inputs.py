@@ -31,7 +31,7 @@ class NotAskedError(Exception):
     """Raised when the declared convention cannot express a call."""
 
 
-class TroubleError(Exception):
+class CallFailedError(Exception):
     """Raised when a call fails, times out or returns something invalid."""
 
 

@@ -32,7 +32,7 @@ from regard.judge.convention import (
     read_convention,
 )
 from regard.judge.difference import Difference
-from regard.judge.inputs import NotAskedError, TroubleError
+from regard.judge.inputs import CallFailedError, NotAskedError
 from regard.judge.kernel import KERNEL
 from regard.judge.masking import MASKING
 from regard.judge.options import OPTIONS
@@ -121,7 +121,7 @@ def judge(subject: Subject, case: Case, seed: int = 0) -> Verdict:
         difference = case.ask(Examiner(subject, rng))
     except NotAskedError as reason:
         status, says = "not asked", str(reason)
-    except TroubleError as trouble:
+    except CallFailedError as trouble:
         difference = Difference(str(trouble))
     except Exception as error:  # noqa: BLE001 (one case must not stop the others)
         text = " ".join(str(error).split())[:200]

@@ -73,7 +73,7 @@ def repeat_bits(e: Examiner) -> Difference | None:
     return next((x for x in found if x is not None), None)
 
 
-def climb(e: Examiner) -> Difference | None:
+def grow_scores(e: Examiner) -> Difference | None:
     """Use scores that grow along the keys, so the maximum is in the last block."""
     n = 300
     q = np.zeros((1, e.heads, n, e.width))
@@ -217,7 +217,7 @@ KERNEL = (
     Case("largest_score_comes_last",
          "Earlier blocks are not rescaled when a larger score follows.",
          "Multiply out and the sum by exp(old max - new max) before adding a block.",
-         "kernel", climb, (*TRUSTED, "any_length")),
+         "kernel", grow_scores, (*TRUSTED, "any_length")),
     Case("first_blocks_are_masked",
          "A fully masked first block gives exp(-inf + inf) = NaN.",
          "Subtract 0 while the running maximum is -inf.",

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.judge.inputs import NotAskedError, TroubleError
+from regard.judge.inputs import CallFailedError, NotAskedError
 
 ARRAYS, MASKS = "bhnd", "bhqk"
 WORDS = {"b": "batches", "h": "heads", "q": "queries that differ"}
@@ -46,7 +46,7 @@ def restore(
     if "(" in layout:
         together = [*apart[:-2], apart[-2] * apart[-1]]
     if list(x.shape) != together:
-        raise TroubleError(
+        raise CallFailedError(
             f"{what} has shape {x.shape}, expected {tuple(together)}, axes {layout}."
         )
     order = [letters.index(a) for a in ARRAYS if a in letters]

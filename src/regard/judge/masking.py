@@ -12,7 +12,7 @@ import numpy as np
 
 from regard.judge.case import FAR, GATES, Case, Examiner
 from regard.judge.difference import Difference, compare_arrays
-from regard.judge.inputs import Inputs, NotAskedError, TroubleError
+from regard.judge.inputs import CallFailedError, Inputs, NotAskedError
 
 RIGHT = (
     *GATES,
@@ -173,12 +173,12 @@ def accept_refusal(e: Examiner, literal: Any, right: Inputs) -> Difference | Non
     """Pass an unusual mask: both an error and the intended result are right."""
     try:
         yours = e.ask(replace(right, mask=None, literal=literal)).out
-    except TroubleError:
+    except CallFailedError:
         return None
     return compare_arrays(yours, e.expect(right).out, atol=e.room(1e-3))
 
 
-def odd_mask(e: Examiner, dtype: Any) -> Difference | None:
+def check_unusual_mask(e: Examiner, dtype: Any) -> Difference | None:
     """Use a mask of zeros and ones that is not bool."""
     words = e.subject.convention
     if words.true_means == "added" or (words.float_mask and dtype == np.float64):
@@ -198,12 +198,12 @@ def odd_mask(e: Examiner, dtype: Any) -> Difference | None:
 
 def take_float_mask(e: Examiner) -> Difference | None:
     """Use a mask of 0.0 and 1.0."""
-    return odd_mask(e, np.float64)
+    return check_unusual_mask(e, np.float64)
 
 
 def take_int_mask(e: Examiner) -> Difference | None:
     """Use a mask of the integers 0 and 1."""
-    return odd_mask(e, np.int64)
+    return check_unusual_mask(e, np.int64)
 
 
 def take_padding_mask(e: Examiner) -> Difference | None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from regard.judge.case import FAR, GATES, SMALL, Case, Examiner, judge_weights
+from regard.judge.case import FAR, GATES, SMALL, Case, Examiner, find_wrong_weight
 from regard.judge.difference import Difference, compare_arrays
 from regard.judge.inputs import Inputs, NotAskedError, compute_expected
 from regard.judge.masking import CAUSAL, HIDES, RIGHT, ask_nothing
@@ -86,7 +86,7 @@ def apply_window_alone(e: Examiner) -> Difference | None:
     before = np.arange(5) < np.arange(5)[:, None] - 1
     wrong = before & (np.abs(weights) > SMALL)
     says = "{place} is before the window, but has the weight {weight}."
-    return judge_weights(weights, wrong, right, says, inputs)
+    return find_wrong_weight(weights, wrong, right, says, inputs)
 
 
 def cap_scores(e: Examiner) -> Difference | None:

@@ -21,7 +21,13 @@ import numpy as np
 
 from regard.judge.case import Examiner
 from regard.judge.difference import TOLERANCE
-from regard.judge.inputs import Inputs, NotAskedError, Numbers, TroubleError, round_to
+from regard.judge.inputs import (
+    CallFailedError,
+    Inputs,
+    NotAskedError,
+    Numbers,
+    round_to,
+)
 from regard.judge.subject import Subject
 
 ROUNDED = 1e-5  # largest error of a float32 result for inputs of moderate size
@@ -42,7 +48,7 @@ def settle_precision(subject: Subject) -> str:
         words = "given float64, it computes in float32"
     except NotAskedError:
         return ""
-    except TroubleError as trouble:
+    except CallFailedError as trouble:
         rounds = answers(e, "float32")
         words = f"given float64, {str(trouble).rstrip('.')}"
         subject.offered = tuple(others) if rounds else subject.offered
@@ -56,7 +62,7 @@ def answers(e: Examiner, precision: str) -> bool:
     """Return whether a call in a precision succeeds."""
     try:
         e.ask(draw_inputs(e, e.draw(ROWS)), precision)
-    except (TroubleError, NotAskedError):
+    except (CallFailedError, NotAskedError):
         return False
     return True
 

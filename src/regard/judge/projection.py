@@ -22,7 +22,7 @@ import numpy as np
 
 from regard.errors import OptionError
 from regard.judge.convention import Attention, Convention, Projections
-from regard.judge.inputs import Inputs, NotAskedError, Numbers, TroubleError
+from regard.judge.inputs import CallFailedError, Inputs, NotAskedError, Numbers
 from regard.judge.layout import arrange_axes
 from regard.judge.library import ArrayLibrary
 
@@ -192,7 +192,7 @@ class Projected:
             x = x.swapaxes(0, 1)
         wide = self.sizes[0] if self.where.out else heads * width
         if x.shape != (batch, n, wide):
-            raise TroubleError(
+            raise CallFailedError(
                 f"out has shape {x.shape}, expected {(batch, n, wide)}, the axes bne."
             )
         x = x[..., : heads * width]

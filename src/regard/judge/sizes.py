@@ -20,7 +20,7 @@ import numpy as np
 
 from regard.judge.case import Case, Examiner
 from regard.judge.difference import Difference
-from regard.judge.inputs import Inputs, NotAskedError, TroubleError
+from regard.judge.inputs import CallFailedError, Inputs, NotAskedError
 from regard.judge.masking import CAUSAL, HIDES, RIGHT
 
 TOKENS = (
@@ -188,7 +188,7 @@ def ask_each(
         except NotAskedError as reason:
             why = reason
             continue
-        except TroubleError as trouble:
+        except CallFailedError as trouble:
             if inputs.causal and (inputs.mask is not None or inputs.bias is not None):
                 continue  # it may reject causal combined with a mask or bias
             found = Difference(str(trouble), arguments=inputs)

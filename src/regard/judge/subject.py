@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from regard.judge.convention import Attention, Convention, check_arguments
 from regard.judge.inputs import (
+    CallFailedError,
     Inputs,
     NotAskedError,
     Numbers,
-    TroubleError,
     compute_allowed,
 )
 from regard.judge.layout import arrange_axes, arrange_mask, restore
@@ -105,7 +105,7 @@ class Subject:
         given = dict(zip("qkv", leaves, strict=True))
         given |= {n: x for n, x in keywords.items() if self.library.owns(x)}
         before = {name: self.library.read(x).copy() for name, x in given.items()}
-        found = within(
+        found = call_within(
             self.limit, lambda: self.form.run(leaves, inputs, keywords, precision)
         )
         changed = tuple(
@@ -133,7 +133,7 @@ class Subject:
             beside = self.make(self.lay_out(g, shape), precision)
             return self.library.differentiate(out, leaves, beside)
 
-        found = [self.library.read(x) for x in within(self.limit, work)]
+        found = [self.library.read(x) for x in call_within(self.limit, work)]
         shapes = [x.shape for x in (inputs.q, inputs.k, inputs.v)]
         pairs = zip(found, shapes, strict=True)
         return tuple(self.form.read_gradient(x, shape) for x, shape in pairs)
@@ -165,10 +165,10 @@ class Subject:
             value = getattr(inputs, name)
             if value is not None:
                 value = self.make(value, precision) if name == "sink" else value
-                named[ask_word(words, name)] = value
+                named[name_argument(words, name)] = value
         rest = self.say_positions(inputs, named)
         if rest.literal is not None:
-            named[ask_word(words, "mask")] = self.make(rest.literal, None)
+            named[name_argument(words, "mask")] = self.make(rest.literal, None)
         self.say_mask(rest, named, precision)
         leaves = [self.make(x, precision) for x in self.form.leaves(inputs)]
         return leaves, named
@@ -178,7 +178,7 @@ class Subject:
         words = self.convention
         if inputs.window is not None:
             more = words.window_counts == "all"
-            named[ask_word(words, "window")] = inputs.window + more
+            named[name_argument(words, "window")] = inputs.window + more
             inputs = replace(inputs, window=None)
         if not inputs.causal:
             return inputs
@@ -211,7 +211,7 @@ class Subject:
             raise NotAskedError("it has no bias argument")
         if allowed is None and bias is None:
             return
-        name = ask_word(words, "mask")
+        name = name_argument(words, "mask")
         if allowed is None:
             allowed = np.ones((1, 1, 1, 1), bool)
         if added or bias is not None:
@@ -253,7 +253,7 @@ class Subject:
             found = {"out": found}
         for name, x in found.items():
             if not self.library.owns(x):
-                raise TroubleError(
+                raise CallFailedError(
                     f"{name} is a {type(x).__name__}, expected an array of "
                     f"{self.convention.library}."
                 )
@@ -264,13 +264,13 @@ class Subject:
         declared = self.convention.returns
         if declared is not None:
             if len(declared) != len(parts):
-                raise TroubleError(
+                raise CallFailedError(
                     f"it returned {len(parts)} values, the convention says {declared}."
                 )
             pairs = zip(declared, parts, strict=True)
             return {n: x for n, x in pairs if n != "other" and x is not None}
         if not parts:
-            raise TroubleError("it returned nothing, expected out.")
+            raise CallFailedError("it returned nothing, expected out.")
         found = {"out": parts[0]}
         batch, heads, n_q, n_k = inputs.shape
         lead = [n for n in (batch, heads) if n > 1]
@@ -288,7 +288,7 @@ class Subject:
         return found
 
 
-def ask_word(words: Convention, name: str) -> str:
+def name_argument(words: Convention, name: str) -> str:
     """Return the function's name for an argument, or raise NotAskedError."""
     word: str | None = getattr(words, name)
     if word is None:
@@ -310,11 +310,11 @@ def check_declared_sizes(inputs: Inputs, words: Convention) -> None:
 def add_axes(x: NDArray[Any], shape: tuple[int, ...], name: str) -> NDArray[Any]:
     """Reshape x by adding or removing axes of size 1; raise if it does not fit."""
     if [n for n in x.shape if n > 1] != [n for n in shape if n > 1]:
-        raise TroubleError(f"{name} has shape {x.shape}, expected {shape}.")
+        raise CallFailedError(f"{name} has shape {x.shape}, expected {shape}.")
     return x.reshape(shape)
 
 
-def within(limit: float, work: Callable[[], Any]) -> Any:
+def call_within(limit: float, work: Callable[[], Any]) -> Any:
     """Return work(); raise TroubleError if it raises or exceeds the time limit."""
     box: list[Any] = []
 
@@ -334,12 +334,12 @@ def within(limit: float, work: Callable[[], Any]) -> Any:
             thread.start()
             thread.join(limit)
     if not box:
-        raise TroubleError(f"it did not answer within {limit:g} seconds.")
+        raise CallFailedError(f"it did not answer within {limit:g} seconds.")
     found, error = box[0]
-    if isinstance(error, NotAskedError | TroubleError):
+    if isinstance(error, NotAskedError | CallFailedError):
         raise error
     if error is not None:
         text = " ".join(str(error).split())
         text = "".join(c for c in text if c.isprintable())[:200]
-        raise TroubleError(f"it raised {type(error).__name__}: {text}") from None
+        raise CallFailedError(f"it raised {type(error).__name__}: {text}") from None
     return found

@@ -82,9 +82,9 @@ def learn(
 
         click.echo(build_site(build, pyodide=pyodide, course=course))
         return
-    from regard.learn.runner import Desk  # noqa: PLC0415 (help comes at once)
+    from regard.learn.runner import Workspace  # noqa: PLC0415 (help comes at once)
 
-    ctx.obj = Desk(Path(folder), course=Path(course) if course else None)
+    ctx.obj = Workspace(Path(folder), course=Path(course) if course else None)
     if ctx.invoked_subcommand is None:
         ctx.obj.list()
 

@@ -28,14 +28,14 @@ from regard.arrays import is_array
 from regard.judge.difference import (
     Difference,
     compare_parts,
+    copy_array,
     count_numbers,
     find_difference,
-    own,
-    parts,
+    list_parts,
     to_array,
 )
-from regard.judge.inputs import TroubleError
-from regard.judge.subject import within
+from regard.judge.inputs import CallFailedError
+from regard.judge.subject import call_within
 from regard.learn.exercise import Exercise, Function, Mistake
 
 FEW = 40  # maximum number of elements of a call that are written out
@@ -81,7 +81,7 @@ class KindError(TypeError):
     """Raised for an answer that does not consist of real numbers."""
 
 
-class Listener:
+class RecordedFunction:
     """Wrapper of the learner's function that records the last answer or error."""
 
     def __init__(self, fn: Function, *, several: bool = False) -> None:
@@ -94,7 +94,7 @@ class Listener:
         self.answer, self.error = None, None
         self.thread = threading.get_ident()
         try:
-            self.answer = tidy(self.fn(*arguments), several=self.several)
+            self.answer = normalize_answer(self.fn(*arguments), several=self.several)
         except BaseException as error:
             self.error = error
             raise
@@ -119,12 +119,12 @@ def grade(
     limit: seconds allowed for each call; math.inf calls without a thread
     """
     calls = sorted(exercise.draw(np.random.default_rng(seed)), key=count_numbers)
-    heard = Listener(fn)
+    heard = RecordedFunction(fn)
 
     def spec(*arguments: Any) -> Any:
         answer = exercise.spec(*arguments)
         heard.several = isinstance(answer, tuple)
-        return tidy(answer)
+        return normalize_answer(answer)
 
     found = find_difference(heard, spec, calls, atol=exercise.atol, limit=limit)
     right = Grade(exercise.name, passed=True, sentence="Right.", atol=exercise.atol)
@@ -149,7 +149,7 @@ def grade(
     )
 
 
-def tidy(answer: Any, *, several: bool = False) -> Any:
+def normalize_answer(answer: Any, *, several: bool = False) -> Any:
     """Convert a list to an array, or to a tuple if several answers are expected."""
     if several and isinstance(answer, list):
         return tuple(answer)
@@ -158,12 +158,12 @@ def tidy(answer: Any, *, several: bool = False) -> Any:
     except ValueError:  # its rows have different lengths
         return answer
     if answer is not None:  # None has a separate message
-        for x in parts(answer):
-            refuse_kind(x)
+        for x in list_parts(answer):
+            check_real(x)
     return answer
 
 
-def refuse_kind(x: Any) -> None:
+def check_real(x: Any) -> None:
     """Raise if x does not hold real numbers; a comparison would read "0.5" as 0.5."""
     try:
         kind = to_array(x).dtype.kind
@@ -177,7 +177,7 @@ def refuse_kind(x: Any) -> None:
 
 
 def check_property(
-    exercise: Exercise, heard: Listener, seed: int, limit: float
+    exercise: Exercise, heard: RecordedFunction, seed: int, limit: float
 ) -> str | None:
     """Run the exercise's property check; return its message if it fails."""
     check = exercise.check
@@ -185,8 +185,8 @@ def check_property(
         return None
     try:
         rng = np.random.default_rng(seed)
-        said = within(limit * exercise.patience, lambda: check(heard, rng))
-    except TroubleError as trouble:
+        said = call_within(limit * exercise.patience, lambda: check(heard, rng))
+    except CallFailedError as trouble:
         heard.stop()
         return f"The values are right, but in a further check {trouble}"
     return None if said is None else str(said)
@@ -206,7 +206,7 @@ class Outcome:
             return kinds[0] == kinds[1]
         if self.answer is None or other.answer is None:
             return self.answer is other.answer
-        given = parts(self.answer), parts(other.answer)
+        given = list_parts(self.answer), list_parts(other.answer)
         return compare_parts(*given, atol) is None
 
 
@@ -214,10 +214,10 @@ def try_call(
     fn: Function, arguments: Sequence[Any], limit: float, *, several: bool = False
 ) -> Outcome:
     """Call a function once, on copies of the arguments."""
-    heard = Listener(fn, several=several)
+    heard = RecordedFunction(fn, several=several)
     try:
-        within(limit, lambda: heard(*map(own, arguments)))
-    except TroubleError as trouble:
+        call_within(limit, lambda: heard(*map(copy_array, arguments)))
+    except CallFailedError as trouble:
         heard.stop()
         return Outcome(None, heard.error or trouble)
     return Outcome(heard.answer)
@@ -225,7 +225,7 @@ def try_call(
 
 def name_mistake(
     exercise: Exercise,
-    heard: Listener,
+    heard: RecordedFunction,
     calls: Sequence[Sequence[Any]],
     at: Sequence[Any],
     limit: float,
@@ -259,7 +259,9 @@ def name_mistake(
     return best if 2 * count(best) >= len(failing) else None
 
 
-def describe_difference(exercise: Exercise, heard: Listener, found: Difference) -> str:
+def describe_difference(
+    exercise: Exercise, heard: RecordedFunction, found: Difference
+) -> str:
     """Return a message about a wrong answer that no known mistake explains."""
     name = exercise.function
     if isinstance(heard.error, KindError):

@@ -31,7 +31,7 @@ SMALL = 8  # up to this many columns, the numbers are shown
 
 
 @dataclass(frozen=True, eq=False)
-class Checked:
+class NotebookGrade:
     """A grade that a notebook can show."""
 
     grade: Grade
@@ -81,7 +81,7 @@ def check(
     course: str | Path | None = None,
     seed: int = 0,
     limit: float = 10.0,
-) -> Checked:
+) -> NotebookGrade:
     """Grade a function; its name determines the exercise.
 
     exercise: name of the exercise, if the function has another name
@@ -92,7 +92,7 @@ def check(
     wanted = getattr(fn, "__name__", "") if exercise is None else exercise
     for one in known:
         if wanted == (one.function if exercise is None else one.name):
-            return Checked(grade(one, fn, seed=seed, limit=limit), one)
+            return NotebookGrade(grade(one, fn, seed=seed, limit=limit), one)
     names = ", ".join(one.function for one in known)
     raise OptionError(
         f'no exercise has a function "{wanted}", expected one of {names}. '

@@ -35,8 +35,8 @@ def draw_answers(
     tops = [np.abs(x[np.isfinite(x)]).max(initial=0) for x in (yours, expected)]
     gap = np.where(apart, np.where(np.isfinite(gap), gap, max(tops)), 0)
     maps = {
-        "Yours": (fill(yours), np.isfinite(yours)),
-        "Specification": (fill(expected), np.isfinite(expected)),
+        "Yours": (replace_nonfinite(yours), np.isfinite(yours)),
+        "Specification": (replace_nonfinite(expected), np.isfinite(expected)),
         "Difference": (gap, apart),
     }
     drawn = draw_weights(maps, scale=fit_around_zero(maps), color=color, width=width)
@@ -46,7 +46,7 @@ def draw_answers(
     return f"{told}\n\n{write_numbers({'Yours': yours, 'Specification': expected})}"
 
 
-def fill(x: Numbers) -> Numbers:
+def replace_nonfinite(x: Numbers) -> Numbers:
     """Replace non-finite numbers by 0."""
     return np.nan_to_num(x, posinf=0, neginf=0)
 

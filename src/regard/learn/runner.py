@@ -76,14 +76,14 @@ class Progress:
         part.replace(self.path)
 
 
-class Pen(Console):
+class PipeConsole(Console):
     """A console that raises BrokenPipeError; rich would exit with 1."""
 
     def on_broken_pipe(self) -> None:
         raise  # noqa: PLE0704 (called from an except block)
 
 
-class Desk:
+class Workspace:
     """The course and the folder with the learner's files."""
 
     def __init__(
@@ -96,7 +96,7 @@ class Desk:
         self.folder = folder
         self.exercises = {x.name: x for x in list_exercises(course)}
         self.progress = Progress(folder / "progress.json")
-        self.console = console or Pen(highlight=False)
+        self.console = console or PipeConsole(highlight=False)
 
     def say(self, text: str = "", style: str = "") -> None:
         """Print text, wrapped between words."""

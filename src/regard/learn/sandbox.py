@@ -24,7 +24,7 @@ from regard.learn.attempt import PRINTED, clean_output, grade_file, load_functio
 from regard.learn.exercise import read_exercise
 
 
-class Paper(TextIOBase):
+class LimitedOutput(TextIOBase):
     """Text stream that keeps only the start of the output."""
 
     def __init__(self) -> None:
@@ -37,10 +37,10 @@ class Paper(TextIOBase):
 
 
 @contextmanager
-def capture_file(name: str, source: str) -> Iterator[tuple[Path, Paper]]:
+def capture_file(name: str, source: str) -> Iterator[tuple[Path, LimitedOutput]]:
     """Write code to a temporary file and capture stdout and stderr."""
     with TemporaryDirectory() as folder:
-        path, paper = Path(folder) / f"{name}.py", Paper()
+        path, paper = Path(folder) / f"{name}.py", LimitedOutput()
         path.write_text(source, encoding="utf-8", errors="surrogatepass")
         with redirect_stdout(paper), redirect_stderr(paper):
             yield path, paper

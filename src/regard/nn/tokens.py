@@ -79,7 +79,7 @@ class Tokenizer:
     def read(self, text: str, *, whole: bool) -> Any:
         """Return the encoding of a text, as an object of the tokenizers package."""
         wanted = "encode takes a str of whole characters that the vocabulary has, given"
-        with refusing(OptionError, f"{wanted} {text!r:.60}"):
+        with wrap_tokenizer_errors(OptionError, f"{wanted} {text!r:.60}"):
             return self.core.encode(text, add_special_tokens=whole)
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -87,7 +87,9 @@ class Tokenizer:
         ids = [int(i) for i in ids]
         if any(not 0 <= i < 2**32 for i in ids):
             raise OptionError(f"tokens are 0 or more, given {min(ids)} … {max(ids)}.")
-        with refusing(OptionError, f"the tokenizer cannot decode {ids!r:.60}"):
+        with wrap_tokenizer_errors(
+            OptionError, f"the tokenizer cannot decode {ids!r:.60}"
+        ):
             return str(self.core.decode(ids, skip_special_tokens=False))
 
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
@@ -186,7 +188,7 @@ def write_json(x: Any, *, indent: int | None = None, ensure_ascii: bool = False)
     return json.dumps(x, indent=indent, ensure_ascii=ensure_ascii)
 
 
-def tell_time(layout: str) -> str:
+def format_time(layout: str) -> str:
     """Return the current time in a strftime format."""
     return datetime.now().astimezone().strftime(layout)
 
@@ -199,7 +201,7 @@ def make_jinja() -> Sandbox:
     jinja.filters["tojson"] = write_json
     jinja.globals["namespace"] = SafeNamespace
     jinja.globals["raise_exception"] = refuse_messages
-    jinja.globals["strftime_now"] = tell_time
+    jinja.globals["strftime_now"] = format_time
     return jinja
 
 
@@ -217,7 +219,7 @@ def describe_error(error: BaseException) -> str:
 
 
 @contextmanager
-def refusing(kind: type[RegardError], words: str) -> Iterator[None]:
+def wrap_tokenizer_errors(kind: type[RegardError], words: str) -> Iterator[None]:
     """Convert errors and Rust panics of the tokenizers package into a RegardError."""
     try:
         yield
@@ -248,7 +250,7 @@ def read_folder_tokenizer(folder: Path) -> Tokenizer:
             f"{folder.name} has no tokenizer.json. To load the weights alone: "
             "read_weights(path)."
         )
-    with refusing(FileError, f"{path.name} is damaged"):
+    with wrap_tokenizer_errors(FileError, f"{path.name} is damaged"):
         core = Core.from_file(str(path))
     core.no_truncation()  # leftovers of its training
     core.no_padding()
@@ -257,7 +259,9 @@ def read_folder_tokenizer(folder: Path) -> Tokenizer:
         read_json(folder / name) if (folder / name).exists() else {} for name in files
     )
     names = {name: text for name in SPECIAL if (text := find_text(own.get(name)))}
-    with refusing(FileError, f"{files[-1]} is damaged"):  # by a lone surrogate
+    with wrap_tokenizer_errors(
+        FileError, f"{files[-1]} is damaged"
+    ):  # by a lone surrogate
         ends = [core.token_to_id(names.get("eos_token", ""))]
     for settings in (model, generation):
         given = settings.get("eos_token_id")
@@ -288,7 +292,7 @@ def find_template(folder: Path, settings: dict[str, Any]) -> str | None:
 
 
 @dataclass(frozen=True)
-class Way:
+class PreTokenizerRule:
     """A pre-tokenizer: how text is split into words before the merges."""
 
     steps: tuple[PreTokenizer, ...]
@@ -313,15 +317,17 @@ def match_words(digits: str) -> str:
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 WAYS = {  # by tokenizer.ggml.pre
-    "gpt-2": Way((ByteLevel(add_prefix_space=False),)),
+    "gpt-2": PreTokenizerRule((ByteLevel(add_prefix_space=False),)),
     # Digits are split first, as in the model's training. transformers 5.22 does not
     # know "smollm" and omits this: its "\n\n1" is \n, \n, 1, not \n\n, 1.
-    "smollm": Way((Digits(individual_digits=True), ByteLevel(add_prefix_space=False))),
-    "llama-bpe": Way(
+    "smollm": PreTokenizerRule(
+        (Digits(individual_digits=True), ByteLevel(add_prefix_space=False))
+    ),
+    "llama-bpe": PreTokenizerRule(
         split_by_patterns(match_words(r"\p{N}{1,3}")), entire=True, bos=True
     ),
-    "qwen2": Way(split_by_patterns(match_words(r"\p{N}")), nfc=True),
-    "default": Way(
+    "qwen2": PreTokenizerRule(split_by_patterns(match_words(r"\p{N}")), nfc=True),
+    "default": PreTokenizerRule(
         split_by_patterns(r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")
     ),
 }
@@ -331,12 +337,12 @@ def build_gguf_tokenizer(settings: Mapping[str, Any]) -> Tokenizer:
     """Build the tokenizer described by the settings of a GGUF file."""
     start = "tokenizer.ggml."
     own = {k.removeprefix(start): x for k, x in settings.items() if k.startswith(start)}
-    way, tokens = choose_way(own), read_vocabulary(own)
+    way, tokens = choose_pretokenizer(own), read_vocabulary(own)
     ids = find_ids(own, len(tokens))
     begin = ["bos_token_id"] if own.get("add_bos_token", way.bos) is True else []
     end = ["eos_token_id"] if own.get("add_eos_token", False) is True else []
     words = "the tokenizer of the file cannot be built (read_weights(path) loads the"
-    with refusing(FileError, f"{words} weights alone)"):
+    with wrap_tokenizer_errors(FileError, f"{words} weights alone)"):
         core = build_core(own, tokens, way)
         core.post_processor = TemplateProcessing(
             single=[tokens[ids[x]] for x in begin]
@@ -353,7 +359,9 @@ def build_gguf_tokenizer(settings: Mapping[str, Any]) -> Tokenizer:
     )
 
 
-def build_core(own: Mapping[str, Any], tokens: list[str], way: Way) -> Core:
+def build_core(
+    own: Mapping[str, Any], tokens: list[str], way: PreTokenizerRule
+) -> Core:
     """Build the tokenizers object from the vocabulary, merges and pre-tokenizer."""
     merges = [tuple(merge.split(" ")) for merge in own["merges"]]
     vocabulary = {token: i for i, token in enumerate(tokens)}
@@ -371,7 +379,7 @@ def build_core(own: Mapping[str, Any], tokens: list[str], way: Way) -> Core:
     return core
 
 
-def choose_way(own: Mapping[str, Any]) -> Way:
+def choose_pretokenizer(own: Mapping[str, Any]) -> PreTokenizerRule:
     """Return the pre-tokenizer of the file; raise if it is unknown."""
     model, pre = str(own.get("model")), str(own.get("pre"))
     spaced = own.get("add_space_prefix", False) is not False

@@ -64,7 +64,7 @@ def load(
     source = open_source(Path(path))
     tokenizer = source.make_tokenizer()
     weights = convert_state(source.state, source.config, dtype=dtype)
-    with torch.device("meta"), Undrawn():  # no memory, no random numbers
+    with torch.device("meta"), SkipInit():  # no memory, no random numbers
         model = CausalTransformer(source.config)
     model.load_state_dict(weights, assign=True)
     return model.eval(), tokenizer
@@ -77,7 +77,7 @@ def read_weights(path: str | Path) -> tuple[Config, dict[str, NDArray[np.float32
     return source.config, {name: x.numpy() for name, x in weights.items()}
 
 
-class Undrawn(TorchFunctionMode):  # type: ignore[misc]
+class SkipInit(TorchFunctionMode):  # type: ignore[misc]
     """Skip random initialization: on "meta" it would import the compiler (1.5 s)."""
 
     def __torch_function__(
@@ -104,7 +104,7 @@ def convert_state(
     sources = match_names(state, config)
     weights = {}
     for ours, shape in config.shapes():
-        parts = [fetch(state, name) for name in sources[ours]]
+        parts = [read_source_tensor(state, name) for name in sources[ours]]
         given = [tuple(x.shape) for x in parts]
         rows = sum(x[0] for x in given if x)
         if rows != shape[0] or any(x[1:] != shape[1:] or not x for x in given):
@@ -130,7 +130,7 @@ def match_names(names: Iterable[str], config: Config) -> dict[str, list[str]]:
         raise FileError(f"{config.layers} layers, but only {len(names)} tensors.")
     found: dict[str, list[tuple[int, str]]] = {}
     for name in names:
-        place, ours = translate(name)
+        place, ours = translate_name(name)
         parts = found.setdefault(ours, [])
         if place in dict(parts):
             raise FileError(f"{name} and {dict(parts)[place]} map to the same weight.")
@@ -139,7 +139,7 @@ def match_names(names: Iterable[str], config: Config) -> dict[str, list[str]]:
     if missing := [name for name in wanted if name not in found]:
         raise FileError(
             f"{len(missing)} of {len(wanted)} weights are missing, the first is "
-            f"{missing[0]} (expected {' or '.join(translate_back(missing[0]))})."
+            f"{missing[0]} (expected {' or '.join(translate_name_back(missing[0]))})."
         )
     if config.tied:
         wanted["head.weight"] = ()  # optional; compared with the embedding
@@ -150,7 +150,7 @@ def match_names(names: Iterable[str], config: Config) -> dict[str, list[str]]:
     return {ours: [name for _, name in sorted(x)] for ours, x in found.items()}
 
 
-def translate(name: str) -> tuple[int, str]:
+def translate_name(name: str) -> tuple[int, str]:
     """Return the position of a source tensor within our weight, and our name."""
     short = PREFIX.sub("", name)
     layer = NUMBER.search(short)
@@ -161,7 +161,7 @@ def translate(name: str) -> tuple[int, str]:
     return list(NAMES).index(stem), f"{ours}.{kind}"
 
 
-def translate_back(name: str) -> list[str]:
+def translate_name_back(name: str) -> list[str]:
     """Return the names of the source tensors of one of our weights."""
     layer = NUMBER.search(name)
     stem, _, kind = NUMBER.sub("#", name, count=1).rpartition(".")
@@ -169,7 +169,7 @@ def translate_back(name: str) -> list[str]:
     return [f"{x}.{kind}".replace("#", layer[0] if layer else "#") for x in theirs]
 
 
-def fetch(state: Mapping[str, Tensor], name: str) -> Tensor:
+def read_source_tensor(state: Mapping[str, Tensor], name: str) -> Tensor:
     """Return a source tensor as (out, in)."""
     x = state[name]
     if x.dtype not in FLOATS:
@@ -180,7 +180,7 @@ def fetch(state: Mapping[str, Tensor], name: str) -> Tensor:
 # --- files ---------------------------------------------------------------------------
 
 
-class Lazy(Mapping[str, Tensor]):
+class LazyTensors(Mapping[str, Tensor]):
     """Mapping of tensors that are read on access."""
 
     def __init__(self, names: Iterable[str], read: Callable[[str], Tensor]) -> None:
@@ -226,7 +226,7 @@ def open_source(path: Path) -> ModelFiles:
         return read_gguf_tensor(file, config, name)
 
     return ModelFiles(
-        config, Lazy(shapes, read), lambda: build_gguf_tokenizer(file.settings)
+        config, LazyTensors(shapes, read), lambda: build_gguf_tokenizer(file.settings)
     )
 
 
@@ -274,7 +274,9 @@ def open_folder(folder: Path) -> ModelFiles:
                 f"{name} cannot be read: {describe_error(error)}."
             ) from None
 
-    return ModelFiles(config, Lazy(homes, read), lambda: read_folder_tokenizer(folder))
+    return ModelFiles(
+        config, LazyTensors(homes, read), lambda: read_folder_tokenizer(folder)
+    )
 
 
 def find_files(folder: Path) -> list[Path]:
