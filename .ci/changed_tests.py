@@ -8,7 +8,7 @@ maintain. A test file belongs to the package that it is named after (test_atlas_
 atlas); otherwise to the packages from which it imports the most names. Packages that
 nearly every test imports (COMMON) count only where there is no other.
 
-    src/regard/stats/walk.py      the tests of stats
+    src/regard/stats/tile_walk.py      the tests of stats
     src/regard/show/assets/...    the tests of show in the browser
     src/regard/arrays.py          no test is about it: every test that imports it
     tests/test_walk.py            itself

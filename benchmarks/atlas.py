@@ -30,9 +30,9 @@ import torch
 from marks import fill
 from smollm import find_smollm
 
+from regard.atlas.chunks import cut_shard
 from regard.atlas.corpus import open_corpus, plan_corpus
-from regard.atlas.pieces import cut_shard
-from regard.atlas.plan import Settings, list_measured
+from regard.atlas.settings import Settings, list_measured
 from regard.atlas.store import pack_result
 from regard.atlas.table import read_table
 from regard.atlas.worker import Work, Worker

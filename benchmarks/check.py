@@ -28,7 +28,7 @@ from torch import nn
 import regard
 from regard.engine import attend
 from regard.judge.convention import Convention, Projections
-from regard.judge.judgement import check, order_cases
+from regard.judge.run_check import check, order_cases
 
 HERE = Path(__file__).parent
 MARK = "<!-- benchmark:check -->"

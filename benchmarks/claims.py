@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from marks import fill
 
-from regard.judge.judgement import CASES
+from regard.judge.run_check import CASES
 from regard.learn.course import ORDER
 
 HERE = Path(__file__).parent
@@ -141,7 +141,7 @@ CLAIMS = (
     Claim(
         "the scores of {} papers",
         "tests/test_presets.py",
-        "src/regard/stats/presets.py",
+        "src/regard/stats/published.py",
         lambda: (WORDS.split()[len(list_papers())],),
     ),
     Claim(

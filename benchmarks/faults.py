@@ -31,10 +31,10 @@ from regard.judge.inputs import (
     compute_expected,
     expect_gradients,
 )
-from regard.judge.judgement import CASES, check
-from regard.judge.sizes import SIZES
+from regard.judge.run_check import CASES, check
+from regard.judge.size_cases import SIZES
 from regard.judge.subject import Subject
-from regard.judge.values import VALUES
+from regard.judge.value_cases import VALUES
 
 HERE = Path(__file__).parent
 MARK = "<!-- benchmark:faults -->"

@@ -22,7 +22,7 @@ from tasks import SIZES, THREADS, make_model
 
 from regard.nn.tasks import Addition, measure_accuracy
 from regard.nn.train import Plan, train
-from regard.show.curve import plot
+from regard.show.loss_curve import plot
 
 HERE = Path(__file__).parent
 PAIRS = ((1, 8), (4, 16))

@@ -39,11 +39,11 @@ from smollm import find_smollm
 from regard.engine.choose import attend
 from regard.masks.patterns import causal
 from regard.nn.weights import open_source
-from regard.record import Record, Recording
+from regard.recording.record import Record, Recording
 from regard.seen import Seen, watch
 from regard.show.server import start_server
 from regard.stats.pooled import PooledMap
-from regard.stats.walk import walk
+from regard.stats.tile_walk import walk
 
 HERE = Path(__file__).parent
 MARK = "<!-- benchmark:map -->"

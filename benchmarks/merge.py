@@ -24,7 +24,7 @@ import numpy as np
 from marks import fill
 from memory import read_memory
 
-from regard.atlas.plan import list_measured
+from regard.atlas.settings import list_measured
 from regard.atlas.store import Result, Store, pack_result
 from regard.atlas.tally import PLACE, Tally, sum_draw
 

@@ -29,7 +29,7 @@ from rich.progress import track
 
 from regard.engine.choose import attend
 from regard.masks.patterns import causal, window
-from regard.record import Record
+from regard.recording.record import Record
 from regard.seen import watch
 from regard.stats.cells import offset
 from regard.stats.columns import mean_received, received
@@ -41,7 +41,7 @@ from regard.stats.registry import list_statistics
 from regard.stats.rows import entropy, masked_mass, mass, mean_distance
 from regard.stats.strongest import TopK
 from regard.stats.table import make_table
-from regard.stats.walk import walk
+from regard.stats.tile_walk import walk
 
 HERE = Path(__file__).parent
 MARK = "<!-- benchmark:stats -->"

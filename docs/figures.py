@@ -17,9 +17,9 @@ from regard.nn.tasks import Copy
 from regard.nn.train import Plan, train
 from regard.plain.config import Config
 from regard.seen import Seen
-from regard.show.experiment import plot_mistakes, plot_scaling
 from regard.show.figure import plot_gallery, plot_steps, plot_table, plot_weights
-from regard.show.patches import plot_patches
+from regard.show.patch_overlay import plot_patches
+from regard.show.scaling_demo import plot_mistakes, plot_scaling
 from regard.show.training import Film, plot_training
 
 TEXT = (

@@ -14,10 +14,10 @@ import numpy as np
 from models import find_smollm
 
 from regard.atlas.job import run_atlas
-from regard.atlas.plan import Settings
 from regard.atlas.runners import Crew
+from regard.atlas.settings import Settings
 from regard.atlas.table import compare_atlases, read_table
-from regard.atlas.text import tell_marked
+from regard.atlas.terminal_table import tell_marked
 
 HERE = Path(__file__).parent
 NAMES = ("prose", "code")  # of the files here, and of the folders created

@@ -14,7 +14,7 @@ from models import find_smollm
 
 import regard
 from regard.lens import effect
-from regard.stats.presets import h2o, snapkv, tova
+from regard.stats.published import h2o, snapkv, tova
 
 FACTS = """The bakery on Mill Street opens at six in the morning.
 Last winter the river froze for the first time.

@@ -18,7 +18,7 @@ from models import find_smollm
 
 import regard
 from regard.seen import Seen
-from regard.show.text import draw_table
+from regard.show.terminal_map import draw_table
 
 TEXT = "The old keeper counted seventeen grey ships before the fog came from the north."
 NOTEBOOK = get_ipython() is not None

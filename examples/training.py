@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 import regard
 from regard.nn import CausalTransformer, Config
 from regard.nn.tasks import Copy
-from regard.show.text import draw_weights
+from regard.show.terminal_map import draw_weights
 
 TASK = Copy(5)
 SIZES = {"vocabulary": TASK.vocabulary, "context": TASK.length, "width": 32}

@@ -17,7 +17,7 @@ import regard
 from regard.engine import attend, choose
 from regard.masks import keys
 from regard.masks.algebra import Mask
-from regard.show.text import draw_mask
+from regard.show.terminal_map import draw_mask
 
 
 def make_mask(near: int) -> Mask:

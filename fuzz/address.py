@@ -3,7 +3,7 @@
     text ─▶ location.hash ─▶ the page shows a map or the gallery, without any error
                           ─▶ writes its own address, which leads to itself
 
-The page reads the address in JavaScript (map.js), so nothing steers this hunt.
+The page reads the address in JavaScript (page.js), so nothing steers this hunt.
 
 Next: hunt.py
 """

@@ -15,7 +15,7 @@ from pathlib import Path
 from damage import damage_words
 from hunt import Target, main
 
-from regard.atlas.plan import Settings, read_about, read_plan, write_about
+from regard.atlas.settings import Settings, read_about, read_plan, write_about
 from regard.errors import RegardError
 
 WORDS: tuple[str, ...] = ("model = ", "corpus = ", "statistics = ", "length = ", "\n")

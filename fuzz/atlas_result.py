@@ -22,7 +22,7 @@ from hunt import Target, main
 from regard.atlas.page import write_page
 from regard.atlas.store import pack_result, unpack_result
 from regard.atlas.table import EXAMPLES, TABLE, read_table
-from regard.atlas.text import draw_atlas_table, draw_difference, draw_head
+from regard.atlas.terminal_table import draw_atlas_table, draw_difference, draw_head
 from regard.errors import RegardError
 
 

@@ -8,7 +8,7 @@
 A change that knows the form of its input comes further: most random bytes are refused
 by the first line of a parser, a header with an odd number in it is not.
 
-Next: recording.py
+Next: recording/file.py
 """
 
 from __future__ import annotations

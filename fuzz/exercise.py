@@ -24,9 +24,9 @@ from damage import damage_words
 from hunt import SENTENCE, Target, main
 
 from regard.errors import RegardError
-from regard.learn.attempt import load_function
 from regard.learn.exercise import EXTRAS, FOLDER, Exercise, read_exercise
-from regard.learn.sandbox import run_text
+from regard.learn.grade_file import load_function
+from regard.learn.in_browser import run_text
 
 WORDS: tuple[str, ...] = ()
 WORDS += ("NAME = ", "MINUTES = ", "NEEDS = ", "EXTRA = ", "STUB = ", "HINTS = ")

@@ -27,10 +27,10 @@ from hunt import Target, main
 
 from regard.errors import FileError
 from regard.masks.patterns import causal
-from regard.record import Record, Recording
-from regard.show.question import NAMES
+from regard.recording.record import Record, Recording
+from regard.show.map_requests import NAMES
+from regard.show.map_source import MapSource
 from regard.show.server import make_app
-from regard.show.source import MapSource
 
 TOKEN, PORT, SIZE = "sesame", 8000, 300
 REFUSED = (400, 403, 404, 405, 503)
@@ -45,7 +45,7 @@ WORDS += (
     f"regard-{PORT}={TOKEN}",
     "origin: ",
 )
-WORDS += (f"http://127.0.0.1:{PORT}", "sec-fetch-site: cross-site", "/assets/map.js")
+WORDS += (f"http://127.0.0.1:{PORT}", "sec-fetch-site: cross-site", "/assets/page.js")
 WORDS += tuple(f"/api/{name}?" for name in NAMES)
 
 

@@ -23,14 +23,15 @@ import numpy as np
 from damage import damage_bytes, damage_tree, read_tree
 from hunt import Target, main
 
-from regard import array_file, recording
-from regard.array_file import ArrayEntry, checksum_header, to_bytes
 from regard.arrays import is_array
 from regard.errors import RegardError
-from regard.record import Record, Recording
-from regard.recording import open_recording, save_recording
+from regard.recording import array_file
+from regard.recording import file as recording
+from regard.recording.array_file import ArrayEntry, checksum_header, to_bytes
+from regard.recording.file import open_recording, save_recording
+from regard.recording.record import Record, Recording
 from regard.seen import Seen
-from regard.show.source import MapSource
+from regard.show.map_source import MapSource
 
 KNOWN: tuple[str, ...] = ()
 KNOWN += (*recording.NODES, *array_file.BYTES, *sorted(recording.ARRAYS))

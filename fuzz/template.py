@@ -15,7 +15,7 @@ from hunt import Target, main
 from tokenizers import Tokenizer as Core
 from tokenizers.models import BPE
 
-from regard.nn import tokens
+from regard.nn import chat_template
 from regard.nn.tokens import Tokenizer
 
 WORDS: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ CORE = Core(BPE({"a": 0}, []))
 def check(data: bytes) -> None:
     """Write a conversation by a template."""
     text = data.decode("utf-8", "replace")
-    with patch.object(tokens, "PATIENCE", 0.2):  # a hunt has less of it
+    with patch.object(chat_template, "PATIENCE", 0.2):  # a hunt has less of it
         made = Tokenizer(CORE, text, names={"bos_token": "<s>"}).chat(TALK)
     assert isinstance(made, str)
 

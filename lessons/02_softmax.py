@@ -11,7 +11,7 @@ from importlib.util import find_spec
 import numpy as np
 
 from regard.plain import softmax
-from regard.show.experiment import draw_scaling, measure_scaling, plot_scaling
+from regard.show.scaling_demo import draw_scaling, measure_scaling, plot_scaling
 
 with np.errstate(over="ignore", invalid="ignore"):
     parts = np.exp(np.array([1000.0, 1001.0]))

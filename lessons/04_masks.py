@@ -14,7 +14,7 @@ import numpy as np
 
 import regard
 from regard.plain import softmax
-from regard.show.experiment import list_mistakes, make_example, plot_mistakes
+from regard.show.scaling_demo import list_mistakes, make_example, plot_mistakes
 
 may_see = np.tril(np.ones((3, 3), dtype=bool))
 print(may_see.astype(int))

@@ -14,7 +14,7 @@ import regard
 from regard import causal, padding, same, where, window
 from regard.errors import MaskError, PositionError, RegardError
 from regard.show.figure import plot_mask
-from regard.show.text import draw_mask
+from regard.show.terminal_map import draw_mask
 
 print(draw_mask(causal(), 6))
 print(draw_mask(causal() & window(2), 6))

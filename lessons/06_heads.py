@@ -15,7 +15,7 @@ from regard.definition.heads import join_heads, split_heads
 from regard.plain import Linear, multi_head
 from regard.plain.multihead import attend_listed, fuse
 from regard.show.figure import plot_weights
-from regard.show.text import draw_weights
+from regard.show.terminal_map import draw_weights
 
 words = ["the", "cat", "sat", "down"]
 N, D, H, d = 4, 8, 2, 3  # H × d need not be D

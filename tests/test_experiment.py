@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from regard.errors import OptionError
-from regard.show import experiment
-from regard.show.experiment import BARE, SCALED
+from regard.show import scaling_demo as experiment
+from regard.show.scaling_demo import BARE, SCALED
 
 
 def softmax(scores):

@@ -23,7 +23,7 @@ from tokenizers.models import WordLevel
 
 from regard.errors import FileError, OptionError
 from regard.learn.exercise import FOLDER, read_exercise
-from regard.learn.sandbox import run_text
+from regard.learn.in_browser import run_text
 from regard.nn.tokens import Tokenizer, find_template
 
 FUZZ = Path(__file__).parent.parent / "fuzz"

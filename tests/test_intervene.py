@@ -30,8 +30,8 @@ from regard.masks.biases import alibi
 from regard.nn.decoder import CausalTransformer
 from regard.nn.generation import generate
 from regard.plain.config import Config
+from regard.recording.spans import Span
 from regard.seen import watch
-from regard.spans import Span
 
 HEADS, WIDTH, D = 4, 32, 8
 BLIND = {"mamba2", "reformer", "written-hidden"}  # no softmax, no kernel

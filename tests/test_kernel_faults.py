@@ -16,8 +16,8 @@ from torch import nn
 
 from regard.judge.convention import Convention, read_convention
 from regard.judge.difference import compare_arrays
-from regard.judge.judgement import CASES, check, judge
-from regard.judge.sizes import MANY, TOKENS, WIDTHS, cover_sizes
+from regard.judge.run_check import CASES, check, judge
+from regard.judge.size_cases import MANY, TOKENS, WIDTHS, cover_sizes
 from regard.judge.subject import Subject
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import regard
 from regard.arrays import to_numpy
 from regard.masks.patterns import array, causal, window
-from regard.record import Record, Recording
-from regard.stats import presets
+from regard.recording.record import Record, Recording
+from regard.stats import published as presets
 from regard.stats.cells import cells, induction, offset
 from regard.stats.columns import mean_received, received
 from regard.stats.nonfinite import find_nonfinite, mark_nonfinite
@@ -44,7 +44,7 @@ from regard.stats.rows import (
 from regard.stats.strongest import TopK
 from regard.stats.table import make_table
 from regard.stats.tile import read_tile
-from regard.stats.walk import walk
+from regard.stats.tile_walk import walk
 
 N, HEADS, SHARED, WIDTH = 23, 4, 2, 8
 TOKENS = tuple(np.random.default_rng(1).integers(0, 5, N).tolist())

@@ -14,11 +14,11 @@ import torch
 import regard
 from regard.errors import OptionError
 from regard.masks.patterns import causal, per_head, window
-from regard.record import Record, Recording
+from regard.recording.record import Record, Recording
 from regard.seen import Seen
-from regard.show.bundle import ASSETS, EXPORT, IMPORT, join_modules
-from regard.show.factors import measure_error, round_record, split_logits
+from regard.show.compressed_record import measure_error, round_record, split_logits
 from regard.show.page import make_page, pack_mask
+from regard.show.script_bundle import ASSETS, EXPORT, IMPORT, join_modules
 
 
 def draw(n=(60, 70), *, heads=4, shared=2, mask=None, **more):
@@ -222,7 +222,7 @@ def test_modules_have_only_the_two_forms_that_are_joined():
         assert not re.search(r"^import\b|\bimport\(", rest, re.MULTILINE), path.name
         entry = re.search(r"^export\b.*", rest, re.MULTILINE)
         assert entry is None or entry[0] == "export default { render };", path.name
-    joined = join_modules("open.js")
+    joined = join_modules("offline_page.js")
     assert joined.count("class Page ") == joined.count("class Ink ") == 1
     assert "</script" not in joined.lower()
 

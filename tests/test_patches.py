@@ -10,14 +10,14 @@ from transformers import ViTConfig, ViTModel
 
 import regard
 from regard.errors import OptionError, ShapeError
-from regard.record import Record
-from regard.show.patches import (
+from regard.recording.record import Record
+from regard.show.map_source import MapSource, Spot
+from regard.show.patch_overlay import (
     draw_patches,
     plot_patches,
     read_patches,
 )
-from regard.show.picture import find_pictures, note_picture, read_picture
-from regard.show.source import MapSource, Spot
+from regard.show.vision_input import find_pictures, note_picture, read_picture
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 SIZES |= {"intermediate_size": 32, "image_size": 32, "patch_size": 8}

@@ -13,8 +13,8 @@ import torch
 
 from regard.errors import OptionError
 from regard.masks.patterns import causal, window
-from regard.record import Record, Recording
-from regard.stats import presets
+from regard.recording.record import Record, Recording
+from regard.stats import published
 from regard.stats.registry import STATISTICS
 from regard.stats.table import make_table
 
@@ -278,87 +278,87 @@ def align(c, heads, frames, width):
 
 NEEDLE, PROMPT = (19, 27), 31
 DENSE = {
-    "sink_rate": (presets.sink_rate, lambda c: rate_sink(c, 0)),
+    "sink_rate": (published.sink_rate, lambda c: rate_sink(c, 0)),
     "sink_rate of key 3": (
-        lambda r: presets.sink_rate(r, key=3),
+        lambda r: published.sink_rate(r, key=3),
         lambda c: rate_sink(c, 3),
     ),
     "visible_sink_rate": (
-        lambda r: presets.visible_sink_rate(r, key=22),
+        lambda r: published.visible_sink_rate(r, key=22),
         lambda c: rate_visible_sink(c, 22),
     ),
     "previous_token": (
-        presets.previous_token,
+        published.previous_token,
         lambda c: average(collect(c, lambda at: at - 1)),
     ),
     "previous_token_share": (
-        presets.previous_token_share,
+        published.previous_token_share,
         lambda c: (
             np.array([sum(x) for x in collect(c, lambda at: at - 1)]) / c.w.sum((1, 2))
         ),
     ),
     "induction_score": (
-        lambda r: presets.induction_score(r, TOKENS),
+        lambda r: published.induction_score(r, TOKENS),
         lambda c: average(collect(c, find_last_same)),
     ),
-    "prefix_matching": (lambda r: presets.prefix_matching(r, TOKENS), match_prefix),
-    "duplicate_token": (lambda r: presets.duplicate_token(r, TOKENS), duplicate),
+    "prefix_matching": (lambda r: published.prefix_matching(r, TOKENS), match_prefix),
+    "duplicate_token": (lambda r: published.duplicate_token(r, TOKENS), duplicate),
     "retrieval_score": (
-        lambda r: presets.retrieval_score(r, TOKENS, NEEDLE, prompt=PROMPT),
+        lambda r: published.retrieval_score(r, TOKENS, NEEDLE, prompt=PROMPT),
         lambda c: copy_needle(c, NEEDLE, PROMPT, distinct=True),
     ),
     "retrieval_rate": (
-        lambda r: presets.retrieval_rate(r, TOKENS, NEEDLE, prompt=PROMPT),
+        lambda r: published.retrieval_rate(r, TOKENS, NEEDLE, prompt=PROMPT),
         lambda c: copy_needle(c, NEEDLE, PROMPT, distinct=False),
     ),
     "lookback_ratio": (
-        lambda r: presets.lookback_ratio(r, 30),
+        lambda r: published.lookback_ratio(r, 30),
         lambda c: look_back(c, 30),
     ),
     "attention_tracker": (
-        lambda r: presets.attention_tracker(r, (2, 33), (33, 36)),
+        lambda r: published.attention_tracker(r, (2, 33), (33, 36)),
         lambda c: (
             sum_keys(c, -1, 2, 33) / (sum_keys(c, -1, 2, 33) + sum_keys(c, -1, 33, 36))
         ),
     ),
     "instruction_attention": (
-        lambda r: presets.instruction_attention(r, (2, 33)),
+        lambda r: published.instruction_attention(r, (2, 33)),
         lambda c: sum_keys(c, -1, 2, 33),
     ),
     "rerank_score": (
-        lambda r: presets.rerank_score(r, (30, 35), [(0, 10), (10, 29)]),
+        lambda r: published.rerank_score(r, (30, 35), [(0, 10), (10, 29)]),
         lambda c: rerank(c, (30, 35), [(0, 10), (10, 29)]),
     ),
-    "h2o": (presets.h2o, lambda c: c.w.sum(1)),
+    "h2o": (published.h2o, lambda c: c.w.sum(1)),
     "observed_attention": (
-        presets.observed_attention,
+        published.observed_attention,
         lambda c: group(c.w.sum(1) / count_after(c), "mean"),
     ),
-    "snapkv": (lambda r: presets.snapkv(r, last=7), lambda c: snap(c, 7, 5)),
+    "snapkv": (lambda r: published.snapkv(r, last=7), lambda c: snap(c, 7, 5)),
     "snapkv_grouped": (
-        lambda r: presets.snapkv_grouped(r, last=7, pool=3),
+        lambda r: published.snapkv_grouped(r, last=7, pool=3),
         lambda c: group(snap(c, 7, 3), "mean") / 7,
     ),
-    "tova": (presets.tova, lambda c: c.w[:, -1].mean(0)),
-    "kvzip": (lambda r: presets.kvzip(r, (6, 33)), lambda c: zip_keys(c, 6, 33)),
+    "tova": (published.tova, lambda c: c.w[:, -1].mean(0)),
+    "kvzip": (lambda r: published.kvzip(r, (6, 33)), lambda c: zip_keys(c, 6, 33)),
     "laplacian_diagonal": (
-        presets.laplacian_diagonal,
+        published.laplacian_diagonal,
         lambda c: c.w.sum(1) / count_after(c) - np.diagonal(c.w, axis1=1, axis2=2),
     ),
     "visible_laplacian_diagonal": (
-        presets.visible_laplacian_diagonal,
+        published.visible_laplacian_diagonal,
         lambda c: visible_mean(c) - np.diagonal(c.w, axis1=1, axis2=2),
     ),
     "alignment_rows": (
-        lambda r: presets.alignment_rows(r, [4, 1]),
+        lambda r: published.alignment_rows(r, [4, 1]),
         lambda c: c.w[[4, 1]],
     ),
     "largest_logit": (
-        presets.largest_logit,
+        published.largest_logit,
         lambda c: np.where(c.logits > -math.inf, c.raw, -math.inf).max((1, 2)),
     ),
     "largest_softmax_logit": (
-        presets.largest_softmax_logit,
+        published.largest_softmax_logit,
         lambda c: c.logits.max((1, 2)),
     ),
 }
@@ -415,7 +415,7 @@ def test_a_window_lowers_the_sink_rate_as_it_is_published():
     equal = sum(1 / (i + 1) for i in range(reach + 1))  # of queries that may see key 0
     found = [
         float(f(record).values[0])
-        for f in (presets.sink_rate, presets.visible_sink_rate)
+        for f in (published.sink_rate, published.visible_sink_rate)
     ]
     assert found == pytest.approx([equal / n, equal / (reach + 1)])
     assert found[0] < 0.3 < found[1]  # the paper's threshold
@@ -432,7 +432,7 @@ def test_a_logit_far_above_the_cap_does_not_overflow():
     expected = np.where(case.logits > -math.inf, case.raw * 100, -math.inf).max((1, 2))
     assert expected.min() > 200
     np.testing.assert_allclose(
-        np.asarray(presets.largest_logit(record)), expected, rtol=1e-5
+        np.asarray(published.largest_logit(record)), expected, rtol=1e-5
     )
 
 
@@ -445,19 +445,19 @@ def test_alignment_is_what_whisper_aligns(frames, width):
     lse = np.log(np.exp(logits).sum(-1))
     whole = replace(case, w=np.exp(logits - lse[..., None]))
     record = replace(record, lse=torch.as_tensor(lse))
-    found = presets.alignment(record, [4, 1], frames=frames, width=width)
+    found = published.alignment(record, [4, 1], frames=frames, width=width)
     filtered = width if (frames or N) > width // 2 else 1  # as Whisper, not a few
     expected = align(whole, [4, 1], frames, filtered)
     np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-9)
     with pytest.raises(OptionError, match="width=4, expected an odd"):
-        presets.alignment(record, [0], width=4)
+        published.alignment(record, [0], width=4)
 
 
 def test_the_whole_re_ranking_score_subtracts_a_blank_question():
     cases = draw(), draw(softcap=0.7)
     records = [[c.record] * 2 for c in cases]  # two layers
     questions, documents = ((30, 35), (31, 33)), [(0, 10), (10, 29)]
-    found = presets.calibrated_rerank_score(*records, *questions, documents)
+    found = published.calibrated_rerank_score(*records, *questions, documents)
     expected = rerank_calibrated(cases, questions, documents)
     np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-10)
     rng, at = np.random.default_rng(0), np.arange(N)
@@ -466,7 +466,7 @@ def test_the_whole_re_ranking_score_subtracts_a_blank_question():
     weights = [w / w.sum(-1, keepdims=True) for w in map(np.tril, weights)]
     cases = [Case(make_record(torch.as_tensor(w)), w, w, w, at, at) for w in weights]
     records = [[c.record] * 2 for c in cases]
-    found = presets.calibrated_rerank_score(*records, *questions, documents)
+    found = published.calibrated_rerank_score(*records, *questions, documents)
     expected = rerank_calibrated(cases, questions, documents)
     np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-10)
     plain = [
@@ -474,14 +474,14 @@ def test_the_whole_re_ranking_score_subtracts_a_blank_question():
         for c, x in zip(cases, questions, strict=True)
     ]
     assert found.values[0] > plain[0][0] - plain[1][0] + 0.1  # it was left out
-    one = presets.calibrated_rerank_score(*records, *questions, [(3, 4)])
+    one = published.calibrated_rerank_score(*records, *questions, [(3, 4)])
     assert np.isfinite(np.asarray(one)).all()
     with pytest.raises(OptionError, match="2 and 1 records"):
-        presets.calibrated_rerank_score(
+        published.calibrated_rerank_score(
             records[0], records[1][:1], *questions, documents
         )
     with pytest.raises(OptionError, match="no queries of the question"):
-        presets.calibrated_rerank_score(*records, (50, 60), (31, 33), documents)
+        published.calibrated_rerank_score(*records, (50, 60), (31, 33), documents)
 
 
 def test_a_prompt_is_no_decoding_step():
@@ -498,14 +498,14 @@ def test_a_prompt_is_no_decoding_step():
     record = make_record(w)
     scores = {
         prompt: float(
-            presets.retrieval_score(record, tokens, (0, 3), prompt=prompt).values[0]
+            published.retrieval_score(record, tokens, (0, 3), prompt=prompt).values[0]
         )
         for prompt in (3, 4, 6)
     }
     assert scores == pytest.approx({3: 2 / 3, 4: 2 / 3, 6: 0})
-    rate = presets.retrieval_rate(record, tokens, (0, 3), prompt=4)
+    rate = published.retrieval_rate(record, tokens, (0, 3), prompt=4)
     assert float(rate.values[0]) == pytest.approx(2 / 3)
-    nothing = presets.retrieval_score(record, tokens, (0, 3), prompt=7)
+    nothing = published.retrieval_score(record, tokens, (0, 3), prompt=7)
     assert np.isnan(nothing.values).all()
     assert nothing.missing.all()
 
@@ -532,27 +532,29 @@ def test_a_record_of_a_training_step_has_scores():
     tensors = {name: getattr(record, name).clone() for name in ("q", "k", "lse")}
     learning = replace(record, **{n: x.requires_grad_() for n, x in tensors.items()})
     for name in ("tova", "h2o", "sink_rate", "largest_logit", "previous_token"):
-        ask = getattr(presets, name)
+        ask = getattr(published, name)
         np.testing.assert_allclose(np.asarray(ask(learning)), np.asarray(ask(record)))
 
 
 def test_scores_that_do_not_fit_are_refused():
     with pytest.raises(OptionError, match="fewer queries than keys, and an odd pool"):
-        presets.snapkv(draw().record, last=N)
+        published.snapkv(draw().record, last=N)
     with pytest.raises(OptionError, match="an odd pool"):
-        presets.snapkv_grouped(draw().record, last=4, pool=4)
+        published.snapkv_grouped(draw().record, last=4, pool=4)
     record, short = draw().record, draw(n_q=3).record
     refused = {
-        "last=4 and pool=5 for 3 queries": lambda: presets.snapkv(short, last=4),
-        "key=37: layer has 37 keys": lambda: presets.sink_rate(record, key=N),
-        "key=-1: layer has 37 keys": lambda: presets.visible_sink_rate(record, key=-1),
-        "-1 is no head of layer": lambda: presets.alignment(record, [-1]),
-        "an empty list of heads": lambda: presets.alignment_rows(record, []),
-        "context=0, expected": lambda: presets.lookback_ratio(record, 0),
-        "3 queries and 37 keys": lambda: presets.laplacian_diagonal(short),
-        "0 queries after the context (0, 37)": lambda: presets.kvzip(record, (0, N)),
-        "and 0 keys in it": lambda: presets.kvzip(record, (4, 4)),
-        "36 tokens, and a query at": lambda: presets.prefix_matching(
+        "last=4 and pool=5 for 3 queries": lambda: published.snapkv(short, last=4),
+        "key=37: layer has 37 keys": lambda: published.sink_rate(record, key=N),
+        "key=-1: layer has 37 keys": lambda: published.visible_sink_rate(
+            record, key=-1
+        ),
+        "-1 is no head of layer": lambda: published.alignment(record, [-1]),
+        "an empty list of heads": lambda: published.alignment_rows(record, []),
+        "context=0, expected": lambda: published.lookback_ratio(record, 0),
+        "3 queries and 37 keys": lambda: published.laplacian_diagonal(short),
+        "0 queries after the context (0, 37)": lambda: published.kvzip(record, (0, N)),
+        "and 0 keys in it": lambda: published.kvzip(record, (4, 4)),
+        "36 tokens, and a query at": lambda: published.prefix_matching(
             record, TOKENS[:36]
         ),
     }
@@ -561,7 +563,7 @@ def test_scores_that_do_not_fit_are_refused():
     for needle, tokens, prompt in needles:
         words = f"needle={needle} and prompt={prompt} in {len(tokens)} tokens"
         refused[words] = partial(
-            presets.retrieval_score, record, tokens, needle, prompt=prompt
+            published.retrieval_score, record, tokens, needle, prompt=prompt
         )
     for words, ask in refused.items():
         with pytest.raises(OptionError, match=re.escape(words)):
@@ -598,14 +600,14 @@ def test_a_record_without_queries_or_keys_has_a_score_of_nothing(name, n_k):
         q_positions=torch.arange(n_q),
         k_positions=torch.arange(n_k),
     )
-    found = np.asarray(getattr(presets, name)(record, *EMPTY[name]).values)
+    found = np.asarray(getattr(published, name)(record, *EMPTY[name]).values)
     assert not np.nan_to_num(found, nan=0).any()
     if "logit" in name:
         assert np.isnan(found).all()
     if not n_q:
-        assert np.isnan(np.asarray(presets.sink_rate(record))).all()
+        assert np.isnan(np.asarray(published.sink_rate(record))).all()
         with pytest.raises(OptionError, match="has no queries"):
-            presets.attention_tracker(record, (0, 4), (4, 8))
+            published.attention_tracker(record, (0, 4), (4, 8))
 
 
 def make_recording(tokens=TOKENS):

@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 import regard
-from regard import array_file, masks, recording
-from regard.array_file import ArrayEntry, checksum_header
+from regard import masks
 from regard.errors import (
     ArrayError,
     FileError,
@@ -32,8 +31,11 @@ from regard.errors import (
 )
 from regard.masks.algebra import Mask
 from regard.masks.primitives import Same
-from regard.record import Covered, Record, Recording
-from regard.recording import open_recording, save_recording
+from regard.recording import array_file
+from regard.recording import file as recording
+from regard.recording.array_file import ArrayEntry, checksum_header
+from regard.recording.file import open_recording, save_recording
+from regard.recording.record import Covered, Record, Recording
 
 ARRAYS = ("q", "k", "lse", "q_positions", "k_positions", "v", "sink", "mask", "bias")
 FLOATS = {
@@ -332,7 +334,7 @@ def test_a_function_is_written_out_once_for_all_layers(tmp_path, rng):
 
 OPEN_LARGE = """
 import json, resource, sys, time
-from regard.recording import open_recording
+from regard.recording.file import open_recording
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 open_recording(sys.argv[2])
 before, times = peak(), []
@@ -470,7 +472,7 @@ def test_tensors_in_a_file_can_be_written_to_without_changing_it(tmp_path, rng):
 WITHOUT_TORCH = """
 import json, sys
 sys.modules["torch"] = None
-from regard.recording import open_recording
+from regard.recording.file import open_recording
 found = open_recording(sys.argv[1]).records[0].q.tolist()
 try:
     open_recording(sys.argv[2])

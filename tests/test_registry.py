@@ -16,18 +16,18 @@ from test_atlas import plan_for, write_corpus
 import regard
 from regard.__main__ import main
 from regard.atlas.job import run_atlas
-from regard.atlas.plan import Settings
 from regard.atlas.runners import Crew
+from regard.atlas.settings import Settings
 from regard.atlas.table import read_table
-from regard.atlas.text import draw_atlas_table as draw_atlas
-from regard.atlas.text import draw_head
+from regard.atlas.terminal_table import draw_atlas_table as draw_atlas
+from regard.atlas.terminal_table import draw_head
 from regard.errors import OptionError
 from regard.masks.patterns import causal
-from regard.record import Record, Recording
+from regard.recording.record import Record, Recording
 from regard.seen import Seen
 from regard.show.page import make_page
-from regard.show.text import draw_table
-from regard.stats import presets
+from regard.show.terminal_map import draw_table
+from regard.stats import published
 from regard.stats.registry import (
     STATISTICS,
     Statistic,
@@ -320,4 +320,4 @@ def test_every_published_score_is_in_the_documentation_once():
     page = (DOCS / "stats.md").read_text("utf-8")
     table = page[page.index("| score | definition | variant |") :].partition("\n\n")[0]
     names = re.findall(r"`(\w+)`", table)
-    assert sorted(names) == presets.__all__
+    assert sorted(names) == published.__all__

@@ -19,9 +19,9 @@ from rich.console import Console
 
 from regard.__main__ import main
 from regard.errors import FileError, OptionError
-from regard.learn.attempt import attempt
 from regard.learn.exercise import list_exercises, read_exercise
-from regard.learn.runner import Workspace
+from regard.learn.grade_file import attempt
+from regard.learn.workspace import Workspace
 
 SOFTMAX = read_exercise("softmax")
 RIGHT = {x.name: f"import numpy as np\n\n\n{x.solution}" for x in list_exercises()[:3]}

@@ -19,13 +19,13 @@ from tokenizers import Tokenizer as Core
 from tokenizers.models import BPE
 
 from regard.errors import FileError, OptionError
-from regard.learn.attempt import attempt, run_program
 from regard.learn.exercise import read_exercise
-from regard.nn import tokens
+from regard.learn.grade_file import attempt, run_program
+from regard.nn import chat_template
 from regard.nn.tokens import Tokenizer
 from regard.nn.weights import load
-from regard.record import Covered, Recording
-from regard.recording import open_recording, save_recording
+from regard.recording.file import open_recording, save_recording
+from regard.recording.record import Covered, Recording
 from regard.show.page import make_page
 from regard.show.server import start_server
 
@@ -68,7 +68,7 @@ def test_every_part_says_what_is_not_protected():
 
 ALLOWED = {
     ("learn/exercise.py", "exec"),  # exercises are programs
-    ("learn/attempt.py", "exec"),
+    ("learn/grade_file.py", "exec"),
     ("atlas/runners.py", "pickle"),  # between our own processes
 }
 
@@ -176,7 +176,7 @@ def chat(template):
     ids=["loops", "macros", "callers"],
 )
 def test_a_chat_template_that_never_ends_is_ended(template, monkeypatch):
-    monkeypatch.setattr(tokens, "PATIENCE", 0.3)
+    monkeypatch.setattr(chat_template, "PATIENCE", 0.3)
     begun = time.monotonic()
     with pytest.raises(OptionError, match=r"it takes more than 0\.3 seconds"):
         chat(template)

@@ -22,10 +22,10 @@ import pytest
 import torch
 
 from regard.masks.patterns import causal
-from regard.record import Record, Recording
+from regard.recording.record import Record, Recording
 from regard.seen import Seen
 from regard.show import server as module
-from regard.show.codes import decode
+from regard.show.log_codes import decode
 from regard.show.server import start_server
 
 HOSTILE = (
@@ -144,19 +144,19 @@ def test_every_answer_has_the_safe_headers(client):
 
 
 def test_assets_come_from_a_table(running, tmp_path, monkeypatch):
-    for name in ("map.js", "map.css", "index.html", "secret.txt"):
+    for name in ("page.js", "map.css", "index.html", "secret.txt"):
         (tmp_path / name).write_text(f"this is {name}")
     monkeypatch.setattr(module, "ASSETS", tmp_path)
     with start_server(RECORDING) as other:
-        for name, kind in (("map.js", "text/javascript"), ("map.css", "text/css")):
+        for name, kind in (("page.js", "text/javascript"), ("map.css", "text/css")):
             url = other.url.replace("/?", f"/assets/{name}?")
             answer = httpx.get(url)
             assert answer.text == f"this is {name}"
             assert answer.headers["content-type"] == f"{kind}; charset=utf-8"
-        for name in ("secret.txt", "index.html", "map.js/", "../map.js", ""):
+        for name in ("secret.txt", "index.html", "page.js/", "../page.js", ""):
             answer = httpx.get(other.url.replace("/?", f"/assets/{name}?"))
             assert answer.status_code == 404, name
-        assert httpx.get(other.url.replace("/?", "/map.js?")).status_code == 404
+        assert httpx.get(other.url.replace("/?", "/page.js?")).status_code == 404
 
 
 @pytest.mark.parametrize("how", ["max", "mass"])
@@ -268,7 +268,7 @@ def test_errors_are_a_sentence(client, path, asked, status, words):
 
 
 def test_what_goes_wrong_inside_is_said_and_logged(monkeypatch, caplog):
-    monkeypatch.setattr(module.Source, "row", lambda *_: 1 / 0)
+    monkeypatch.setattr(module.MapSource, "row", lambda *_: 1 / 0)
     with start_server(RECORDING) as it:
         url = it.url.replace("/?", "/api/row?sequence=0&layer=0&head=0&query=0&")
         answer = httpx.get(url)
@@ -283,7 +283,7 @@ def test_what_is_not_ready_is_to_be_asked_again(monkeypatch):
     def refuse(*_):
         raise errors.pop()
 
-    monkeypatch.setattr(module.Source, "gallery", refuse)
+    monkeypatch.setattr(module.MapSource, "gallery", refuse)
     with start_server(RECORDING) as it:
         url = it.url.replace("/?", "/api/gallery?sequence=0&layer=0&")
         answers = [httpx.get(url) for _ in range(2)]
@@ -356,7 +356,7 @@ def test_wrong_tokens_are_refused_everywhere(running, query):
     parts = urlsplit(running.url)
     token = parts.query.removeprefix("token=")
     query = query.format(token=token, short=token[:-1])
-    for path in ("/", "/api/meta", "/assets/map.js", "/nothing"):
+    for path in ("/", "/api/meta", "/assets/page.js", "/nothing"):
         answer = talk(
             running.url, f"GET {path}?{query} HTTP/1.1\r\nHost: {parts.netloc}\r\n\r\n"
         )
@@ -407,7 +407,7 @@ def test_a_wrong_cookie_is_refused(running, cookie):
         "/assets/",
         "/assets",
         "/./",
-        "/assets/assets/map.js",
+        "/assets/assets/page.js",
         "http://evil.example/",
         "*",
     ],
@@ -512,13 +512,13 @@ def test_a_client_that_does_not_read_is_dropped(monkeypatch):
 
 def test_an_answer_may_take_more_time_than_a_client_may_be_silent(monkeypatch):
     monkeypatch.setattr(module, "SECONDS", 0.1)
-    slow = module.Source.row
+    slow = module.MapSource.row
 
     def row(*given):
         time.sleep(1)
         return slow(*given)
 
-    monkeypatch.setattr(module.Source, "row", row)
+    monkeypatch.setattr(module.MapSource, "row", row)
     with start_server(RECORDING) as it:
         url = it.url.replace("/?", "/api/row?sequence=0&layer=0&head=0&query=9&")
         assert httpx.get(url).status_code == 200

@@ -15,7 +15,7 @@ import regard
 from regard.arrays import to_numpy
 from regard.errors import ArrayError, OptionError, ShapeError
 from regard.masks import alibi, causal, per_head, window
-from regard.record import Record, Recording
+from regard.recording.record import Record, Recording
 from regard.seen import Seen
 from regard.show import figure, palette, text
 from regard.show.palette import (
@@ -23,7 +23,7 @@ from regard.show.palette import (
     LogScale,
     Signed,
     fit_signed,
-    fit_weight_scale,
+    fit_weights,
     read_panels,
 )
 from regard.stats.columns import cut_rows
@@ -165,7 +165,7 @@ def test_scales_place_numbers_where_they_say():
     [
         (lambda: LinearScale(1, 1), "low below the high"),
         (lambda: LinearScale(0, np.inf), "both finite"),
-        (lambda: LogScale(0, 1), r"low above 0: write Log\(1e-4, 1\)"),
+        (lambda: LogScale(0, 1), r"low > 0: write LogScale\(1e-4, 1\)"),
     ],
 )
 def test_a_scale_that_is_none_is_refused(make, words):
@@ -182,25 +182,25 @@ def make_sink(n, share, elsewhere):
 
 
 def test_the_scale_starts_after_a_sink_and_tells_its_share():
-    scale, note = fit_weight_scale(read_panels(make_sink(10, 0.75, 0.2)), "The")
+    scale, note = fit_weights(read_panels(make_sink(10, 0.75, 0.2)), "The")
     assert (scale.low, scale.high) == (0, 0.2)
     assert note == (
         "key 0 (The) takes 0.75 of the weight on average; the largest weight from "
         "key 1 on is 0.2, colours end at 0.2"
     )
     # a faint rest stays faint; a strong one needs no other scale; a sink needs weight
-    assert fit_weight_scale(read_panels(make_sink(10, 0.99, 1e-6)))[0].high == 0.01
-    assert fit_weight_scale(read_panels(make_sink(10, 0.75, 0.6)))[0].high == 1
-    assert fit_weight_scale(read_panels(make_sink(10, 0.25, 0.2))) == (
+    assert fit_weights(read_panels(make_sink(10, 0.99, 1e-6)))[0].high == 0.01
+    assert fit_weights(read_panels(make_sink(10, 0.75, 0.6)))[0].high == 1
+    assert fit_weights(read_panels(make_sink(10, 0.25, 0.2))) == (
         LinearScale(0, 1),
         "",
     )
-    assert fit_weight_scale(read_panels(make_sink(8, 0.75, 0.2))) == (
+    assert fit_weights(read_panels(make_sink(8, 0.75, 0.2))) == (
         LinearScale(0, 1),
         "",
     )
     both = {"a": make_sink(10, 0.75, 0.2), "b": make_sink(10, 0.5, 0.3)}
-    scale, note = fit_weight_scale(read_panels(both))
+    scale, note = fit_weights(read_panels(both))
     assert scale.high == 0.3
     assert note.startswith("key 0 takes 0.50 to 0.75 of the weight")
 
@@ -212,8 +212,7 @@ def test_the_share_of_a_sink_is_a_mean_though_pixels_are_maxima():
     for panel, x in zip(read_panels(weights, (7, 5)), weights, strict=True):
         assert panel.first == pytest.approx(x[1:, 0].mean())
     assert (
-        "from key 5 on"
-        in fit_weight_scale(read_panels(make_sink(10, 0.9, 0.1), (2, 5)))[1]
+        "from key 5 on" in fit_weights(read_panels(make_sink(10, 0.9, 0.1), (2, 5)))[1]
     )
 
 
@@ -850,7 +849,7 @@ def test_the_figure_of_a_mask_is_its_cells():
 
 def test_a_figure_does_without_pyplot_and_text_without_torch_and_matplotlib(run_apart):
     code = (
-        "import json, sys, regard.show.text as t; t.draw_weights([[1, 0], [0, 1]]);"
+        "import json, sys, regard.show.terminal_map as t; t.draw_weights([[1, 0], [0, 1]]);"
         "a = [x for x in ('torch', 'matplotlib') if x in sys.modules];"
         "import regard.show.figure as f; f.plot_weights([[1, 0], [0, 1]]);"
         "print(json.dumps([a, 'matplotlib.pyplot' in sys.modules]))"

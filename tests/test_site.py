@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from regard.errors import FileError
-from regard.learn import browser
-from regard.learn.attempt import PRINTED
-from regard.learn.browser import ASSETS, build_site, list_runtime
+from regard.learn import build_site as browser
+from regard.learn.build_site import ASSETS, build_site, list_runtime
 from regard.learn.course import ORDER
 from regard.learn.exercise import read_exercise
-from regard.learn.sandbox import LimitedOutput
+from regard.learn.grade_file import PRINTED
+from regard.learn.in_browser import LimitedOutput
 
 HOSTILE = '''"""One <b>bold</b> title & "quotes"
 
@@ -80,7 +80,7 @@ import regard
 assert regard.__file__.startswith(sys.argv[1]), regard.__file__
 import array_api_compat
 assert array_api_compat.__file__.startswith(sys.argv[1])
-from regard.learn import sandbox
+from regard.learn import in_browser as sandbox
 import json
 for place, function, wanted in json.loads(sys.argv[2]):
     text = open(place, encoding="utf-8").read() + f"\\n{function} = {wanted}\\n"

@@ -12,14 +12,14 @@ import torch
 
 from regard.errors import OptionError
 from regard.masks.patterns import causal, per_head, prefix, where, window
-from regard.record import Record, Recording
+from regard.recording.record import Record, Recording
 from regard.seen import Seen
-from regard.show import codes as coding
-from regard.show import source as module
-from regard.show.codes import decode, encode_weights
-from regard.show.jobs import Jobs, LruCache
-from regard.show.levels import measure_levels, preview
-from regard.show.source import MapSource, MissingError, Spot, UnfinishedError
+from regard.show import log_codes as coding
+from regard.show import map_source as module
+from regard.show.background_jobs import Jobs, LruCache
+from regard.show.log_codes import decode, encode_weights
+from regard.show.map_source import MapSource, MissingError, Spot, UnfinishedError
+from regard.show.zoom_levels import measure_levels, preview
 
 STEP = 5e-4  # 0.05 %, what is promised
 TINY = 2.0**-30

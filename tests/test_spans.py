@@ -5,8 +5,8 @@ import torch
 
 from regard.errors import OptionError
 from regard.nn.weights import load
+from regard.recording.spans import Span, find_spans
 from regard.seen import watch
-from regard.spans import Span, find_spans
 
 TEXT = "Be brief. Why is the sky blue?"
 PIECES = ["Be", " brief", ".", " Why", " is", " the", " sky", " blue", "?"]

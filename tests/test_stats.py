@@ -15,11 +15,11 @@ from regard import masks
 from regard.arrays import to_numpy
 from regard.errors import MaskError, OptionError, ShapeError
 from regard.masks import Mask
-from regard.record import Record
+from regard.recording.record import Record
 from regard.stats.cells import ask_offset, cells, find_targets, induction, offset
 from regard.stats.columns import ask_received, mean_received, queries_of, received
 from regard.stats.gradients import gradient_keys, gradient_received, gradient_rows
-from regard.stats.named import Named
+from regard.stats.named_array import Named
 from regard.stats.plan import DirectAsk, make_plan
 from regard.stats.rows import (
     ask_entropy,
@@ -423,7 +423,7 @@ class Block:
 sys.meta_path.insert(0, Block())
 import numpy as np
 from regard import causal
-from regard.record import Record
+from regard.recording.record import Record
 from regard.stats.columns import received
 from regard.stats.rows import entropy, mass
 rng = np.random.default_rng(0)
@@ -577,7 +577,7 @@ import torch
 from memory import read_peak, reset_peak
 from regard import causal, window
 from regard.engine.choose import attend
-from regard.record import Record
+from regard.recording.record import Record
 from regard.stats.cells import offset
 from regard.stats.columns import mean_received, received
 from regard.stats.rows import entropy, mass, masked_mass, mean_distance

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from regard.errors import OptionError
 from regard.masks.patterns import causal, where, window
-from regard.record import Record
+from regard.recording.record import Record
 from regard.stats.pyramid import Pyramid
 from regard.stats.tile import read_tile
-from regard.stats.walk import walk
+from regard.stats.tile_walk import walk
 
 N_Q, N_K = 70, 90  # queries stand behind 20 keys
 
@@ -171,7 +171,7 @@ import json, torch
 from memory import read_peak, reset_peak
 from regard.engine.choose import attend
 from regard.masks.patterns import causal
-from regard.record import Record
+from regard.recording.record import Record
 from regard.stats.tile import read_tile
 
 n, at = 65_536, torch.arange(65_536)

@@ -28,7 +28,7 @@ from regard.nn.train import (
     take_step,
     train,
 )
-from regard.show import curve
+from regard.show import loss_curve as curve
 
 WORKER = str(Path(__file__).parent / "train_worker.py")
 QUICK = Plan(steps=12, batch=6, warmup=3, save_every=5)

@@ -12,8 +12,8 @@ from regard.nn.decoder import CausalTransformer
 from regard.nn.tasks import Copy
 from regard.nn.train import Plan, train
 from regard.plain.config import Config
-from regard.record import Record, Recording
-from regard.show.curve import draw_curve
+from regard.recording.record import Record, Recording
+from regard.show.loss_curve import draw_curve
 from regard.show.training import Film, draw_training, plot_training
 
 TASK = Copy(8)

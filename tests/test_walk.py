@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from regard.engine.choose import attend
 from regard.errors import OptionError
 from regard.masks.patterns import causal, same, where, window
-from regard.record import Record
+from regard.recording.record import Record
 from regard.stats.pooled import PooledMap
 from regard.stats.pyramid import Pyramid
 from regard.stats.reducer import Scope, Tile
+from regard.stats.reducer_check import check_reducer
 from regard.stats.reducers import (
     ColumnMax,
     ColumnSums,
@@ -28,8 +29,7 @@ from regard.stats.reducers import (
     RowSums,
 )
 from regard.stats.strongest import TopK
-from regard.stats.trial import check_reducer
-from regard.stats.walk import walk
+from regard.stats.tile_walk import walk
 
 FAR = 26  # positions are below it
 TOLERANCE = {"float32": 1e-5, "float64": 1e-11}
@@ -668,12 +668,12 @@ import json, torch
 from memory import read_peak, reset_peak
 from regard.engine.choose import attend
 from regard.masks.patterns import causal, window
-from regard.record import Record
+from regard.recording.record import Record
 from regard.stats.pooled import PooledMap
 from regard.stats.pyramid import Pyramid
 from regard.stats.reducers import *
 from regard.stats.strongest import TopK
-from regard.stats.walk import walk
+from regard.stats.tile_walk import walk
 
 def make(n):
     q, k = torch.randn(2, 1, n, 64, generator=torch.Generator().manual_seed(0))

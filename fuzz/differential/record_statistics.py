@@ -20,13 +20,13 @@ from draw import HostileCall, Rng
 
 from regard import attention, window
 from regard.masks.formula import Formula
-from regard.record import Record
+from regard.recording.record import Record
 from regard.stats.cells import offset
 from regard.stats.columns import received
 from regard.stats.reducers import ColumnMax
 from regard.stats.rows import entropy, masked_mass, mass, mean_distance
 from regard.stats.strongest import TopK
-from regard.stats.walk import walk
+from regard.stats.tile_walk import walk
 
 
 def make_record(call: HostileCall, rng: Rng) -> Record | None:

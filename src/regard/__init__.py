@@ -14,7 +14,7 @@ from regard.masks.patterns import causal, padding, same, where, window
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from regard.judge.judgement import check
+    from regard.judge.run_check import check
     from regard.nn.weights import load
     from regard.seen import open_seen as open  # noqa: A004
     from regard.seen import watch
@@ -35,7 +35,7 @@ else:
 
 
 LATER = {
-    "check": "regard.judge.judgement:check",
+    "check": "regard.judge.run_check:check",
     "engine": "regard.engine",
     "judge": "regard.judge",
     "lens": "regard.lens",

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.errors import OptionError
-from regard.record import Covered, Record, Recording
-from regard.recording import open_recording, save_recording
-from regard.spans import Offsets, Span, find_spans
+from regard.recording.file import open_recording, save_recording
+from regard.recording.record import Covered, Record, Recording
+from regard.recording.spans import Offsets, Span, find_spans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -147,7 +147,7 @@ class Seen:
         picture: (H, W), (H, W, 3) or (3, H, W), before or after preprocessing
         grid: rows and columns of patches; default: the largest square that fits
         """
-        from regard.show.picture import name_patches, note_picture  # noqa: PLC0415
+        from regard.show.vision_input import name_patches, note_picture  # noqa: PLC0415
 
         found = self.recording
         note = note_picture(found.layer(0, sequence=sequence), picture, grid)

@@ -16,7 +16,7 @@ from transformers import BertConfig, BertModel, T5Config, T5Model, ViTConfig, Vi
 
 import regard
 from regard.masks.patterns import causal
-from regard.record import Record, Recording
+from regard.recording.record import Record, Recording
 from regard.seen import Seen
 
 ALERT = "window.hacked=1"

@@ -11,7 +11,7 @@ from test_looks import find_violations
 from regard.atlas.page import write_page
 from regard.atlas.table import AtlasTable, Example, compare_atlases
 from regard.atlas.tally import merge_tallies, tally_document
-from regard.atlas.text import fit_scale, fit_signs, write_pair
+from regard.atlas.terminal_table import fit_scale, fit_signs, write_pair
 from regard.show.palette import DARK, DEEP_TWO, LIGHT, PALE_TWO, trace
 
 STATISTICS = ("entropy", "sink", "induction", "logit")

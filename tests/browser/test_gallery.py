@@ -183,7 +183,7 @@ def test_a_page_says_that_it_holds_the_text(open_window, host):
 
 
 def test_badges_that_would_take_many_minutes_are_not_promised(open_url, monkeypatch):
-    monkeypatch.setattr("regard.show.source.CELLS", 10)
+    monkeypatch.setattr("regard.show.map_source.CELLS", 10)
     seen, _ = RECORDINGS["causal"]()
     with start_server(seen.recording) as running:
         size = {"width": 1280, "height": 660, "scheme": "light"}

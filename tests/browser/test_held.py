@@ -10,11 +10,11 @@ import torch
 
 import regard
 from regard.masks.patterns import causal, per_head, window
-from regard.record import Record, Recording
-from regard.show.bundle import join_modules
-from regard.show.codes import NAN, decode
+from regard.recording.record import Record, Recording
+from regard.show.log_codes import NAN, decode
+from regard.show.map_source import MapSource, Spot
 from regard.show.page import EXACT, make_page
-from regard.show.source import MapSource, Spot
+from regard.show.script_bundle import join_modules
 
 ASK = """async ([about, blobs, name, place]) => {
   const source = new HeldSource(about, (id) => blobs[id]);
@@ -28,7 +28,7 @@ ASK = """async ([about, blobs, name, place]) => {
 def module(browser):
     """Return a page without a policy, into which the module is put."""
     page = browser.new_page()
-    script = join_modules("held.js").replace(
+    script = join_modules("offline_source.js").replace(
         "export class", "globalThis.HeldSource = class"
     )
     page.add_script_tag(content=script, type="module")

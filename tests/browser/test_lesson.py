@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from window import PIXELS, is_own
 
-from regard.learn.browser import build_site
+from regard.learn.build_site import build_site
 from regard.learn.course import ORDER
 from regard.learn.exercise import read_exercise
 

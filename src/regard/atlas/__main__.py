@@ -6,7 +6,7 @@
     regard atlas show DIR OTHER --page x.html        two atlases, and what differs
     regard atlas record DIR --layer 18 --head 8      the map of an example
 
-Next: plan.py
+Next: settings.py
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from regard.atlas.job import Standing
-    from regard.atlas.plan import Settings
+    from regard.atlas.settings import Settings
 
 FOLDER = click.argument("folder", type=click.Path(path_type=Path))
 
@@ -86,7 +86,7 @@ def run(*, folder: Path, file: str | None, **options: Any) -> None:
     from regard.atlas.job import run_atlas as do  # noqa: PLC0415 (help comes at once)
     from regard.atlas.runners import Crew  # noqa: PLC0415
     from regard.atlas.table import read_table  # noqa: PLC0415
-    from regard.atlas.text import tell_left_out  # noqa: PLC0415
+    from regard.atlas.terminal_table import tell_left_out  # noqa: PLC0415
 
     names = ("runner", "workers", "threads", "address")
     crew = Crew(**{name: options.pop(name) for name in names})
@@ -113,7 +113,7 @@ def run(*, folder: Path, file: str | None, **options: Any) -> None:
 
 def choose_plan(folder: Path, file: str | None, given: dict[str, Any]) -> Settings:
     """Return the plan of a file and of options, or that of the folder."""
-    from regard.atlas.plan import make_settings, read_about, read_plan  # noqa: PLC0415
+    from regard.atlas.settings import make_settings, read_about, read_plan  # noqa: PLC0415
 
     if "statistics" in given:
         given["statistics"] = given["statistics"].split(",")
@@ -227,7 +227,7 @@ def show(
     from rich.console import Console  # noqa: PLC0415
 
     from regard.atlas.table import read_table  # noqa: PLC0415
-    from regard.atlas.text import (  # noqa: PLC0415
+    from regard.atlas.terminal_table import (  # noqa: PLC0415
         draw_atlas_table,
         draw_difference,
         draw_head,
@@ -285,7 +285,7 @@ def record(*, folder: Path, model: str | None, save: str | None, **which: Any) -
     """Run the model on an example of a head again, and show its map."""
     require_extras("atlas")
     from regard.atlas.example import Place, record_example  # noqa: PLC0415
-    from regard.atlas.plan import read_about  # noqa: PLC0415
+    from regard.atlas.settings import read_about  # noqa: PLC0415
 
     trust(read_about(folder / "about.json")[0].model, model)
     seen = record_example(folder, Place(**which))

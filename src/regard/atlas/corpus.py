@@ -35,9 +35,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from regard.atlas.sources import WHOLE, SourceFile, list_sources, read_source
+from regard.atlas.corpus_files import WHOLE, SourceFile, list_sources, read_source
+from regard.atomic_file import write_atomically
 from regard.errors import FileError, OptionError
-from regard.whole_file import write_atomically
 
 VERSION = 1
 NAMED = 1_000  # documents that are left out: so many by name, all of them counted

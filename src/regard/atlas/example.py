@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from regard.atlas.chunks import KILLER, Chunk, cut_shard
 from regard.atlas.corpus import Corpus, open_corpus
 from regard.atlas.model import Words, open_words
-from regard.atlas.pieces import KILLER, Chunk, cut_shard
-from regard.atlas.plan import Settings, read_about
+from regard.atlas.settings import Settings, read_about
 from regard.atlas.store import Result
 from regard.atlas.table import Example, Found, read_table
 from regard.errors import FileError, OptionError

@@ -31,7 +31,8 @@ from regard.atlas.confidence import estimate_growth, find_half, is_narrow
 from regard.atlas.corpus import Corpus, open_corpus, plan_corpus
 from regard.atlas.example import find_examples
 from regard.atlas.model import open_words
-from regard.atlas.plan import (
+from regard.atlas.runners import Crew
+from regard.atlas.settings import (
     STUDENT,
     Settings,
     fingerprint,
@@ -39,13 +40,12 @@ from regard.atlas.plan import (
     read_interval,
     write_about,
 )
-from regard.atlas.runners import Crew
 from regard.atlas.store import Result, Store
 from regard.atlas.table import AtlasTable
 from regard.atlas.tally import Tally
+from regard.atomic_file import write_atomically
 from regard.errors import FileError, OptionError
 from regard.stats.registry import find_statistic
-from regard.whole_file import write_atomically
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 Progress = Callable[["Standing"], object]

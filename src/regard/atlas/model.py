@@ -4,7 +4,7 @@
     folder                   of any other family, read by transformers
     package.module:function  a function of yours that returns a Model
 
-Next: pieces.py
+Next: chunks.py
 """
 
 from __future__ import annotations

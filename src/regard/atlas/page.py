@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.atlas.table import AtlasDifference, AtlasTable, Example, compare_atlases
-from regard.atlas.text import (
+from regard.atlas.terminal_table import (
     describe_atlas,
     fit_scale,
     fit_signs,
@@ -37,9 +37,9 @@ from regard.atlas.text import (
     tell_marked,
 )
 from regard.errors import FileError, OptionError
-from regard.show.bundle import join_modules, read_asset
 from regard.show.page import hash_source
-from regard.show.text import clean_title
+from regard.show.script_bundle import join_modules, read_asset
+from regard.show.terminal_map import clean_title
 from regard.stats.registry import find_statistic
 
 ASSETS = Path(__file__).parent / "assets"

@@ -5,7 +5,7 @@
     run_ray     Ray Data: an actor with the model for each worker, on any machines
 
 Each takes shards and yields results as they come, in any order. Only the driver writes;
-a worker that dies loses the shard it had, which is done again (guard.py).
+a worker that dies loses the shard it had, which is done again (supervisor.py).
 
 Next: job.py
 """
@@ -24,8 +24,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from regard.atlas.corpus import Shard
-from regard.atlas.guard import Supervisor
-from regard.atlas.plan import Settings
+from regard.atlas.settings import Settings
+from regard.atlas.supervisor import Supervisor
 from regard.errors import OptionError
 
 STORE = 512 << 20  # bytes of Ray's object store: results are small

@@ -8,7 +8,7 @@ a row become one of the next level, so four million shards leave a few hundred f
 and sums are always added in the same order: the table has the same bits whoever did
 which shard when. A file whose crc does not fit is set aside, and its shards done again.
 
-Next: plan.py
+Next: settings.py
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from regard.atlas.tally import PLACE, SUMS, Tally, merge_tallies
+from regard.atomic_file import write_atomically
 from regard.errors import FileError
-from regard.whole_file import write_atomically
 
 GROUP = 64  # results that become one
 # the columns that are read again; the rest is for others

@@ -6,7 +6,7 @@ A document that cannot be done, for whatever reason, is set aside with that reas
 others of its batch run again without it, and the shard is done. So every mean is over
 documents of which all was counted; a NaN is a reason, never a number that is missing.
 
-Next: guard.py
+Next: supervisor.py
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import numpy as np
 import torch
 
 from regard.arrays import to_numpy
+from regard.atlas.chunks import KILLER, Chunk, batch_pieces, cut_shard, explain_error
 from regard.atlas.corpus import Shard
 from regard.atlas.model import open_model
-from regard.atlas.pieces import KILLER, Chunk, batch_pieces, cut_shard, explain_error
-from regard.atlas.plan import Settings
+from regard.atlas.settings import Settings
 from regard.atlas.store import Result, pack_result
 from regard.atlas.tally import (
     Tally,
@@ -31,7 +31,7 @@ from regard.atlas.tally import (
     tally_document,
     tally_nothing,
 )
-from regard.record import Record
+from regard.recording.record import Record
 from regard.seen import Seen, watch
 from regard.stats.over_queries import find_nan
 from regard.stats.table import measure_rows

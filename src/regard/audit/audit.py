@@ -33,7 +33,7 @@ from regard.audit.audited_record import (
 from regard.audit.finding import Finding, Level, combine, tell
 from regard.audit.row_summary import RowSummary, summarize_rows
 from regard.errors import OptionError
-from regard.record import Recording
+from regard.recording.record import Recording
 
 LEAK = 1e-6  # mass that is no rounding
 WHOLE = 0.999  # of a row: all of it

@@ -21,7 +21,7 @@ from regard.errors import MaskError, OptionError, ShapeError
 from regard.masks.algebra import Mask
 from regard.masks.patterns import causal, expect_array, padding, same
 from regard.masks.tiles import Edges, Proof
-from regard.record import Record, covers_record
+from regard.recording.record import Record, covers_record
 
 HIDDEN = -3e4  # a logit below is what masks are filled with, not a score
 HOST = torch.empty(0)

@@ -24,10 +24,10 @@ from regard.audit.row_summary import BLOCK
 from regard.definition.contract import ALL
 from regard.errors import OptionError, ShapeError
 from regard.masks.tiles import EMPTY
-from regard.record import Recording
+from regard.recording.record import Recording
+from regard.stats.head_tiles import read_heads
 from regard.stats.nonfinite import mark_nonfinite
 from regard.stats.reducer import Tile
-from regard.stats.source import read_heads
 
 BEFORE = ("inputs differ", "positions differ")  # in a later layer, in the first
 

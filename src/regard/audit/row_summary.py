@@ -1,4 +1,4 @@
-"""What the rows of a record hold, from one walk over its tiles (stats/walk.py).
+"""What the rows of a record hold, from one walk over its tiles (stats/tile_walk.py).
 
     mass of row i on cells R  =  sum over j in R of exp(s_ij - lse_i)
                               =  exp(lse under R - lse_i)                   exactly
@@ -22,10 +22,10 @@ from torch import Tensor
 from regard.audit.audited_record import AuditedRecord
 from regard.definition.contract import ALL
 from regard.masks.tiles import EMPTY, FULL, Numbers
-from regard.record import Record
+from regard.recording.record import Record
+from regard.stats.head_tiles import read_heads
 from regard.stats.reducer import Rows, Scope, Tile, start_rows
-from regard.stats.source import read_heads
-from regard.stats.walk import cut_strips, walk
+from regard.stats.tile_walk import cut_strips, walk
 
 BLOCK = 512  # rows and keys of a tile
 FAR = 2**31 - 1  # beyond any position

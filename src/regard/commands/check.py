@@ -6,7 +6,7 @@
 The output of the function goes to stderr, including what C code or a child process
 writes to file descriptor 1, so that stdout contains only the report.
 
-Next: judge/judgement.py
+Next: judge/run_check.py
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def check(*, place: str, level: str, convention: str | None, **options: Any) -> 
     Exits with 0 if all tests pass, 1 if some fail, 2 if it cannot be tested.
     """
     from regard.judge.convention import Convention, read_convention
-    from regard.judge.judgement import check as judge
-    from regard.judge.judgement import load_attention
+    from regard.judge.run_check import check as judge
+    from regard.judge.run_check import load_attention
 
     files = {name: options.pop(name) for name in ("markdown", "json", "junit")}
     seed, limit = options.pop("seed"), options.pop("limit")

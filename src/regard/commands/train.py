@@ -104,7 +104,7 @@ def train(
     from regard.nn.train import Plan
     from regard.nn.train import train as run
     from regard.plain.config import Config
-    from regard.show.curve import draw_curve
+    from regard.show.loss_curve import draw_curve
 
     chosen = read_task(task, file, tokens, length)
     place = Path(folder or f"runs/{task}")
@@ -168,7 +168,7 @@ def report(model: Any, task: Any) -> None:
 
 def save_figure(name: str, losses: list[float], folder: Path) -> None:
     """Save the loss curve in the run's folder, if matplotlib is installed."""
-    from regard.show.curve import plot
+    from regard.show.loss_curve import plot
 
     try:
         plot({name: losses}).savefig(folder / "loss.png")

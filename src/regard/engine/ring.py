@@ -17,7 +17,7 @@ Masks are formulas over absolute positions. Each pair of runs is a small call of
 tiles.py: skipped if proved empty, without a mask if proved full. Nothing here depends
 on a device or a transport; the kernel in flash.py is for CPUs.
 
-Next: record.py
+Next: recording/record.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Check an attention implementation against a list of known pitfalls.
 
-Next: judgement.py
+Next: run_check.py
 """
 
 from importlib import import_module
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from regard.judge.convention import Convention, Projections
     from regard.judge.difference import find_difference
-    from regard.judge.judgement import check
+    from regard.judge.run_check import check
 else:
 
     def __getattr__(name: str) -> Any:
@@ -22,7 +22,7 @@ else:
 LATER = {
     "Convention": "regard.judge.convention",
     "Projections": "regard.judge.convention",
-    "check": "regard.judge.judgement",
+    "check": "regard.judge.run_check",
     "find_difference": "regard.judge.difference",
 }
 

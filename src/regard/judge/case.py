@@ -10,7 +10,7 @@ Each case should detect one pitfall and no other. Three kinds of inputs achieve 
 
 Remaining dependencies are listed in `after`: a case runs only if those have passed.
 
-Next: basic.py
+Next: basic_cases.py
 """
 
 from __future__ import annotations

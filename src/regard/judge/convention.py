@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from regard.errors import OptionError
-from regard.judge.imports import Library, read_library
+from regard.judge.detect_library import Library, read_library
 
 Attention = Callable[..., Any]
 Polarity = Literal["attend", "hide", "added"]

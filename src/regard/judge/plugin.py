@@ -41,7 +41,7 @@ class AttentionCases:
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
         """Parametrize the test with all cases of the level."""
-        from regard.judge.judgement import order_cases  # noqa: PLC0415 (pytest starts fast)
+        from regard.judge.run_check import order_cases  # noqa: PLC0415 (pytest starts fast)
 
         if "regard_case" in metafunc.fixturenames:
             names = [case.name for case in order_cases(type(self).level)]
@@ -58,7 +58,7 @@ class AttentionCases:
     @classmethod
     def judge(cls) -> dict[str, Verdict]:
         """Return the verdicts by case name; run the check once per class."""
-        from regard.judge.judgement import check  # noqa: PLC0415
+        from regard.judge.run_check import check  # noqa: PLC0415
 
         if cls not in cls.judged:
             report = check(
@@ -75,7 +75,7 @@ class AttentionCases:
 @pytest.fixture
 def regard_check() -> Callable[..., Report]:
     """Return a function that checks an attention and fails the test on a pitfall."""
-    from regard.judge.judgement import check  # noqa: PLC0415
+    from regard.judge.run_check import check  # noqa: PLC0415
 
     def run(
         fn: Attention, convention: Convention | None = None, *, level: str = "complete"

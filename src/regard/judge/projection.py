@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 
 from regard.errors import OptionError
+from regard.judge.array_libraries import ArrayLibrary
 from regard.judge.convention import Attention, Convention, Projections
 from regard.judge.inputs import CallFailedError, Inputs, NotAskedError, Numbers
 from regard.judge.layout import arrange_axes
-from regard.judge.library import ArrayLibrary
 
 
 class Projected:

@@ -24,7 +24,7 @@ from regard.judge.case import Case
 from regard.judge.difference import Difference
 from regard.judge.inputs import Inputs, Numbers
 from regard.show.palette import LinearScale, Scale, fit_signed
-from regard.show.text import Color, draw_weights
+from regard.show.terminal_map import Color, draw_weights
 
 Status = Literal["passed", "failed", "not asked", "waiting"]
 STATUSES: tuple[Status, ...] = ("passed", "failed", "not asked", "waiting")

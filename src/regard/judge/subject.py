@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.judge.array_libraries import LIBRARIES, ArrayLibrary
 from regard.judge.convention import Attention, Convention, check_arguments
 from regard.judge.inputs import (
     CallFailedError,
@@ -30,7 +31,6 @@ from regard.judge.inputs import (
     compute_allowed,
 )
 from regard.judge.layout import arrange_axes, arrange_mask, restore
-from regard.judge.library import LIBRARIES, ArrayLibrary
 from regard.judge.projection import Projected
 
 

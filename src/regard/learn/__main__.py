@@ -1,4 +1,4 @@
-"""Command line of `regard learn`; the implementation is in runner.py.
+"""Command line of `regard learn`; the implementation is in workspace.py.
 
     regard learn                what is solved, what comes next
     regard learn watch          write in your editor; every save is graded
@@ -78,11 +78,11 @@ def learn(
     NAME is the name or number of an exercise; by default the current one.
     """
     if build is not None:
-        from regard.learn.browser import build_site  # noqa: PLC0415 (only when asked)
+        from regard.learn.build_site import build_site  # noqa: PLC0415 (only when asked)
 
         click.echo(build_site(build, pyodide=pyodide, course=course))
         return
-    from regard.learn.runner import Workspace  # noqa: PLC0415 (help comes at once)
+    from regard.learn.workspace import Workspace  # noqa: PLC0415 (help comes at once)
 
     ctx.obj = Workspace(Path(folder), course=Path(course) if course else None)
     if ctx.invoked_subcommand is None:

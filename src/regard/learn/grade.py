@@ -8,7 +8,7 @@ The function is called on random arguments, smallest first, until an answer is w
 a known mistake gives the same wrong answer, its message is shown; otherwise the place
 where the answers differ. Exceptions, timeouts and a missing return are explained, too.
 
-Next: picture.py
+Next: heatmaps.py
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Grade:
 
     def draw(self, *, color: bool = False, width: int = 80) -> str:
         """Return the smallest failing call, and both answers as heatmaps."""
-        from regard.learn.picture import draw_answers  # noqa: PLC0415 (browsers do not)
+        from regard.learn.heatmaps import draw_answers  # noqa: PLC0415 (browsers do not)
 
         lines = (
             [f"The smallest call that shows it:\n\n{self.call}"] if self.call else []

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from regard.learn.attempt import Attempt
     from regard.learn.exercise import Exercise
+    from regard.learn.grade_file import Attempt
 
 COLUMNS = ("learner", "exercise", "passed", "mistake", "sentence")
 
@@ -118,7 +118,7 @@ class GradedFile(pytest.Item):
 
     def runtest(self) -> None:
         """Grade it."""
-        from regard.learn.attempt import attempt  # noqa: PLC0415
+        from regard.learn.grade_file import attempt  # noqa: PLC0415
 
         parent: Any = self.parent
         found = attempt(parent.exercise, self.path)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from regard.errors import OptionError
 from regard.lens.edit import NOTHING, Edit
-from regard.spans import Span
+from regard.recording.spans import Span
 
 EVERY_HEAD = ()  # which ones there are is the call's to say
 Layer = int | str

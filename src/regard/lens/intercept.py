@@ -6,14 +6,11 @@
     transformers eager   q, k, v, mask, softcap, sinks              from the definition
     softmax              the logits themselves                      from them
 
-The first is the base: a mode that sees every torch function. On a CPU the public
-function runs a kernel that also computes lse and drops it; the door calls that kernel
-with the same arguments, so the model gets the same bits and lse costs nothing.
-
-If something is cut out of the model (edit.py), a door first edits what it is handed,
-tells of the edited call, and clears what the cut leaves of the output.
-
-This is the only file that patches anything: inside of `with`, and undone after it.
+The first is a mode that sees every torch function. On a CPU the public function runs a
+kernel that also computes lse and drops it; the door calls that kernel with the same
+arguments, so the model gets the same bits and lse costs nothing. For an ablation
+(edit.py), the call is edited first and recorded as edited. Nothing else is patched, and
+the patches are undone when the `with` is left.
 
 Next: huggingface.py
 """

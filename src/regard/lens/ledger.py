@@ -29,7 +29,7 @@ from regard.lens.pages import Pages, bring, keep
 from regard.lens.sight import Sight, make_four, may_see, split_mask
 from regard.masks.algebra import Mask
 from regard.masks.patterns import causal, window
-from regard.record import Record
+from regard.recording.record import Record
 
 CROSS = re.compile(r"cross|encoder_attn|EncDec|multihead_attn", re.IGNORECASE)
 CHECKED = 8  # rows of a call that are rebuilt from what is kept

@@ -9,7 +9,7 @@ output is rebuilt from them on a few rows; a layer that cannot be rebuilt is nam
 its error instead of being shown. A module that is called attention and was never heard
 is named too.
 
-Next: show/source.py
+Next: show/map_source.py
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from regard.lens.intercept import Mode, open_modules
 from regard.lens.ledger import Group, extend, mend_lse, settle
 from regard.lens.sight import Sight, may_see
 from regard.lens.whereabouts import Hooks, Whereabouts, is_recomputing
-from regard.record import Covered, Record, Recording
+from regard.recording.record import Covered, Record, Recording
 
 KEEP = ("qk", "qkv")
 CHECKED, OFTEN = 2, 64  # calls of a layer that are rebuilt: the first, and every …th

@@ -9,7 +9,7 @@ No pickle is involved, so a checkpoint cannot contain code. The new file is writ
 to the old one, flushed to disk and renamed over it, so a crash at any time leaves one
 complete file. A checksum detects later corruption.
 
-Next: show/curve.py
+Next: show/loss_curve.py
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from regard.atomic_file import sync_to_disk
 from regard.errors import FileError, OptionError
 from regard.nn.decoder import CausalTransformer
 from regard.plain.config import Config
-from regard.whole_file import sync_to_disk
 
 NAME = "checkpoint.safetensors"
 PARTS = ("weights", "first", "second")

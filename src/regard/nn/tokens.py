@@ -1,4 +1,4 @@
-"""The tokenizer and the chat template of a model, read from its files.
+"""The tokenizer of a model, read from its files.
 
     text ─▶ split into words ─▶ merge each word into tokens of the vocabulary ─▶ ids
     ids ─▶ the bytes of their tokens ─▶ text
@@ -7,24 +7,18 @@ The work is done by the `tokenizers` package. A folder contains the tokenizer as
 tokenizer.json. A GGUF file contains only the vocabulary, the merges and the name of the
 pre-tokenizer (WAYS); the tokenizer is rebuilt from these.
 
-Next: tasks.py
+Next: chat_template.py
 """
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from jinja2 import TemplateError, nodes
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
 from tokenizers import AddedToken, Regex
 from tokenizers import Tokenizer as Core
 from tokenizers.decoders import ByteLevel as Bytes
@@ -35,8 +29,8 @@ from tokenizers.pre_tokenizers import Sequence as Steps
 from tokenizers.processors import TemplateProcessing
 
 from regard.errors import FileError, OptionError, RegardError
+from regard.nn.chat_template import HALF, describe_error, render_chat
 
-HALF = "\ufffd"  # replacement character: invalid or incomplete UTF-8
 CONTROL, USER = 3, 4  # GGUF token types that are never split
 SPECIAL = {  # name of a token in templates -> name in GGUF
     "bos_token": "bos_token_id",
@@ -45,8 +39,6 @@ SPECIAL = {  # name of a token in templates -> name in GGUF
     "pad_token": "padding_token_id",
 }
 ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
-PATIENCE = 2.0  # seconds that a chat template may take
-LARGEST = 10**6  # largest size of a product in it, in bits or items
 
 
 @dataclass(frozen=True)
@@ -116,106 +108,10 @@ class Tokenizer:
                 "this model has no chat template: it continues texts and was not "
                 "trained on chats. Use encode(text) instead."
             )
-        UNTIL.set(time.monotonic() + PATIENCE)
-        try:
-            return JINJA.from_string(add_looks(JINJA.parse(self.template))).render(
-                **self.names,
-                messages=messages,
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-            )
-        except Exception as error:  # noqa: BLE001 (a template may raise anything)
-            raise OptionError(
-                f"the model's chat template fails: {describe_error(error)}. "
-                'Messages look like [{"role": "user", "content": "Hi"}]; some models '
-                "require user and assistant to alternate."
-            ) from None
-
-
-# --- chat templates ------------------------------------------------------------------
-
-
-class Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, with products limited to LARGEST bits or items."""
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        size = 0
-        match operator, left, right:
-            case "**", int(), int():
-                size = left.bit_length() * right
-            case "*", int(), int():
-                size = left.bit_length() + right.bit_length()
-            case ("*", int(n), Sequence() as x) | ("*", Sequence() as x, int(n)):
-                size = n * len(x)
-        if size > LARGEST:
-            raise TemplateError(f"a product of {size} bits or items is too large")
-        return super().call_binop(context, operator, left, right)
-
-
-def add_looks(template: nodes.Template) -> nodes.Template:
-    """Insert a time check into every loop body and macro of a template."""
-    for node in template.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
-        call = nodes.Call(nodes.ImportedName(f"{__name__}.look"), [], [], None, None)
-        node.body.insert(0, nodes.ExprStmt(call))  # type: ignore[attr-defined]
-    return template
-
-
-def check_time() -> None:
-    """Raise if the template has used up its time."""
-    if time.monotonic() > UNTIL.get():
-        raise TemplateError(f"it takes more than {PATIENCE:g} seconds")
-
-
-class SafeNamespace(Namespace):
-    """Jinja's namespace without access to private and dunder attributes."""
-
-    def __getattribute__(self, name: str) -> Any:
-        if name.startswith("_") and name not in ("_Namespace__attrs", "__class__"):
-            raise AttributeError(name)
-        return super().__getattribute__(name)
-
-
-def refuse_messages(reason: str) -> NoReturn:
-    """Raise an error from a template (its raise_exception)."""
-    raise TemplateError(reason)
-
-
-def write_json(x: Any, *, indent: int | None = None, ensure_ascii: bool = False) -> str:
-    """Return x as JSON; unlike Jinja's filter, without HTML escapes."""
-    return json.dumps(x, indent=indent, ensure_ascii=ensure_ascii)
-
-
-def format_time(layout: str) -> str:
-    """Return the current time in a strftime format."""
-    return datetime.now().astimezone().strftime(layout)
-
-
-def make_jinja() -> Sandbox:
-    """Return the environment for untrusted templates, set up as in transformers."""
-    jinja = Sandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    jinja.filters["tojson"] = write_json
-    jinja.globals["namespace"] = SafeNamespace
-    jinja.globals["raise_exception"] = refuse_messages
-    jinja.globals["strftime_now"] = format_time
-    return jinja
-
-
-JINJA = make_jinja()
-UNTIL: ContextVar[float] = ContextVar("UNTIL")  # deadline of the current template
+        return render_chat(self.template, self.names, messages)
 
 
 # --- from a folder -------------------------------------------------------------------
-
-
-def describe_error(error: BaseException) -> str:
-    """Return the message of an error, shortened, without control characters."""
-    said = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-    return "".join(c if c.isprintable() else HALF for c in said[:200])
 
 
 @contextmanager

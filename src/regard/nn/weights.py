@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from regard.errors import FileError, OptionError
+from regard.nn.chat_template import describe_error
 from regard.nn.decoder import CausalTransformer
 from regard.nn.families import (
     IGNORED,
@@ -39,7 +40,6 @@ from regard.nn.gguf_file import LONGEST, GgufFile, open_gguf
 from regard.nn.tokens import (
     Tokenizer,
     build_gguf_tokenizer,
-    describe_error,
     read_folder_tokenizer,
     read_json,
 )

@@ -1,4 +1,4 @@
 """Pictures: as text in a terminal, and as figures for a paper.
 
-Next: curve.py
+Next: loss_curve.py
 """

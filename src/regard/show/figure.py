@@ -1,4 +1,4 @@
-"""Maps of attention as figures, for a paper: the same as text.py, with matplotlib.
+"""Maps of attention as figures: the same as terminal_map.py, with matplotlib.
 
     plot_weights(seen.layer(17), heads=[5], rows=tokens, keys=tokens).savefig("5.pdf")
     plot_weights({"no mask": a, "causal": (b, causal())})      side by side
@@ -7,10 +7,9 @@
     plot_table(seen.table())                                   statistics by layer
     plot_mask(causal() & window(3))                            a formula
 
-The caller owns the figure: pyplot is not used. Masked cells are hatched. Labels that
-would overlap are thinned out; if that is not enough, positions are written instead.
+The caller owns the figure: pyplot is not used. Masked cells are hatched.
 
-Next: curve.py
+Next: loss_curve.py
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from regard.definition.steps import Steps
 from regard.errors import OptionError
 from regard.masks.algebra import Mask
 from regard.masks.formula import Formula
-from regard.record import Recording
-from regard.show.curve import COLOURS, dress
+from regard.recording.record import Recording
+from regard.show.loss_curve import COLOURS, dress
 from regard.show.palette import (
     Holder,
     LinearScale,
@@ -37,7 +36,7 @@ from regard.show.palette import (
     Scale,
     find_coarsest,
     fit_signed,
-    fit_weight_scale,
+    fit_weights,
     join_maps,
     list_records,
     measure_source,
@@ -46,7 +45,7 @@ from regard.show.palette import (
     read_panels,
     read_step,
 )
-from regard.show.text import (
+from regard.show.terminal_map import (
     GALLERY,
     MARK,
     STEPS,
@@ -104,7 +103,7 @@ def plot_weights(
 
     source: (Nq, Nk) or (H, Nq, Nk), a Record, or {title: weights or (weights, mask)}
     rows, keys: a token for each query and key
-    scale: Linear(0, 1), Log(1e-4, 1), …; one that fits, unless given
+    scale: LinearScale(0, 1), LogScale(1e-4, 1), …; one that fits, unless given
     columns: maps side by side
     """
     n, shape = measure_source(source, heads)
@@ -112,9 +111,8 @@ def plot_weights(
     cells = -(-shape[0] // PIXELS), -(-shape[1] // PIXELS)
     panels = read_panels(source, cells, mask=mask, heads=heads)
     panels, above = name_layer(source, panels)
-    scale, note = (
-        (scale, "") if scale else fit_weight_scale(panels, "".join(labels.keys[:1]))
-    )
+    first = "".join(labels.keys[:1])
+    scale, note = (scale, "") if scale else fit_weights(panels, first)
     across = max(1, min(columns, n))
     width, height = size_map(shape, LEAST, ALONE if n == 1 else BESIDE)
     down = -(-n // across)
@@ -160,11 +158,8 @@ def plot_steps(
     parts: list[Labelled] = []
     for axes, step in zip(grid, chosen, strict=True):
         panel = read_step(steps, step, at)
-        scale = (
-            fit_weight_scale([panel])[0]
-            if step.name == "weights"
-            else fit_signed(panel.values)
-        )
+        weights = step.name == "weights"
+        scale = fit_weights([panel])[0] if weights else fit_signed(panel.values)
         draw_panel(axes, panel, scale, page)
         entitle(axes, f"{step.name}\n{fill(step.formula, 38)}", page)
         add_bar(figure, [axes], scale, page, what="", inches=height)
@@ -262,9 +257,8 @@ def make_figure(
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415
     except ModuleNotFoundError as missing:
-        raise ImportError(
-            f'a figure needs {missing.name}: pip install "regard[show]"'
-        ) from missing
+        needs = f'a figure needs {missing.name}: pip install "regard[show]"'
+        raise ImportError(needs) from missing
     figure = Figure(figsize=size, dpi=200, layout="constrained", facecolor=page.paper)
     spec = figure.add_gridspec(*grid)
     places = [spec[divmod(i, grid[1])] for i in range(n)]

@@ -6,13 +6,13 @@
     page.write("map.html")
 
     assets ─────────────────────────────▶ one script, one style, allowed by their hashes
-    recording ─▶ factors, mask, thumbnails ─▶ base64 in the file ─▶ held.js reads them
+    recording ─▶ factors, mask, thumbnails ─▶ base64 in the file ─▶ offline_source.js
 
 A page holds q and k, not weights: 512 tokens and 270 heads are 35 million weights. They
-are rounded as finely as the limit allows (factors.py), and the page says how finely.
-What is longer than 1,024 tokens also brings its coarse levels, made here.
+are rounded as finely as the limit allows (compressed_record.py); the page states the
+error. A record of more than 1,024 tokens also contains its coarse levels.
 
-Next: factors.py
+Next: compressed_record.py
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ import numpy as np
 
 from regard.arrays import to_numpy
 from regard.errors import OptionError
-from regard.record import Record, Recording
-from regard.show.bundle import join_modules, read_asset, read_body
-from regard.show.codes import NAN
-from regard.show.factors import measure_error, round_record
-from regard.show.levels import Sheet, build_levels, sketch
-from regard.show.source import MapSource, describe_record
-from regard.stats.call import to_torch
+from regard.recording.record import Record, Recording
+from regard.show.compressed_record import measure_error, round_record
+from regard.show.log_codes import NAN
+from regard.show.map_source import MapSource, describe_record
+from regard.show.script_bundle import join_modules, read_asset, read_body
+from regard.show.zoom_levels import Sheet, build_levels, sketch
 from regard.stats.pyramid import find_level
+from regard.stats.replay import to_torch
 
 LIMIT = 15_000_000  # bytes
 SIDE = 1024  # pixels of a level that is stored, at most
@@ -256,7 +256,7 @@ def pack_mask(record: Record) -> bytes:
 
 def write_html(meta: dict[str, Any], blobs: Mapping[str, bytes]) -> bytes:
     """Return the file."""
-    script, style = join_modules("open.js"), read_asset("map.css")
+    script, style = join_modules("offline_page.js"), read_asset("map.css")
     policy = (
         f"default-src 'none'; script-src {hash_source(script)}; "
         f"style-src {hash_source(style)}; img-src data: blob:; base-uri 'none'; "

@@ -2,18 +2,18 @@
 
     read_panels(weights, (4, 4))   a pixel is the largest of 4 × 4 weights
 
-    Linear(0, 1)       weights                     light to dark, or dark to light
-    Log(1e-4, 1)       weights of long texts       the same colours, a decade a step
+    LinearScale(0, 1)  weights                     light to dark, or dark to light
+    LogScale(1e-4, 1)  weights of long texts       the same colours, a decade a step
     Signed(3)          scores, from -3 to 3        two colours, nothing in the middle
 
 Colours are a path through OKLab, of even steps to the eye, along which lightness only
 falls, or on a dark page only rises: so the order is also seen in grey, on paper and by
 colour-blind readers. What is masked gets no colour at all.
 
-A first token that takes most of the weight would leave one colour for all the others.
-`fit` then ends the scale at the largest weight elsewhere, and says so in numbers.
+If the first token takes most of the weight, `fit_weights` ends the scale at the largest
+weight elsewhere, and the legend gives the number.
 
-Next: text.py
+Next: terminal_map.py
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from regard.arrays import Array, is_array, to_numpy
 from regard.definition.steps import Step, Steps
 from regard.errors import ArrayError, OptionError, ShapeError
 from regard.masks.algebra import Mask
-from regard.record import Record, Recording
+from regard.recording.record import Record, Recording
 
 Numbers = NDArray[np.float64]
 Colours = NDArray[np.uint8]  # (..., 3)
@@ -137,7 +137,7 @@ class LogScale(Scale):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.low <= 0:
-            raise OptionError(f"{self}, expected a low above 0: write Log(1e-4, 1).")
+            raise OptionError(f"{self}, expected low > 0: write LogScale(1e-4, 1).")
 
     def place(self, values: ArrayLike) -> Numbers:
         """Return where numbers are between the first colour, 0, and the last, 1."""
@@ -159,7 +159,7 @@ class Signed(LinearScale):
         super().__init__(-high, high)
 
 
-def fit_weight_scale(panels: Sequence[Panel], token: str = "") -> tuple[Scale, str]:
+def fit_weights(panels: Sequence[Panel], token: str = "") -> tuple[Scale, str]:
     """Return a scale for all of some maps of weights, and what to say about it.
 
     token: at key 0
@@ -280,7 +280,7 @@ def walk_panels(record: Record, cells: tuple[int, int], heads: Any) -> list[Pane
     from regard.stats.pooled import PooledMap  # noqa: PLC0415 (it needs torch)
     from regard.stats.rows import mass  # noqa: PLC0415
     from regard.stats.tile import AllowedMap  # noqa: PLC0415
-    from regard.stats.walk import walk  # noqa: PLC0415
+    from regard.stats.tile_walk import walk  # noqa: PLC0415
 
     chosen = list(range(record.heads) if heads is None else heads)
     found = walk(record, PooledMap(cells), AllowedMap(cells), heads=chosen)

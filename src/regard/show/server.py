@@ -38,11 +38,11 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from regard.errors import OptionError, RegardError
-from regard.record import Recording
-from regard.show.bundle import ASSETS
-from regard.show.levels import Sheet
-from regard.show.question import NAMES, answer
-from regard.show.source import MapSource, MissingError, UnfinishedError
+from regard.recording.record import Recording
+from regard.show.map_requests import NAMES, answer
+from regard.show.map_source import MapSource, MissingError, UnfinishedError
+from regard.show.script_bundle import ASSETS
+from regard.show.zoom_levels import Sheet
 
 try:
     import uvicorn

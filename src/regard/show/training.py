@@ -9,7 +9,7 @@ At each of these steps the model reads the same tokens once more, watched, and g
 no weight, no dropout and no random number of the run changes. All heads are kept, as q,
 k and lse, so that one can choose later which to look at.
 
-Next: patches.py
+Next: patch_overlay.py
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.errors import OptionError
-from regard.record import Recording
-from regard.show.curve import draw_curve, plot
+from regard.recording.record import Recording
 from regard.show.figure import (
     BESIDE,
     LEAST,
@@ -36,8 +35,9 @@ from regard.show.figure import (
     size_map,
     write_around,
 )
-from regard.show.palette import Panel, Scale, fit_weight_scale, read_panels
-from regard.show.text import Color, Labels, Margins, draw_weights
+from regard.show.loss_curve import draw_curve, plot
+from regard.show.palette import Panel, Scale, fit_weights, read_panels
+from regard.show.terminal_map import Color, Labels, Margins, draw_weights
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -152,9 +152,7 @@ def plot_training(
     n, shape = len(panels), next(iter(panels.values())).shape
     margins = Margins.read(labels, labels, shape)
     first = "".join(margins.keys[:1])
-    scale, note = (
-        (scale, "") if scale else fit_weight_scale(list(panels.values()), first)
-    )
+    scale, note = (scale, "") if scale else fit_weights(list(panels.values()), first)
     width, height = size_map(shape, LEAST, BESIDE)
     down, beside = -(-n // max(1, columns)), 0.5 + measure_labels(margins.rows)
     across = -(-n // down)  # rows of maps as full as can be

@@ -3,13 +3,13 @@
     seen.widget()                     the last line of a cell
     seen.widget(address="l=18&h=8")   opens at a head; `address` follows what is shown
 
-    widget.js ─▶ message {id, name, place} ─▶ question.py ─▶ {id, text} and codes
+    widget.js ─▶ message {id, name, place} ─▶ map_requests.py ─▶ {id, text} and codes
 
 Answers are made in threads, so a map is used while the next cell is written. Where a
 notebook shows no widgets, a short recording is there as a page, and a long one says how
 to write one.
 
-Next: question.py
+Next: map_requests.py
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from regard.errors import OptionError, RegardError
-from regard.record import Recording
-from regard.show.bundle import join_modules, read_asset, read_body
-from regard.show.levels import Sheet
+from regard.recording.record import Recording
+from regard.show.map_requests import answer
+from regard.show.map_source import MapSource
 from regard.show.page import make_page
-from regard.show.question import answer
-from regard.show.source import MapSource
+from regard.show.script_bundle import join_modules, read_asset, read_body
+from regard.show.zoom_levels import Sheet
 
 try:
     import anywidget

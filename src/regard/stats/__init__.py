@@ -9,9 +9,7 @@ A walk needs torch; everything else also runs on the plain definition.
 Next: rows.py
 """
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from regard.stats.cells import cells, induction, offset
@@ -29,10 +27,11 @@ from regard.stats.rows import (
 )
 
 if TYPE_CHECKING:
-    import regard.stats.presets as presets  # noqa: PLR0402
+    import regard.stats.published as published  # noqa: PLR0402
     from regard.stats.pooled import PooledMap
     from regard.stats.pyramid import Pyramid
     from regard.stats.reducer import Reducer
+    from regard.stats.reducer_check import check_reducer
     from regard.stats.reducers import (
         ColumnMax,
         ColumnSums,
@@ -43,8 +42,7 @@ if TYPE_CHECKING:
     )
     from regard.stats.strongest import TopK
     from regard.stats.tile import read_tile
-    from regard.stats.trial import check_reducer
-    from regard.stats.walk import walk
+    from regard.stats.tile_walk import walk
 
 __all__ = [
     "Badge",
@@ -70,7 +68,7 @@ __all__ = [
     "mean_position",
     "mean_received",
     "offset",
-    "presets",
+    "published",
     "read_tile",
     "received",
     "register",
@@ -90,15 +88,17 @@ LATER = dict.fromkeys(
     "Pyramid": "pyramid",
     "Reducer": "reducer",
     "TopK": "strongest",
-    "check_reducer": "trial",
-    "presets": "presets",
+    "check_reducer": "reducer_check",
+    "published": "published",
     "read_tile": "tile",
-    "walk": "walk",
+    "walk": "tile_walk",
 }
 
 
-def load(name: str) -> Any:
-    """Return a name of LATER: what needs torch is imported when it is first used."""
+def __getattr__(name: str) -> Any:
+    """Import what needs torch when it is first used."""
+    if name not in LATER:
+        raise AttributeError(f"module 'regard.stats' has no attribute '{name}'")
     try:
         found = import_module(f"regard.stats.{LATER[name]}")
     except ModuleNotFoundError as missing:
@@ -106,18 +106,3 @@ def load(name: str) -> Any:
             f'regard.stats.{name} needs {missing.name}: pip install "regard[torch]"'
         ) from missing
     return getattr(found, name, found)
-
-
-class LazyPackage(ModuleType):
-    """A package that imports torch only when it is needed."""
-
-    # importing walk.py would put the module in the place of the function
-    walk = property(lambda _: load("walk"), lambda *_: None)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in LATER:
-            return load(name)
-        raise AttributeError(f"module 'regard.stats' has no attribute '{name}'")
-
-
-sys.modules[__name__].__class__ = LazyPackage

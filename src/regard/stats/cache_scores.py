@@ -7,7 +7,7 @@
 
 They are what a full cache gives: nothing has been evicted when they are computed.
 
-Next: presets.py
+Next: published.py
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import torch
 
 from regard.arrays import to_numpy
 from regard.errors import OptionError
-from regard.record import Record
+from regard.recording.record import Record
 from regard.stats.columns import cut_rows, received
 from regard.stats.features import mark_spans, read_span
 from regard.stats.head_scores import count_after
-from regard.stats.named import Named
+from regard.stats.named_array import Named
 from regard.stats.nonfinite import mark_nonfinite
 from regard.stats.over_queries import Numbers, to_float64
 from regard.stats.reducers import ColumnMax
 from regard.stats.rows import divide_quietly
 from regard.stats.text_scores import Span
-from regard.stats.walk import walk
+from regard.stats.tile_walk import walk
 
 __all__ = [
     "h2o",

@@ -25,11 +25,11 @@ from regard.arrays import Array, as_array, constant, convert, namespace, to_nump
 from regard.definition.attention import compute_logits
 from regard.errors import OptionError, ShapeError
 from regard.masks.algebra import Mask
-from regard.record import Record
-from regard.stats.call import to_compute_dtype
-from regard.stats.named import Named
+from regard.recording.record import Record
+from regard.stats.named_array import Named
 from regard.stats.nonfinite import mark_nonfinite
 from regard.stats.plan import DirectAsk, answer_one
+from regard.stats.replay import to_compute_dtype
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
 NUMBERS = 2**22  # of q gathered at once

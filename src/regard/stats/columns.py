@@ -20,11 +20,11 @@ from regard.definition.contract import ALL
 from regard.masks.algebra import Mask
 from regard.masks.patterns import everything
 from regard.masks.tiles import EMPTY, FULL, prove_tiles
-from regard.record import Record
+from regard.recording.record import Record
 from regard.stats.features import read_features
-from regard.stats.named import Named
+from regard.stats.mask_layout import lie
+from regard.stats.named_array import Named
 from regard.stats.nonfinite import mark_nonfinite
-from regard.stats.place import lie
 from regard.stats.plan import Ask, answer_one
 from regard.stats.rows import divide_quietly
 

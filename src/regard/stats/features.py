@@ -16,7 +16,7 @@ import numpy as np
 
 from regard.arrays import Array, accumulator, as_array, convert, namespace, to_numpy
 from regard.errors import OptionError, ShapeError
-from regard.record import Record
+from regard.recording.record import Record
 
 Spans = Sequence[Iterable[int]]  # pairs, or what seen.spans found
 

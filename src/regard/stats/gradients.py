@@ -7,7 +7,7 @@
 because dL/dw_ij = dL/dout_i · v_j. The second sums over the query heads that share a
 key head; the third tells them apart, by the kernel with the roles changed over.
 
-Next: walk.py
+Next: tile_walk.py
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from dataclasses import replace
 
 from regard.arrays import Array, namespace
 from regard.errors import OptionError, ShapeError
-from regard.record import Record
-from regard.stats.call import share
+from regard.recording.record import Record
 from regard.stats.columns import ask_received
-from regard.stats.named import Named
+from regard.stats.named_array import Named
 from regard.stats.plan import Ask, answer_one
+from regard.stats.replay import share
 
 
 def gradient_rows(out: Array, grad_out: Array) -> Named:

@@ -27,15 +27,15 @@ import numpy as np
 from regard.arrays import constant, namespace, to_numpy
 from regard.errors import OptionError
 from regard.masks.patterns import causal, same, window
-from regard.record import Record
+from regard.recording.record import Record
 from regard.stats.cells import induction, offset, weigh_pairs
 from regard.stats.columns import mean_received, received
-from regard.stats.named import Named
+from regard.stats.named_array import Named
 from regard.stats.nonfinite import mark_nonfinite
 from regard.stats.over_queries import Numbers, find_missing, max_of, mean_of, to_float64
 from regard.stats.reducers import LargestLogit
 from regard.stats.rows import divide_quietly, masked_mass, mass
-from regard.stats.walk import walk
+from regard.stats.tile_walk import walk
 
 __all__ = [
     "duplicate_token",

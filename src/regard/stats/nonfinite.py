@@ -21,8 +21,8 @@ from dataclasses import replace
 import numpy as np
 
 from regard.arrays import Array, constant, convert, namespace, to_numpy
-from regard.record import Record
-from regard.stats.call import share
+from regard.recording.record import Record
+from regard.stats.replay import share
 
 SILENT = 1e30  # the lse of a row whose weights are all 0
 CELLS = 2**22  # of a strip in which keys that are not finite are looked up

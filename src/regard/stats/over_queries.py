@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from regard.arrays import to_numpy
-from regard.stats.named import Named
+from regard.stats.named_array import Named
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
 

@@ -20,10 +20,10 @@ from typing import Literal
 from regard.arrays import Array, namespace
 from regard.errors import OptionError
 from regard.masks.algebra import Mask
-from regard.record import Record
-from regard.stats.call import Again, again_columns, again_rows, share
-from regard.stats.named import Named
-from regard.stats.place import count_cells
+from regard.recording.record import Record
+from regard.stats.mask_layout import count_cells
+from regard.stats.named_array import Named
+from regard.stats.replay import Again, again_columns, again_rows, share
 
 Finish = Callable[[Array, Array], Named]  # of sums (H, N, F) and totals (H, N)
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.errors import OptionError
-from regard.stats.named import Named
+from regard.stats.named_array import Named
 from regard.stats.reducer import FOLD, Scope, Tile
 from regard.stats.reducers import stack
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import OptionError
-from regard.stats.named import Named
+from regard.stats.named_array import Named
 from regard.stats.pooled import (
     AXES,
     Pooling,

@@ -17,9 +17,9 @@ next one, so keep sums, maxima or copies, never views.
         def merge(self, state, other): return state + other
         def finish(self, states): return states
 
-`check_reducer(Loud())` of trial.py says what is wrong with one, if anything is.
+`check_reducer(Loud())` of reducer_check.py says what is wrong with one, if anything is.
 
-Next: walk.py
+Next: tile_walk.py
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.stats.named import Named
+from regard.stats.named_array import Named
 from regard.stats.reducer import Rows, Scope, Tile, start_rows
 
 WIDE = torch.float64

@@ -1,8 +1,8 @@
 """The statistics of attention heads, one entry each: the only list of their names.
 
     request      (record, tokens) -> what to compute for each query, (H, Nq)
-                 Ask, Direct    runs the kernel again, with others in one plan (plan.py)
-                 a reducer      meets every weight, with others in one walk (walk.py)
+                 Ask, DirectAsk runs the kernel again, with others in one plan (plan.py)
+                 a reducer      reads every weight, in one walk (tile_walk.py)
                  None           this record does not have the statistic
     reduction    one number for each head: the mean, or the max, over its queries
                  a query without a value (Named.missing) does not count
@@ -27,9 +27,9 @@ from typing import Any, Literal
 from regard.arrays import to_numpy
 from regard.errors import OptionError
 from regard.masks.patterns import window
-from regard.record import Record
+from regard.recording.record import Record
 from regard.stats.cells import ask_induction, ask_offset
-from regard.stats.named import Named
+from regard.stats.named_array import Named
 from regard.stats.over_queries import to_float64
 from regard.stats.plan import Ask, DirectAsk
 from regard.stats.rows import ask_entropy, ask_masked_mass, ask_mass, ask_mean_distance

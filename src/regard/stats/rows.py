@@ -11,9 +11,9 @@ w_ij is exp(logits_ij - lse_i). As its log, scale q_i · k_j - lse_i, is linear 
 holds with a sink too: it takes mass, and is no key. With a softcap or a bias logits are
 not linear in k, and the entropy is computed from strips of the weights.
 
-Each statistic is an `ask_…`, which a plan can join with others, and a function that
-answers it at once. A mean over nothing is NaN and marked as missing (named.py): of a
-query that sees no key. Any other NaN comes from the record (nonfinite.py).
+Each statistic has an `ask_…` function, which a plan can join with others, and one that
+computes it at once. The mean of a query that sees no key is NaN and marked as missing
+(named_array.py). Any other NaN comes from the record (nonfinite.py).
 
 Next: columns.py
 """
@@ -26,12 +26,12 @@ from typing import Literal
 from regard.arrays import Array, constant, convert, namespace, to_numpy
 from regard.errors import MaskError, OptionError
 from regard.masks.algebra import Mask
-from regard.record import Record
-from regard.stats.call import to_compute_dtype
+from regard.recording.record import Record
 from regard.stats.features import Spans, mark_spans, read_features
-from regard.stats.named import Named
+from regard.stats.named_array import Named
 from regard.stats.nonfinite import mark_nonfinite
 from regard.stats.plan import Ask, DirectAsk, Finish, answer_one
+from regard.stats.replay import to_compute_dtype
 
 Per = Literal["sum", "query", "cell"]
 CELLS = 2**22  # of a strip of weights

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from regard.errors import OptionError
 from regard.masks.tiles import Numbers
-from regard.stats.named import Named
+from regard.stats.named_array import Named
 from regard.stats.reducer import Rows, Scope, Tile
 from regard.stats.reducers import stack
 

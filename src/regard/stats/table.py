@@ -25,12 +25,12 @@ from typing import Any
 import numpy as np
 
 from regard.errors import OptionError
-from regard.record import Record, Recording
-from regard.stats.named import Named
+from regard.recording.record import Record, Recording
+from regard.stats.named_array import Named
 from regard.stats.over_queries import find_nan, max_of, mean_of, to_float64
 from regard.stats.plan import Ask, DirectAsk, make_plan
 from regard.stats.registry import LOST, PLACE, STATISTICS, Statistic, find_statistic
-from regard.stats.walk import walk
+from regard.stats.tile_walk import walk
 
 ALL_HEADS = -1
 LISTED = 8  # heads that are named below a printed table

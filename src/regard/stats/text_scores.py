@@ -21,15 +21,15 @@ import numpy as np
 
 from regard.arrays import to_numpy
 from regard.errors import OptionError
-from regard.record import Record
+from regard.recording.record import Record
 from regard.stats.columns import cut_rows, received
 from regard.stats.features import mark_spans, read_span
-from regard.stats.named import Named
+from regard.stats.named_array import Named
 from regard.stats.nonfinite import mark_nonfinite
 from regard.stats.over_queries import Numbers, to_float64
 from regard.stats.rows import divide_quietly, span_mass, span_pairs
 from regard.stats.strongest import TopK
-from regard.stats.walk import check_heads, walk
+from regard.stats.tile_walk import check_heads, walk
 
 __all__ = [
     "alignment",

@@ -7,7 +7,7 @@ A rectangle that reaches past the last row or key keeps its zoom and has fewer p
 so the tiles of a map fit together. Where nobody may look, `allowed` is False: a weight
 of 0 is something else.
 
-Next: trial.py
+Next: reducer_check.py
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from regard.errors import OptionError
-from regard.record import Record
+from regard.recording.record import Record
+from regard.stats.head_tiles import read_slice
 from regard.stats.pooled import (
     PooledMap,
     Pooling,
@@ -30,8 +31,7 @@ from regard.stats.pooled import (
     pool_cells,
 )
 from regard.stats.reducer import Rows, Scope, Tile
-from regard.stats.source import read_slice
-from regard.stats.walk import BLOCK, walk
+from regard.stats.tile_walk import BLOCK, walk
 
 
 @dataclass(frozen=True, eq=False)

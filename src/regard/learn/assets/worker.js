@@ -23,7 +23,7 @@ async function start() {
     import numpy
     f"Python {sys.version.split()[0]} and NumPy {numpy.__version__} are ready."
   `);
-  const { grade_text, run_text } = pyodide.pyimport("regard.learn.sandbox");
+  const { grade_text, run_text } = pyodide.pyimport("regard.learn.in_browser");
   const DOES = { check: grade_text, run: run_text };
   self.addEventListener("message", ({ data: { kind, place, text } }) => {
     try {

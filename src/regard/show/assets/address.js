@@ -3,7 +3,7 @@
      HashAddress    after the # of the address bar
      HeldAddress    in a notebook's cell: the address bar is not ours
 
-   Next: map.js */
+   Next: page.js */
 
 export class HashAddress {
   read() {

@@ -3,7 +3,7 @@
    A pixel is the strongest link of its cells. The statistics, and the thresholds of their
    badges, come with the data (stats/registry.py): no name of a statistic stands here.
 
-   Next: map.js */
+   Next: page.js */
 
 import { showToken } from "./ink.js";
 

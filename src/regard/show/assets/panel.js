@@ -6,7 +6,7 @@
 
 import { badgesOf, make, showNumber, showValue } from "./gallery.js";
 import { isMasked, showCount, showToken, showWeight, weightOf } from "./ink.js";
-import { drawPatches, tellSpecial } from "./picture.js";
+import { drawPatches, tellSpecial } from "./patches.js";
 
 export const NEAR = 14; // pixels of a cell when going to a token
 const AROUND = 9; // tokens of text on either side

@@ -9,7 +9,7 @@
    HttpSource asks the server that sent this page. A page with its data inside, or a
    notebook, gives another object with these six calls. Tiles keeps what has come.
 
-   Next: plane.js */
+   Next: map_canvas.js */
 
 const AT_ONCE = 4; // requests, so that a pinned row need not wait long
 const KEPT = 320; // tiles, of 128 kB of codes and 256 kB of colours

@@ -1,9 +1,9 @@
 /* index.html as the server sends it.
 
-   Next: map.js */
+   Next: page.js */
 
 import { HashAddress } from "./address.js";
-import { Page } from "./map.js";
+import { Page } from "./page.js";
 import { HttpSource } from "./source.js";
 
 const token = new URLSearchParams(window.location.search).get("token") ?? "";

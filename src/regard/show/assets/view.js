@@ -7,7 +7,7 @@
    for 2^l × 2^l cells. The level is the finest of which a pixel is no smaller than one of
    the screen, so that none is lost.
 
-   Next: plane.js */
+   Next: map_canvas.js */
 
 export const LEFT = 88; // room of the axes
 export const TOP = 80;

@@ -3,7 +3,7 @@
    Next: address.js */
 
 import { HeldAddress } from "./address.js";
-import { Page } from "./map.js";
+import { Page } from "./page.js";
 
 class MessageSource {
   constructor(model) {

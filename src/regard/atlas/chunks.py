@@ -1,0 +1,101 @@
+"""Documents become pieces: tokens that a model reads at once.
+
+    alone     a document is cut into pieces of `length`, the first few are taken
+    packed    the documents of a shard stand end to end, cut into pieces of `length`;
+              nothing keeps a token from looking into the document before
+
+Pieces run together only if they are equally long, so nothing is ever padded.
+
+Next: worker.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from regard.atlas.corpus import Document, Shard, read_shard
+from regard.atlas.model import Words
+from regard.atlas.settings import Settings
+
+CHARACTERS = 32  # of a token, with room to spare
+SLACK = 16  # tokens at a cut that may not be the text's own
+KILLER = "it ended its process, again and again"
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some tokens that run together."""
+
+    document: int  # its number in the corpus; of a pack, of the shard's first one
+    number: int
+    tokens: tuple[int, ...]
+    owners: tuple[str, ...]  # digests of the documents whose tokens they are
+
+
+def cut_shard(
+    shard: Shard, plan: Settings, words: Words, skip: Collection[str] = ()
+) -> tuple[list[Chunk], dict[str, str]]:
+    """Return the pieces of a shard, and the digests set aside, with reasons."""
+    texts: list[tuple[int, str, list[int]]] = []
+    aside: dict[str, str] = {}
+    first = shard.number * plan.shard
+    length = min(plan.length, words.context)
+    pairs = zip(shard.places, read_shard(shard), strict=True)
+    for number, (place, found) in enumerate(pairs, start=first):
+        if not isinstance(found, Document):
+            aside[place.digest] = found[1]
+        elif place.digest in skip:
+            aside[place.digest] = KILLER
+        else:
+            try:
+                tokens = encode_document(found.text, plan, words, length)
+                texts.append((number, place.digest, tokens))
+            except Exception as error:  # noqa: BLE001 (whatever it is, it is told)
+                aside[place.digest] = explain_error(error)
+    if plan.packed:
+        return list(pack_documents(texts, length, first)), aside
+    pieces = []
+    for number, owner, tokens in texts:
+        cuts = range(0, len(tokens) - 1, length)[: plan.pieces]
+        for n, at in enumerate(cuts):
+            pieces.append(Chunk(number, n, tuple(tokens[at : at + length]), (owner,)))
+    return pieces, aside
+
+
+def encode_document(text: str, plan: Settings, words: Words, length: int) -> list[int]:
+    """Return as many tokens of a text as are used, without reading all of it."""
+    most = length * plan.pieces
+    far = len(text) if plan.packed else most * CHARACTERS
+    some = words.encode(text[:far])
+    if len(some) < most + SLACK and len(text) > far:
+        some = words.encode(text)
+    if len(some) < 2:
+        raise ValueError("it has fewer than two tokens")
+    return some if plan.packed else some[:most]  # of a long one only what is used
+
+
+def pack_documents(
+    texts: Sequence[tuple[int, str, list[int]]], length: int, first: int
+) -> Iterator[Chunk]:
+    """Yield the tokens of all documents end to end, cut to one length."""
+    row = [(token, owner) for _, owner, tokens in texts for token in tokens]
+    for n, at in enumerate(range(0, len(row) - 1, length)):
+        tokens, owners = zip(*row[at : at + length], strict=True)
+        yield Chunk(first, n, tokens, tuple(dict.fromkeys(owners)))
+
+
+def batch_pieces(pieces: Sequence[Chunk], size: int) -> Iterator[list[Chunk]]:
+    """Yield pieces of equal length together, at most `size`."""
+    by_length: dict[int, list[Chunk]] = {}
+    for piece in pieces:
+        by_length.setdefault(len(piece.tokens), []).append(piece)
+    for length in sorted(by_length):
+        same = by_length[length]
+        yield from (same[i : i + size] for i in range(0, len(same), size))
+
+
+def explain_error(error: Exception) -> str:
+    """Return what went wrong with a document in one line."""
+    words = f"{type(error).__name__}: {error}".splitlines()
+    return words[0][:200]

@@ -1,0 +1,156 @@
+"""Check an attention implementation: run every case and collect the verdicts.
+
+    report = regard.check(my_attention)
+    print(report)                 what passed, what failed and how, what was not asked
+    report.ok                     for CI
+
+A verdict is one of four: passed; failed, with the smallest inputs that show it; not
+asked, if the convention cannot express the case; waiting, if a simpler case failed.
+
+Next: report.py
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import time
+import zlib
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from regard.errors import OptionError
+from regard.judge.basic_cases import BASIC
+from regard.judge.case import LEVELS, Case, Examiner
+from regard.judge.convention import (
+    Attention,
+    Convention,
+    describe_convention,
+    read_convention,
+)
+from regard.judge.difference import Difference
+from regard.judge.inputs import CallFailedError, NotAskedError
+from regard.judge.kernel_cases import KERNEL
+from regard.judge.mask_cases import MASKING
+from regard.judge.option_cases import OPTIONS
+from regard.judge.precision import settle_precision
+from regard.judge.report import Report, Status, Verdict
+from regard.judge.size_cases import SIZES
+from regard.judge.subject import Subject
+from regard.judge.value_cases import VALUES
+
+CASES: tuple[Case, ...] = (*BASIC, *OPTIONS, *MASKING, *KERNEL, *SIZES, *VALUES)
+HANGS = 3  # after this many timeouts the remaining cases are skipped
+
+
+def check(
+    fn: Attention,
+    convention: Convention | None = None,
+    *,
+    level: str = "complete",
+    seed: int = 0,
+    limit: float = 30,
+) -> Report:
+    """Run all cases of a level on an attention and return the report.
+
+    >>> import numpy as np, regard
+    >>> def forgetful(q, k, v):
+    ...     scores = q @ k.swapaxes(-1, -2)  # no scale
+    ...     weights = np.exp(scores - scores.max(-1, keepdims=True))
+    ...     return weights / weights.sum(-1, keepdims=True) @ v
+    >>> [failed.name for failed in regard.check(forgetful, level="basic").failed]
+    ['scale_is_one_over_root_width']
+
+    fn: a function of NumPy, PyTorch or JAX arrays, or a module
+    convention: how fn is called; read from its signature by default
+    level: "basic" (tutorial code), "complete" (library code), or "kernel"
+    limit: seconds allowed for each call
+    """
+    words = read_convention(fn) if convention is None else convention
+    subject = Subject(fn, words, limit=limit)
+    cases = order_cases(level)
+    note = settle_precision(subject)
+    verdicts = judge_all(subject, cases, seed)
+    name = str(getattr(fn, "__name__", type(fn).__name__))
+    return Report(name, describe_convention(words), level, tuple(verdicts), note)
+
+
+def order_cases(level: str) -> list[Case]:
+    """Return the cases of a level and the levels below, in dependency order."""
+    if level not in LEVELS:
+        raise OptionError(f'level="{level}", expected one of {", ".join(LEVELS)}.')
+    known = LEVELS[: LEVELS.index(level) + 1]
+    left = [case for case in CASES if case.level in known]
+    sorted_cases: list[Case] = []
+    while left:
+        waiting = {case.name for case in left}
+        ready = next(case for case in left if not waiting & set(case.after))
+        sorted_cases.append(ready)
+        left.remove(ready)
+    return sorted_cases
+
+
+def judge_all(subject: Subject, cases: Sequence[Case], seed: int = 0) -> list[Verdict]:
+    """Return the verdict on every case."""
+    found: dict[str, Verdict] = {}
+    for case in cases:
+        hangs = sum("did not answer" in x.says for x in found.values())
+        awaited = [n for n in case.after if n in found and found[n].holds_up]
+        if hangs >= HANGS:
+            why = f"it did not answer {HANGS} times, so the rest was not asked"
+            found[case.name] = Verdict(case, "not asked", why)
+        elif awaited:
+            first = found[awaited[0]]
+            root = first.says if first.status == "waiting" else awaited[0]
+            found[case.name] = Verdict(case, "waiting", root)
+        else:
+            found[case.name] = judge(subject, case, seed)
+    return list(found.values())
+
+
+def judge(subject: Subject, case: Case, seed: int = 0) -> Verdict:
+    """Run one case; its random inputs depend only on its name and the seed."""
+    rng = np.random.default_rng([seed, zlib.crc32(case.name.encode())])
+    began = time.perf_counter()
+    status: Status = "passed"
+    says, difference = "", None
+    try:
+        difference = case.ask(Examiner(subject, rng))
+    except NotAskedError as reason:
+        status, says = "not asked", str(reason)
+    except CallFailedError as trouble:
+        difference = Difference(str(trouble))
+    except Exception as error:  # noqa: BLE001 (one case must not stop the others)
+        text = " ".join(str(error).split())[:200]
+        difference = Difference(f"its answer led to {type(error).__name__}: {text}")
+    if difference is not None:
+        status, says = "failed", difference.says
+    return Verdict(case, status, says, difference, time.perf_counter() - began)
+
+
+def load_attention(place: str) -> Any:
+    """Import the object "module:name"; raise an OptionError if that fails."""
+    module, _, name = place.partition(":")
+    if not name:
+        raise OptionError(f'"{place}", expected module:function, as in my_code:attend.')
+    sys.path.insert(0, "")  # the current directory
+    try:
+        found = import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # noqa: BLE001 (a module may raise anything)
+        text = " ".join(str(error).split())
+        raise OptionError(
+            f"{place} cannot be loaded, {type(error).__name__}: {text}"
+        ) from None
+    finally:
+        sys.path.remove("")
+    if inspect.isclass(found):
+        raise OptionError(
+            f"{place} is a class, expected a function or a module instance: write "
+            f"mine = {name}(…) in {module}, and check {module}:mine."
+        )
+    return found

@@ -1,0 +1,282 @@
+/* The numbers of a page that holds them: weights from rounded q and k, as they are asked for.
+
+     weight of query i and key j = exp(Σ_c q[i, c] k[j, c] - lse[i])      where the mask allows
+
+   What a level shows of many cells is pooled from them: the largest, or of the sums over
+   keys the mean over queries. Of a long text the coarse levels are there, made by page.py.
+   It is the source that page.js asks, as HttpSource is.
+
+   Next: source.js */
+
+import { NAN, weightOf } from "./ink.js";
+import { fromBase64 } from "./source.js";
+
+const SLICE = 8; // ms of work, then others may
+const HEADS = 24; // kept unpacked
+const MOST = 20; // keys of a pinned row
+
+export class HeldSource {
+  /* textOf: gives the base64 of what is held under a name. */
+  constructor(about, textOf) {
+    Object.assign(this, { about, textOf });
+    this.opened = new Map(); // what was read last, by name
+  }
+
+  async meta() {
+    return this.about;
+  }
+
+  async table() {
+    const { table } = this.about;
+    return { table };
+  }
+
+  /* The record of a place, its number, and which of its heads is meant. */
+  find({ sequence, layer, head }) {
+    const number = this.about.records.findIndex((x) => x.sequence === sequence && x.layer === layer);
+    const record = this.about.records[number];
+    return { record, number, at: record.heads.indexOf(head) };
+  }
+
+  /* What make gives, remembered for the next time. */
+  keep(name, make) {
+    const made = this.opened.get(name) ?? make();
+    this.opened.delete(name);
+    this.opened.set(name, made); // now the youngest
+    if (this.opened.size > HEADS) this.opened.delete(this.opened.keys().next().value);
+    return made;
+  }
+
+  read(name) {
+    return this.keep(name, () => inflate(fromBase64(this.textOf(name))));
+  }
+
+  async headOf(place) {
+    const { record, number, at } = this.find(place);
+    const [factors, mask] = await Promise.all([this.read(`factors-${number}`), this.read(`mask-${record.mask}`)]);
+    return this.keep(`head ${number} ${at}`, () => new Head(record, at, factors, new Int32Array(mask)));
+  }
+
+  async row({ query, ...place }) {
+    const head = await this.headOf(place);
+    const weights = new Float64Array(head.nk);
+    head.weigh(query, 0, head.nk, (j, weight) => (weights[j] = weight));
+    const found = describeLine(weights, false);
+    return this.about.pictures[place.sequence] ? { ...found, weights: [...weights] } : found;
+  }
+
+  async column({ key, ...place }) {
+    const head = await this.headOf(place);
+    const weights = new Float64Array(head.nq);
+    for (let i = 0; i < head.nq; i++) head.weigh(i, key, key + 1, (_, weight) => (weights[i] = weight));
+    return describeLine(weights, true);
+  }
+
+  async gallery({ sequence, layer }) {
+    const { record, number } = this.find({ sequence, layer });
+    const high = new Uint8Array(await this.read(`small-${number}`));
+    const cells = 2 ** record.small;
+    return {
+      codes: Uint16Array.from(high, (byte) => (byte === 1 ? NAN : byte && (byte << 8) | 128)),
+      heads: record.heads.length,
+      rows: Math.ceil(record.nq / cells),
+      columns: Math.ceil(record.nk / cells),
+    };
+  }
+
+  async tile(place, signal) {
+    const { record, number, at } = this.find(place);
+    const { level, x, y, how } = place;
+    const span = this.about.levels.tile * 2 ** level;
+    const part = { level, how, top: y * span, left: x * span };
+    part.bottom = Math.min(record.nq, part.top + span);
+    part.right = Math.min(record.nk, part.left + span);
+    const stored = record.stored && level >= record.stored;
+    const pixels = stored
+      ? poolLevel(new Level(record, at, new Uint8Array(await this.read(`levels-${number}`)), how), part)
+      : await poolCells(await this.headOf(place), part, signal);
+    return { ...pixels, how, exact: true, note: "" };
+  }
+}
+
+/* One head, unpacked. */
+class Head {
+  constructor({ nq, nk, width, keyHeads, heads, cap }, at, factors, mask) {
+    Object.assign(this, { nq, nk, width, cap });
+    const shared = Math.floor((at * keyHeads) / heads.length);
+    const lses = new Float32Array(factors, 0, heads.length * nq);
+    const steps = new Float32Array(factors, lses.byteLength, keyHeads * width);
+    const bytes = new Uint8Array(factors, lses.byteLength + steps.byteLength);
+    this.lse = lses.subarray(at * nq, (at + 1) * nq);
+    this.q = joinBytes(bytes, heads.length, at, width, nq);
+    this.k = joinBytes(bytes.subarray(3 * heads.length * width * nq), keyHeads, shared, width, nk);
+    for (let i = 0; i < this.q.length; i++) this.q[i] *= steps[shared * width + (i % width)];
+    this.readMask(mask, at);
+  }
+
+  /* Of each row the place of its first run, and then all runs: first key and end. */
+  readMask(mask, at) {
+    let start = 1;
+    for (let head = 0; head < (mask[0] > 1 ? at : 0); head++) start += this.nq + 2 * sum(mask.subarray(start, start + this.nq));
+    this.runs = mask.subarray(start + this.nq);
+    this.starts = new Uint32Array(this.nq + 1);
+    for (let i = 0; i < this.nq; i++) this.starts[i + 1] = this.starts[i] + 2 * mask[start + i];
+  }
+
+  /* Tell every weight of a row from one key up to another. */
+  weigh(i, first, end, tell) {
+    const { q, k, width, cap, runs, starts } = this;
+    const lse = this.lse[i];
+    for (let run = starts[i]; run < starts[i + 1]; run += 2) {
+      const stop = Math.min(end, runs[run + 1]);
+      for (let j = Math.max(first, runs[run]); j < stop; j++) {
+        let [a, b, c, d] = [0, 0, 0, 0];
+        for (let at = i * width, to = j * width, last = at + width; at < last; at += 4, to += 4) {
+          a += q[at] * k[to];
+          b += q[at + 1] * k[to + 1];
+          c += q[at + 2] * k[to + 2];
+          d += q[at + 3] * k[to + 3];
+        }
+        const score = a + b + c + d;
+        tell(j, Math.exp((cap ? cap * Math.tanh(score / cap) : score) - lse));
+      }
+    }
+  }
+}
+
+/* Pool the cells of a part of a head. */
+async function poolCells(head, { level, how, top, left, bottom, right }, signal) {
+  const cells = 2 ** level;
+  const [rows, columns] = [Math.ceil((bottom - top) / cells), Math.ceil((right - left) / cells)];
+  const codes = new Uint16Array(rows * columns); // 0: masked
+  const line = new Float64Array(columns);
+  const seen = new Uint8Array(columns);
+  const larger = (j, weight) => {
+    const at = (j - left) >> level;
+    seen[at] = 1;
+    line[at] = Math.max(line[at], weight); // NaN stays NaN
+  };
+  const more = (j, weight) => {
+    const at = (j - left) >> level;
+    seen[at] = 1;
+    line[at] += weight;
+  };
+  let until = performance.now() + SLICE;
+  for (let row = 0; row < rows; row++) {
+    line.fill(0);
+    seen.fill(0);
+    const [first, end] = [top + row * cells, Math.min(bottom, top + (row + 1) * cells)];
+    for (let i = first; i < end; i++) {
+      head.weigh(i, left, right, how === "mass" ? more : larger);
+      if (performance.now() > until) {
+        await pause();
+        signal?.throwIfAborted();
+        until = performance.now() + SLICE;
+      }
+    }
+    const share = how === "mass" ? end - first : 1;
+    for (let at = 0; at < columns; at++) if (seen[at]) codes[row * columns + at] = encode(line[at] / share);
+  }
+  return { codes, rows, columns };
+}
+
+/* A level that page.py made, for one head. */
+class Level {
+  constructor({ nq, nk, stored, heads }, at, bytes, how) {
+    const cells = 2 ** stored;
+    Object.assign(this, { nq, stored, cells, rows: Math.ceil(nq / cells), columns: Math.ceil(nk / cells) });
+    const size = this.rows * this.columns;
+    const start = (2 * at + (how === "mass" ? 1 : 0)) * size;
+    this.high = bytes.subarray(start, start + size);
+    this.low = bytes.subarray(2 * heads.length * size + start, 2 * heads.length * size + start + size);
+  }
+
+  codeAt(row, column) {
+    const at = row * this.columns + column;
+    return (this.high[at] << 8) | this.low[at];
+  }
+
+  queriesOf(row) {
+    return Math.min(this.nq, (row + 1) * this.cells) - row * this.cells;
+  }
+}
+
+/* Pool the pixels of a stored level; those of its own level stay what they are. */
+function poolLevel(stored, { level, how, top, left, bottom, right }) {
+  const cells = 2 ** level;
+  const [rows, columns] = [Math.ceil((bottom - top) / cells), Math.ceil((right - left) / cells)];
+  const codes = new Uint16Array(rows * columns);
+  const shift = 2 ** (level - stored.stored);
+  for (let row = 0; row < rows; row++) {
+    for (let column = 0; column < columns; column++) {
+      const [y, x] = [(top / cells + row) * shift, (left / cells + column) * shift];
+      codes[row * columns + column] = poolPixel(stored, how, y, x, shift);
+    }
+  }
+  return { codes, rows, columns };
+}
+
+function poolPixel(stored, how, y, x, shift) {
+  let [largest, mass, queries] = [0, 0, 0];
+  for (let row = y; row < Math.min(stored.rows, y + shift); row++) {
+    const count = stored.queriesOf(row);
+    queries += count;
+    for (let column = x; column < Math.min(stored.columns, x + shift); column++) {
+      const code = stored.codeAt(row, column);
+      largest = Math.max(largest, code);
+      mass += weightOf(code) * count;
+    }
+  }
+  return how === "mass" && shift > 1 && largest ? encode(mass / queries) : largest;
+}
+
+/* A weight as a code, see codes.py. */
+function encode(weight) {
+  if (Number.isNaN(weight)) return NAN;
+  if (!(weight >= 2 ** -30)) return 1;
+  return 2 + Math.min(65532, Math.round((Math.log2(weight) + 30) * (65532 / 30)));
+}
+
+/* What a pinned row or column says, as the server does. */
+function describeLine(weights, shares) {
+  const total = sum(weights);
+  const nan = weights.filter(Number.isNaN).length;
+  let bits = 0;
+  for (const weight of weights) {
+    const part = shares ? weight / total : weight;
+    if (part > 0) bits -= part * Math.log2(part);
+  }
+  const order = Array.from(weights.keys()).filter((index) => weights[index] > 0).sort((i, j) => weights[j] - weights[i] || i - j);
+  const top = order.slice(0, MOST).map((index) => ({ index, weight: weights[index] }));
+  const known = nan ? { entropy: null, total: null } : { entropy: Math.max(0, bits), total };
+  return { ...known, unit: "bits", nan, top };
+}
+
+/* Whole numbers from three planes of bytes, each (heads, width, n), as rows (n, width). */
+function joinBytes(bytes, heads, head, width, n) {
+  const plane = heads * width * n;
+  const found = new Float32Array(n * width);
+  for (let c = 0; c < width; c++) {
+    const start = (head * width + c) * n;
+    for (let i = 0; i < n; i++) {
+      const at = start + i;
+      const word = (bytes[at] << 16) | (bytes[plane + at] << 8) | bytes[2 * plane + at];
+      found[i * width + c] = (word >>> 1) ^ -(word & 1); // the sign is the lowest bit
+    }
+  }
+  return found;
+}
+
+function sum(numbers) {
+  return numbers.reduce((total, x) => total + x, 0);
+}
+
+async function inflate(bytes) {
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Response(stream).arrayBuffer();
+}
+
+/* Let the page paint and hear its keys. */
+function pause() {
+  return new Promise((done) => setTimeout(done));
+}

@@ -1,0 +1,395 @@
+"""What a map is drawn from: tiles, rows, columns and thumbnails of a recording.
+
+    source = Source(seen.recording)
+    source.tile(Spot(0, 18, 8), level=0, x=3, y=7)   256 × 256 weights, as codes
+    source.row(Spot(0, 18, 8), 5808)                 the strongest keys of a query
+    source.gallery(0, 18)                            a small map of each head
+
+    level below `finest`   read live from q, k and lse      milliseconds
+    level `finest` and up  from one pass over the head      in a thread, then kept
+
+A pass that takes longer than PATIENCE is answered by a preview: of each pixel its
+middle query alone. Its mass is a fair sample, its max would be far too low, so for max
+there is no preview. There is no HTTP in here: a page and a widget ask the same.
+
+Next: server.py
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from regard.arrays import to_numpy
+from regard.errors import OptionError, RegardError
+from regard.masks.algebra import And, Mask, Or, PerHead
+from regard.masks.primitives import Band
+from regard.recording.record import Record, Recording
+from regard.show.background_jobs import Jobs, LruCache
+from regard.show.log_codes import encode_weights
+from regard.show.vision_input import find_pictures
+from regard.show.zoom_levels import (
+    Levels,
+    Sheet,
+    build_levels,
+    measure_levels,
+    preview,
+    sketch,
+)
+from regard.stats.pooled import PooledMap, Pooling
+from regard.stats.reducers import is_run
+from regard.stats.registry import list_statistics
+from regard.stats.replay import to_torch
+from regard.stats.table import make_table
+from regard.stats.tile import read_tile
+from regard.stats.tile_walk import walk
+
+TILE = 256  # pixels on a side
+TOP = 20
+LIMIT = 256 * 2**20  # bytes of levels and thumbnails that are kept
+PATIENCE = 0.5  # seconds until a preview is given: 8,192 tokens need none
+WAIT = 120.0  # seconds until "not yet" is said
+CELLS = 2**36  # that are met ahead of any wish: about three minutes
+ASKED, AHEAD, LATER = 0, 1, 2  # urgency
+
+Report = Callable[[str, int, int], object]
+
+
+class MissingError(OptionError):
+    """A sequence, layer, head or tile that the recording does not have."""
+
+
+class UnfinishedError(RegardError):
+    """Something that is still being made."""
+
+
+class Spot(NamedTuple):
+    """One head of one layer with one sequence."""
+
+    sequence: int
+    layer: int
+    head: int
+
+
+class MapSource:
+    """Answers about a recording; threads may ask at the same time."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        *,
+        report: Report | None = None,
+        limit: int = LIMIT,
+    ) -> None:
+        """Make nothing yet.
+
+        report: called with what is being made, how much is done, and all of it
+        limit: bytes of what is kept
+        """
+        self.recording, self.report = recording, report
+        self.names = list(dict.fromkeys(record.name for record in recording.records))
+        pairs = zip(recording.records, recording.sequences, strict=True)
+        self.records: dict[tuple[int, int], Record] = {}
+        for record, sequence in pairs:  # of a layer that spoke twice, the first
+            if all(measure_levels(record)[0]):  # padding alone has no cells
+                self.records.setdefault(
+                    (sequence, self.names.index(record.name)), record
+                )
+        self.kept = LruCache(limit)
+        self.workers = torch.get_num_threads()
+        self.passes, self.chores = Jobs("passes"), Jobs("chores")
+        self.clock = itertools.count(1)
+        self.rows: dict[tuple[int, int], list[dict[str, Any]]] = {}  # of the table
+
+    def close(self) -> None:
+        """End all work, and wait until it has ended."""
+        for jobs in (self.passes, self.chores):
+            jobs.close()
+
+    def find(self, sequence: int, layer: int, head: int = 0) -> Record:
+        """Return a record that has this head."""
+        record = self.records.get((sequence, layer))
+        if record is None:
+            raise MissingError(
+                f"there is no layer {layer} with sequence {sequence}; there are layers "
+                f"0 to {len(self.names) - 1}."
+            )
+        if not 0 <= head < record.heads:
+            raise MissingError(
+                f"there is no head {head} in layer {layer}, expected 0 to "
+                f"{record.heads - 1}."
+            )
+        return record
+
+    def meta(self) -> dict[str, Any]:
+        """Return what there is, ready for JSON, with the table as far as it is."""
+        return self.about | self.table()
+
+    def table(self) -> dict[str, Any]:
+        """Return the numbers of every head once all are known, and how many will be."""
+        whole = len(self.rows) == len(self.records)
+        table = [row for key in self.records for row in self.rows[key]] if whole else []
+        every = 0 if self.is_long else len(self.records)
+        return {"table": table, "tableDone": len(self.rows), "tableAll": every}
+
+    @cached_property
+    def is_long(self) -> bool:
+        """Whether to meet every cell takes many minutes: then nothing is made ahead."""
+        sizes = ((r.heads, *measure_levels(r)[0]) for r in self.records.values())
+        return sum(map(math.prod, sizes)) > CELLS
+
+    @cached_property
+    def about(self) -> dict[str, Any]:
+        """What there is and never changes."""
+        tokens, texts = self.recording.tokens, self.recording.texts
+        n = max([len(tokens), len(texts), *(s + 1 for s, _ in self.records)])
+        firsts = {r.name: r for r in reversed(self.recording.records)}
+        return {
+            "model": self.recording.model,
+            "sequences": [
+                {
+                    "tokens": list(tokens[i]) if i < len(tokens) else [],
+                    "texts": list(texts[i]) if i < len(texts) else [],
+                }
+                for i in range(n)
+            ],
+            "layers": [
+                {"name": name, "heads": r.heads, "keyHeads": int(r.k.shape[0])}
+                for name, r in ((x, firsts[x]) for x in self.names)
+            ],
+            "records": [
+                describe_record(*key, r) | self.name_tokens(key[0], r)
+                for key, r in self.records.items()
+            ],
+            "levels": {"tile": TILE},
+            "statistics": [x.pack() for x in list_statistics()],
+            "pictures": find_pictures(self.recording),
+        }
+
+    def name_tokens(self, sequence: int, record: Record) -> dict[str, bool]:
+        """Tell whether the queries and the keys are the tokens of the sequence.
+
+        A decoder has queries of its own; its keys are the encoder's if as many.
+        """
+        decoders = self.recording.notes.get("decoders", [])
+        own = record.name not in decoders
+        tokens = self.recording.tokens[sequence : sequence + 1]
+        (n_q, n_k), _, _ = measure_levels(record)
+        across = n_q != n_k and [n_k] == [len(x) for x in tokens]
+        return {"qNamed": own, "kNamed": own or across}
+
+    def tile(
+        self, spot: Spot, *, level: int, x: int, y: int, how: Pooling = "max"
+    ) -> Sheet:
+        """Return the pixels of a tile that exist; x counts keys, y queries."""
+        record = self.find(*spot)
+        if how not in ("max", "mass"):
+            raise OptionError(f'how={how!r}, expected "max" or "mass".')
+        n, finest, coarsest = measure_levels(record)
+        known = 0 <= level <= coarsest
+        span = TILE << level if known else TILE
+        if not (known and 0 <= y * span < n[0] and 0 <= x * span < n[1]):
+            raise MissingError(
+                f"there is no tile x={x} y={y} at level {level}: {n[0]} queries and "
+                f"{n[1]} keys have levels 0 to {coarsest}, {TILE} pixels a tile."
+            )
+        rows, keys = slice(y * span, (y + 1) * span), slice(x * span, (x + 1) * span)
+        if level < finest:
+            found = read_tile(record, spot.head, rows, keys, TILE, how=how)
+            codes = encode_weights(to_numpy(found.values), to_numpy(found.allowed))
+            return Sheet(codes, level, how)
+        levels = self.await_levels(spot, PATIENCE if how == "mass" else WAIT)
+        if levels is not None:
+            part = slice(y * TILE, (y + 1) * TILE), slice(x * TILE, (x + 1) * TILE)
+            return Sheet(levels[level, how][part], level, how)
+        if how == "max":
+            raise UnfinishedError(
+                f"layer {spot.layer}, head {spot.head} is still being made. Ask again."
+            )
+        return preview(record, spot.head, level, (rows, keys))
+
+    def await_levels(self, spot: Spot, seconds: float) -> Levels | None:
+        """Return the coarse levels of a head; None if they take longer."""
+        levels: Levels | None = self.kept.get(spot)
+        if levels is None:
+            # the newest wish first: who turns pages looks at the last one
+            urgency, work = -next(self.clock), partial(self.build, spot)
+            try:
+                levels = self.passes.ask(spot, work, urgency).result(seconds)
+            except TimeoutError:
+                return None
+        return levels
+
+    def build(self, spot: Spot) -> Levels:
+        """Make the coarse levels of a head, unless they are there by now."""
+        made: Levels | None = self.kept.get(spot)
+        if made is None:
+            made = build_levels(
+                self.find(*spot),
+                spot.head,
+                workers=self.workers,
+                progress=self.watch(
+                    self.passes, f"layer {spot.layer}, head {spot.head}"
+                ),
+            )
+            self.kept.put(spot, made, sum(x.nbytes for x in made.values()))
+        return made
+
+    def row(self, spot: Spot, query: int) -> dict[str, Any]:
+        """Return the strongest keys of a query, its entropy in bits, and its mass."""
+        weights = self.line(spot, 0, query)
+        seen = weights[weights > 0]
+        found = name_top(weights, float(-(seen * np.log2(seen)).sum()))
+        if str(spot.sequence) in self.about["pictures"]:
+            known = [None if math.isnan(x) else x for x in weights.tolist()]
+            found["weights"] = known  # for all patches of the picture; JSON has no NaN
+        return found
+
+    def column(self, spot: Spot, key: int) -> dict[str, Any]:
+        """Return who looks at a key; the entropy is that of its readers' shares."""
+        weights = self.line(spot, 1, key)
+        seen = weights[weights > 0]
+        shares = seen / seen.sum()
+        return name_top(weights, float(-(shares * np.log2(shares)).sum()))
+
+    def line(self, spot: Spot, axis: int, at: int) -> NDArray[np.float64]:
+        """Return one row (axis 0) or column (axis 1) of the weights."""
+        record = self.find(*spot)
+        n, _, _ = measure_levels(record)
+        if not 0 <= at < n[axis]:
+            kind = ("query", "key")[axis]
+            raise MissingError(f"there is no {kind} {at}, expected 0 to {n[axis] - 1}.")
+        if n[1 - axis] == 0:
+            return np.zeros(0)
+        one, whole = slice(at, at + 1), slice(0, n[1 - axis])
+        rows, keys = (one, whole) if axis == 0 else (whole, one)
+        (found,) = walk(
+            record,
+            PooledMap(1),
+            heads=(spot.head,),
+            rows=rows,
+            keys=keys,
+            block=max(n),  # one long tile
+            workers=1,
+        )
+        return to_numpy(found.values).reshape(-1).astype(np.float64)
+
+    def gallery(self, sequence: int, layer: int) -> Sheet:
+        """Return a max map of at most 64 pixels a side for every head of a layer."""
+        self.find(sequence, layer)
+        key = sequence, layer
+        made: Sheet | None = self.kept.get(key)
+        if made is None:
+            work = partial(self.sketch, *key)
+            try:
+                made = self.chores.ask(key, work, ASKED).result(WAIT)
+            except TimeoutError:
+                raise UnfinishedError(
+                    f"the gallery of layer {layer} is still being made. Ask again."
+                ) from None
+        return made
+
+    def sketch(self, sequence: int, layer: int) -> Sheet:
+        """Make the thumbnails of a layer."""
+        made: Sheet | None = self.kept.get((sequence, layer))
+        if made is not None:
+            return made
+        made = sketch(
+            self.find(sequence, layer),
+            workers=self.workers,
+            progress=self.watch(self.chores, f"gallery of layer {layer}"),
+        )
+        self.kept.put((sequence, layer), made, made.codes.nbytes)
+        return made
+
+    def prepare(self) -> None:
+        """Make all thumbnails, then the table, unless it would take many minutes."""
+        if self.is_long:
+            return
+        for key in self.records:
+            self.chores.ask(key, partial(self.sketch, *key), AHEAD)
+        for key in self.records:
+            self.chores.ask(("table", *key), partial(self.tabulate, *key), LATER)
+
+    def tabulate(self, sequence: int, layer: int) -> None:
+        """Compute the table's rows of one record."""
+        record = self.find(sequence, layer)
+        one = replace(self.recording, records=(record,), sequences=(sequence,))
+        place = {"sequence": sequence, "layer": layer}
+        self.rows[sequence, layer] = [
+            {name: x for name, x in row.items() if name != "name"} | place
+            for row in make_table(one).list_rows()
+        ]
+        self.tell(self.chores, "table", len(self.rows), len(self.records))
+
+    def watch(self, jobs: Jobs, what: str) -> Callable[[int, int], None]:
+        """Return what a walk calls with its progress."""
+        return partial(self.tell, jobs, what)
+
+    def tell(self, jobs: Jobs, what: str, done: int, whole: int) -> None:
+        """Report how far a piece of work is; end it if nobody wants it any more."""
+        if jobs.closed.is_set():
+            raise CancelledError
+        if self.report is not None:
+            self.report(what, done, whole)
+
+
+def describe_record(sequence: int, layer: int, record: Record) -> dict[str, Any]:
+    """Return a record for JSON."""
+    (n_q, n_k), finest, coarsest = measure_levels(record)
+    q, k = (to_torch(x) for x in (record.q_positions, record.k_positions))
+    return {
+        "layer": layer,
+        "sequence": sequence,
+        "heads": list(range(record.heads)),
+        "nq": n_q,
+        "nk": n_k,
+        "qStart": int(q[0]) if n_q else 0,
+        "kStart": int(k[0]) if n_k else 0,
+        "causal": is_causal(record),
+        "finest": finest,
+        "coarsest": coarsest,
+        "qPositions": None if is_run(q) else q.tolist(),  # None: qStart, qStart + 1, …
+        "kPositions": None if is_run(k) else k.tolist(),
+    }
+
+
+def is_causal(record: Record) -> bool:
+    """Tell whether no query may look ahead, as far as the mask says so."""
+    if record.mask is None or isinstance(record.mask, Mask):
+        return record.mask is not None and forbids_ahead(record.mask)
+    q, k = (to_numpy(x) for x in (record.q_positions, record.k_positions))
+    rows = range(record.q.shape[1])
+    return not any(to_numpy(record.mask[:, i, :])[:, k > q[i]].any() for i in rows)
+
+
+def forbids_ahead(mask: Any) -> bool:
+    """Tell whether a formula is built so that no query looks ahead."""
+    if isinstance(mask, Band):
+        return mask.lo is not None and mask.lo >= 0
+    if isinstance(mask, And):
+        return any(map(forbids_ahead, mask.parts))
+    return isinstance(mask, Or | PerHead) and all(map(forbids_ahead, mask.parts))
+
+
+def name_top(weights: NDArray[np.float64], bits: float) -> dict[str, Any]:
+    """Return the strongest of a row or column for JSON."""
+    best, total = np.argsort(-weights, kind="stable")[:TOP], float(weights.sum())
+    known = math.isfinite(total)
+    top = [{"index": int(i), "weight": float(weights[i])} for i in best]
+    return {
+        "entropy": max(0.0, bits) if known else None,
+        "unit": "bits",
+        "total": total if known else None,
+        "nan": int(np.isnan(weights).sum()),
+        "top": [x for x in top if x["weight"] > 0],
+    }

@@ -1,0 +1,143 @@
+"""The coarse levels of a head as codes, and a preview until they are there.
+
+    levels = build_levels(record, head)      one exact pass: max and mass, with the mask
+    levels[5, "max"]                         a pixel for 32 × 32 cells
+    preview(record, head, 5, (rows, keys))   mass alone, from one query of each pixel
+    sketch(record)                           a small map of every head
+
+Codes take a quarter of the room of two maps of floats: 89 MB for a head of any length.
+
+Next: map_source.py
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.arrays import to_numpy
+from regard.recording.record import Record
+from regard.show.log_codes import Codes, encode_weights
+from regard.stats.columns import cut_rows
+from regard.stats.pooled import PooledMap, Pooling
+from regard.stats.pyramid import Pyramid, find_finest, find_level
+from regard.stats.tile import AllowedMap
+from regard.stats.tile_walk import Progress, walk
+
+SMALL = 64  # pixels of a thumbnail's side, at most
+
+Levels = dict[tuple[int, Pooling], Codes]
+
+
+@dataclass(frozen=True, eq=False)
+class Sheet:
+    """Pixels as codes (log_codes.py)."""
+
+    codes: Codes  # (rows, columns), or (heads, rows, columns)
+    level: int  # a pixel has 2^level × 2^level cells
+    how: Pooling
+    exact: bool = True
+    note: str = ""  # what a preview is
+
+    def to_bytes(self) -> bytes:
+        """Return the codes in rows, each with its small byte first."""
+        return self.codes.astype("<u2").tobytes()
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the bytes are, for those who read them."""
+        *heads, rows, columns = self.codes.shape
+        return {
+            "rows": rows,
+            "columns": columns,
+            "level": self.level,
+            "how": self.how,
+            "exact": self.exact,
+            **({"heads": heads[0]} if heads else {}),
+            **({"note": self.note} if self.note else {}),
+        }
+
+
+def build_levels(
+    record: Record,
+    head: int,
+    *,
+    workers: int,
+    finest: int | None = None,
+    progress: Progress | None = None,
+) -> Levels:
+    """Return every level from the finest on, from one walk.
+
+    finest: what `measure` says unless given
+    """
+    finest = measure_levels(record)[1] if finest is None else finest
+    found, reach = walk(
+        record,
+        Pyramid(finest),
+        AllowedMap((2**finest, 2**finest)),
+        heads=(head,),
+        workers=workers,
+        progress=progress,
+    )
+    levels: Levels = {}
+    allowed = to_numpy(reach)[0]
+    for level in sorted(found.max):
+        maps: tuple[tuple[Pooling, Any], ...]
+        maps = ("max", found.max.pop(level)), ("mass", found.mass.pop(level))
+        for how, named in maps:
+            levels[level, how] = encode_weights(to_numpy(named.values)[0], allowed)
+        allowed = halve(allowed)
+    return levels
+
+
+def sketch(record: Record, *, workers: int, progress: Progress | None = None) -> Sheet:
+    """Return a max map of at most 64 pixels a side for every head."""
+    level = find_level(*measure_levels(record)[0], SMALL)
+    side = 2**level
+    values, allowed = walk(
+        record,
+        PooledMap(side),
+        AllowedMap((side, side)),
+        workers=workers,
+        progress=progress,
+    )
+    pairs = zip(to_numpy(values.values), to_numpy(allowed), strict=True)
+    return Sheet(np.stack([encode_weights(*pair) for pair in pairs]), level, "max")
+
+
+def preview(record: Record, head: int, level: int, at: tuple[slice, slice]) -> Sheet:
+    """Return the mass of a tile as the middle query of each pixel has it."""
+    n_q, side = record.q.shape[1], 2**level
+    rows, keys = at
+    first = np.arange(rows.start, min(rows.stop, n_q), side)
+    middle = (first + np.minimum(first + side, n_q)) // 2
+    values, allowed = walk(
+        cut_rows(record, middle),
+        PooledMap((1, side), "mass"),
+        AllowedMap((1, side)),
+        heads=(head,),
+        keys=keys,
+        workers=1,
+    )
+    codes = encode_weights(to_numpy(values.values)[0], to_numpy(allowed)[0])
+    note = f"preview: {len(middle):,} of {min(rows.stop, n_q) - rows.start:,} queries"
+    return Sheet(codes, level, "mass", exact=False, note=note)
+
+
+def measure_levels(record: Record) -> tuple[tuple[int, int], int, int]:
+    """Return how many queries and keys, and the finest and coarsest stored level."""
+    n = int(record.q.shape[1]), int(record.k.shape[1])
+    finest = find_finest(*n)
+    return n, finest, max(finest, (max(*n, 1) - 1).bit_length())
+
+
+def halve(allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return where any of 2 × 2 pixels may be looked at."""
+    down, across = (n + n % 2 for n in allowed.shape)
+    even = np.zeros((down, across), bool)
+    even[: allowed.shape[0], : allowed.shape[1]] = allowed
+    blocks = even.reshape(down // 2, 2, across // 2, 2)
+    pooled: NDArray[np.bool_] = np.logical_or.reduce(blocks, axis=(1, 3))
+    return pooled

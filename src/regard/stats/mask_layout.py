@@ -1,0 +1,169 @@
+"""The mask of a record by row and column, and with the two changed over.
+
+    mask(b, h, q, k)  at absolute positions      what a record holds
+    Placed            at rows i and columns j    mask(q_positions[i], k_positions[j])
+    Turned            keys look at queries       mask(k, q)
+
+Both keep the proofs about tiles: what holds for all positions between the smallest and
+the largest of a tile holds for those that are there.
+
+A band, lo <= q - k <= hi, needs neither where positions follow each other. Turned, with
+both axes flipped, it is the same band again: causal stays causal, and the kernel needs
+no mask. That is what makes columns as cheap as rows.
+
+Next: replay.py
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from regard.arrays import Array, convert, namespace, to_numpy
+from regard.masks.algebra import Mask
+from regard.masks.patterns import array, everything
+from regard.masks.primitives import Band, find_range
+from regard.masks.tiles import EMPTY, Edges, Numbers, Proof, prove_tiles
+from regard.recording.record import Record, check_mask_extent
+
+ROWS, KEYS = 256, 128  # of a tile
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Placed(Mask):
+    """A mask asked by row and column."""
+
+    mask: Mask
+    q_positions: Array  # (Nq,)
+    k_positions: Array  # (Nk,)
+
+    @property
+    def positional(self) -> bool:
+        """Rows and columns are compared."""
+        return True
+
+    def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
+        return self.mask(b, h, self.q_positions[q], self.k_positions[k])
+
+    def prove(self, edges: Edges) -> Proof:
+        """Ask about all positions from the smallest to the largest of a tile."""
+        q = find_range(self.q_positions, edges.q_first, edges.q_last)
+        k = find_range(self.k_positions, edges.k_first, edges.k_last)
+        return self.mask.prove(Edges(*q, *k))
+
+    def __repr__(self) -> str:
+        return repr(self.mask)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Turned(Mask):
+    """A mask in which keys look at queries."""
+
+    mask: Mask
+
+    @property
+    def positional(self) -> bool:
+        """As the mask itself."""
+        return True
+
+    def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
+        return self.mask(b, h, k, q)
+
+    def prove(self, edges: Edges) -> Proof:
+        """Ask about the tiles on the other side of the diagonal."""
+        q_first, q_last, k_first, k_last = map(transpose_tiles, edges)
+        empty, full = self.mask.prove(Edges(k_first, k_last, q_first, q_last))
+        return Proof(transpose_tiles(empty), transpose_tiles(full))
+
+    def __repr__(self) -> str:
+        return f"({self.mask!r}) turned"
+
+
+class Lie(NamedTuple):
+    """How a mask lies over rows and columns."""
+
+    mask: Mask | Array | None
+    start: int = 0  # position of the first row, for a formula
+    flipped: bool = False  # both axes run backwards
+
+
+def lie(record: Record, within: Mask | None = None) -> Lie:
+    """Lay a record's mask, and another one inside it, over its rows and columns."""
+    if within is None and not isinstance(record.mask, Mask):
+        return Lie(record.mask)
+    formula = list_masks(record, within)
+    shift = find_shift(record)
+    if not isinstance(record.mask, Mask) and record.mask is not None:
+        return Lie(array(record.mask) & place_mask(record, formula))
+    if shift is not None and (from_zero(record) or is_banded(formula)):
+        return Lie(formula, shift)
+    return Lie(place_mask(record, formula))
+
+
+def lie_turned(record: Record) -> Lie:
+    """Lay a record's mask over its columns, which now look at its rows."""
+    mask, (n_q, n_k) = record.mask, (record.q.shape[1], record.k.shape[1])
+    if mask is None:
+        return Lie(None)
+    if not isinstance(mask, Mask):
+        return Lie(namespace(mask=mask).matrix_transpose(mask))
+    shift = find_shift(record)
+    plain = record.bias is None and record.softcap is None  # a bias is not flipped
+    if plain and shift is not None and is_banded(mask):
+        return Lie(mask, n_q + shift - n_k, flipped=True)
+    return Lie(Turned(place_mask(record, mask)))
+
+
+def count_cells(record: Record, within: Mask | None = None) -> int:
+    """Return how many cells the kernel meets: those of tiles not proved empty."""
+    mask, start, _ = lie(record, within)
+    formula = mask if isinstance(mask, Mask) else everything()
+    shape = (record.heads, record.q.shape[1], record.k.shape[1])
+    if not shape[1] * shape[2]:
+        return 0
+    tiles = prove_tiles(formula, shape, block=(ROWS, KEYS), q_start=start)
+    n_q, n_k = ([s.stop - s.start for s in x] for x in (tiles.rows, tiles.keys))
+    met = (tiles.for_all() != EMPTY) * np.outer(n_q, n_k)
+    return int(met.sum())
+
+
+def list_masks(record: Record, within: Mask | None) -> Mask:
+    """Return the formulas that must both allow a cell."""
+    if within is None:
+        assert isinstance(record.mask, Mask)
+        return record.mask
+    check_mask_extent(record, within)
+    return record.mask & within if isinstance(record.mask, Mask) else within
+
+
+def place_mask(record: Record, mask: Mask) -> Placed:
+    """Return a mask that is asked by the rows and columns of a record."""
+    like, positions = record.q, (record.q_positions, record.k_positions)
+    xp = namespace(like=like)
+    return Placed(mask, *(xp.astype(convert(x, like), xp.int64) for x in positions))
+
+
+def find_shift(record: Record) -> int | None:
+    """Return how far the first row is past the first key, if both count in ones."""
+    both = [to_numpy(x) for x in (record.q_positions, record.k_positions)]
+    if any(x.size == 0 or (np.diff(x) != 1).any() for x in both):
+        return None
+    return int(both[0][0]) - int(both[1][0])
+
+
+def from_zero(record: Record) -> bool:
+    """Tell whether the first key is at position 0."""
+    return int(record.k_positions[0]) == 0
+
+
+def is_banded(mask: Mask) -> bool:
+    """Tell whether only distances matter."""
+    leaves = [node for node in mask.walk() if not node.parts]
+    return all(isinstance(leaf, Band) for leaf in leaves)
+
+
+def transpose_tiles(x: Numbers) -> Numbers:
+    """Exchange the query tiles and the key tiles of (B, H, query, key)."""
+    return np.swapaxes(x, 2, 3)

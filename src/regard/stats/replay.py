@@ -1,0 +1,218 @@
+"""The kernel run again on a record, with other values.
+
+    weights = exp(logits - lse)            logits from q and k, lse from the record
+
+    rows      sum_j weights[i, j] F_j      the kernel with V := F
+    columns   sum_i weights[i, j] G_i      roles changed over: the keys look
+
+The kernel knows nothing of the record's lse. It divides by its own, lse', so what it
+gives is multiplied by exp(lse' - lse): 1 for whole rows, less where a sink takes a
+share, and the mass of a part where only a part of the keys is asked.
+
+For columns, -lse_i is one more number of query i, and 1 one more of every key:
+
+    [scale k_j, 1] · [q_i, -lse_i] = scale q_i · k_j - lse_i = log weights[i, j]
+
+so the lse' of a key is the log of what it receives. Where scores are capped, -lse_i
+must come after the cap, as a bias. A query whose lse is NaN makes every key that it may
+see NaN, and no other: which keys these are, a second call counts.
+
+Half precision is computed in float32, as the kernel would round the weights to 8 bits:
+masses of a bfloat16 record were off by 4e-3 in bfloat16, by 5e-5 so, for 2.4 its time.
+NumPy arrays go to torch and back without a copy; without torch, the definition runs
+in tiles. Memory is linear in N.
+
+Next: plan.py
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from regard.arrays import Array, accumulator, constant, convert, namespace, to_numpy
+from regard.definition.attention import attention
+from regard.masks.algebra import Mask
+from regard.masks.biases import Bias, added
+from regard.recording.record import Record
+from regard.stats.mask_layout import Lie, lie, lie_turned
+
+BLOCK = 512  # rows and keys of a tile, without torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Again:
+    """A call of the kernel that makes the weights of a record again."""
+
+    q: Array  # (H, N, D), those who look
+    k: Array  # (Hk, M, D), those who are seen
+    lies: Lie
+    bias: Array | Bias | None
+    scale: float
+    softcap: float | None
+    known: Array | None  # (H, N), lse of the record; None: it is in the logits
+    lost: Array | None = None  # (H, M), those seen whose weights are NaN
+
+    @property
+    def width(self) -> int:
+        """How many features one call takes."""
+        return int(self.q.shape[-1])
+
+    def run(self, values: Array | None = None) -> tuple[Array, Array]:
+        """Return the sums of values, (H, N, F), and of the weights alone, (H, N).
+
+        values: (1 or heads, M, F), F at most the width; weights alone if not given
+        """
+        sums, total = self.sum(values)
+        if self.lost is None:
+            return sums, total
+        xp = namespace(q=self.q)
+        lost, _ = self.sum(xp.astype(self.lost, self.k.dtype)[..., None])
+        nan = constant(math.nan, total)
+        reached = lost > 0.5  # each counts 1
+        return xp.where(reached, nan, sums), xp.where(reached[..., 0], nan, total)
+
+    def sum(self, values: Array | None) -> tuple[Array, Array]:
+        """Return the sums as they are without the weights that are NaN."""
+        xp = namespace(q=self.q)
+        k = self.k if values is None else share(self.k, values.shape[0])
+        v = k if values is None else self.fill(values, k.shape[0])
+        out, lse = run_kernel(self, k, v)
+        known = constant(0, lse) if self.known is None else self.known
+        known = xp.astype(known, lse.dtype)
+        blind = (lse == -math.inf) & (known == known)  # noqa: PLR0124 (NaN stays NaN)
+        known = xp.where(blind, constant(0, lse), known)
+        total = xp.exp(lse - known)
+        n_features = 0 if values is None else values.shape[-1]
+        sums = out[..., :n_features] * total[..., None]
+        if self.lies.flipped:
+            return xp.flip(sums, axis=1), xp.flip(total, axis=1)
+        return sums, total
+
+    def fill(self, values: Array, heads: int) -> Array:
+        """Fill features up to the width, and lay them under every head of keys."""
+        xp = namespace(values=values)
+        values = xp.astype(values, self.k.dtype, copy=False)
+        lead, missing = values.shape[:-1], self.width - values.shape[-1]
+        if missing:
+            values = xp.concat([values, constant(0, values, (*lead, missing))], axis=-1)
+        if self.lies.flipped:
+            values = xp.flip(values, axis=1)
+        return xp.broadcast_to(values, (heads, *values.shape[1:]))
+
+
+def again_rows(record: Record, within: Mask | None = None) -> Again:
+    """Let the queries look at the keys, as they did; or only within a mask."""
+    q, k = to_compute_dtype(record)
+    return Again(
+        q=q,
+        k=k,
+        lies=lie(record, within),
+        bias=record.bias,
+        scale=record.scale,
+        softcap=record.softcap,
+        known=record.lse,
+    )
+
+
+def again_columns(record: Record) -> Again:
+    """Let the keys look at the queries, for every query head."""
+    xp, lies = namespace(q=record.q), lie_turned(record)
+    q, k = to_compute_dtype(record)
+    lse = xp.astype(record.lse, q.dtype)
+    bias, lost = record.bias, xp.isnan(lse)
+    lse = xp.where(lse > -math.inf, lse, constant(0, lse))[..., None]  # seen by none
+    if bool(xp.any(lost)):  # such a query gives every key that it may see a weight of 1
+        q = xp.where(lost[..., None], constant(0, q), q)
+        if bias is not None:
+            one = lost[..., None] & (bias > -math.inf)
+            bias = xp.where(one, constant(0, bias), bias)
+    bias = None if bias is None else xp.matrix_transpose(bias)
+    scale = record.scale
+    if lies.flipped:
+        q, k, lse = (xp.flip(x, axis=1) for x in (q, k, lse))
+    if record.softcap is None:
+        ones = constant(1, k, (*k.shape[:-1], 1))
+        q, k = xp.concat([q, -lse], axis=-1), xp.concat([k * scale, ones], axis=-1)
+        scale = 1.0
+    else:
+        late = added(xp.matrix_transpose(-lse))  # (H, 1, Nq)
+        bias = late if bias is None else late + added(bias)
+    return Again(
+        q=share(k, record.heads),
+        k=q,
+        lies=lies,
+        bias=bias,
+        scale=scale,
+        softcap=record.softcap,
+        known=None,
+        lost=lost if bool(xp.any(lost)) else None,
+    )
+
+
+def run_kernel(call: Again, k: Array, v: Array) -> tuple[Array, Array]:
+    """Return out and lse in the library of the record."""
+    q, (mask, start, _) = call.q, call.lies
+    if not q.shape[1] * k.shape[1]:  # nobody there
+        shape = (*q.shape[:2], v.shape[2])
+        return constant(0, q, shape), constant(-math.inf, q, shape[:2])
+    run: Any = partial(attention, block=BLOCK)
+    if find_torch() is not None:
+        from regard.engine.choose import attend as run  # noqa: PLC0415 (it needs torch)
+    done = run(
+        to_torch(q),
+        to_torch(k),
+        to_torch(v),
+        to_torch(mask),
+        bias=to_torch(call.bias),
+        scale=call.scale,
+        softcap=call.softcap,
+        q_start=start,
+    )
+    return convert(done.out, q), convert(done.lse, q)
+
+
+@cache
+def find_torch() -> Any:
+    """Import torch when it is first needed; None if it is not installed."""
+    try:
+        return import_module("torch")
+    except ImportError:  # a NumPy record can be read without it
+        return None
+
+
+def to_torch(x: Any) -> Any:
+    """Return an array in torch, without a copy if it can be; others as they are."""
+    torch = find_torch()
+    if torch is None or x is None or isinstance(x, Mask | Bias | torch.Tensor):
+        return x
+    host: np.ndarray[Any, Any] = to_numpy(x)
+    if min(host.strides, default=0) < 0:  # torch does not run backwards
+        host = host.copy()
+    try:
+        return torch.from_dlpack(host)
+    except BufferError:  # an older NumPy does not lend what is read-only
+        return torch.from_dlpack(host.copy())
+
+
+def to_compute_dtype(record: Record) -> tuple[Array, Array]:
+    """Return q and k in the dtype to compute in."""
+    xp = namespace(q=record.q, k=record.k)
+    dtype = accumulator(xp, record.q, record.k)
+    q, k = (xp.astype(x, dtype, copy=False) for x in (record.q, record.k))
+    return q, k
+
+
+def share(k: Array, heads: int) -> Array:
+    """Return each of the shared heads for every query head that meets it."""
+    n_shared, n, width = k.shape
+    if heads <= n_shared:
+        return k
+    xp, group = namespace(k=k), heads // n_shared
+    spread = xp.broadcast_to(k[:, None, ...], (n_shared, group, n, width))
+    return xp.reshape(spread, (heads, n, width))
