@@ -14,7 +14,7 @@ import numpy as np
 from models import find_smollm
 
 from regard.atlas.job import run_atlas
-from regard.atlas.runners import Crew
+from regard.atlas.runners import RunnerOptions
 from regard.atlas.settings import Settings
 from regard.atlas.table import compare_atlases, read_table
 from regard.atlas.terminal_table import tell_marked
@@ -33,7 +33,7 @@ def main() -> None:
             statistics=("induction", "previous"),
             length=64,  # maximum number of tokens of a text
         )
-        done = run_atlas(f"atlas-{name}", plan=plan, crew=Crew(runner="loop"))
+        done = run_atlas(f"atlas-{name}", plan=plan, crew=RunnerOptions(runner="loop"))
         print(f"atlas-{name}: {done.documents} documents, {done.tokens} tokens")
     prose, code = (read_table(f"atlas-{name}") for name in NAMES)
     for statistic in prose.statistics:

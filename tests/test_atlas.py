@@ -23,7 +23,7 @@ from regard.arrays import to_numpy
 from regard.atlas.corpus import open_corpus, plan_corpus
 from regard.atlas.example import Place, record_example
 from regard.atlas.job import find_widest, lock, run_atlas
-from regard.atlas.runners import Crew
+from regard.atlas.runners import RunnerOptions
 from regard.atlas.settings import Settings, make_settings, read_plan
 from regard.atlas.store import Result, Store, encode_result, merge_results
 from regard.atlas.supervisor import Supervisor
@@ -89,7 +89,7 @@ def corpus(tmp_path_factory):
 def plain(tmp_path_factory, corpus):
     """The atlas of a plain loop."""
     folder = tmp_path_factory.mktemp("plain")
-    run_atlas(folder, crew=Crew(runner="loop"), plan=plan_for(corpus))
+    run_atlas(folder, crew=RunnerOptions(runner="loop"), plan=plan_for(corpus))
     return folder
 
 
@@ -120,7 +120,7 @@ def test_every_number_is_what_the_lens_says_of_each_document(plain, corpus):
 
 @pytest.mark.slow
 def test_the_pool_and_any_number_of_workers_give_the_same_bits(tmp_path, plain, corpus):
-    run_atlas(tmp_path, crew=Crew(workers=3), plan=plan_for(corpus))
+    run_atlas(tmp_path, crew=RunnerOptions(workers=3), plan=plan_for(corpus))
     check_same(plain, tmp_path)
 
 
@@ -129,7 +129,7 @@ def test_the_order_of_the_files_and_their_kind_do_not_matter(tmp_path, plain, co
     random.Random(1).shuffle(texts)
     lines = tmp_path / "texts.jsonl"
     lines.write_text("\n".join(json.dumps({"text": text}) for text in texts))
-    run_atlas(tmp_path / "a", crew=Crew(runner="loop"), plan=plan_for(lines))
+    run_atlas(tmp_path / "a", crew=RunnerOptions(runner="loop"), plan=plan_for(lines))
     one, two = read_table(plain).tally, read_table(tmp_path / "a").tally
     assert one.sums.tobytes() == two.sums.tobytes()
 
@@ -159,21 +159,27 @@ def test_ray_gives_the_same_bits_with_one_actor_and_with_two(
 
 @pytest.mark.slow
 def test_batches_and_pieces_change_only_what_they_say(tmp_path, plain, corpus):
-    run_atlas(tmp_path / "a", crew=Crew(runner="loop"), plan=plan_for(corpus, batch=4))
+    run_atlas(
+        tmp_path / "a",
+        crew=RunnerOptions(runner="loop"),
+        plan=plan_for(corpus, batch=4),
+    )
     one, two = read_table(plain), read_table(tmp_path / "a")
     for name in one.statistics:
         np.testing.assert_allclose(one.mean(name), two.mean(name), atol=1e-6)
     sizes = [len(path.read_text()) for path in corpus.iterdir()]
     length = min(sizes) - 1  # so that a last token stands alone, and is left
     plan = plan_for(corpus, pieces=max(sizes) // length + 1, length=length)
-    run_atlas(tmp_path / "b", crew=Crew(runner="loop"), plan=plan)
+    run_atlas(tmp_path / "b", crew=RunnerOptions(runner="loop"), plan=plan)
     whole = read_table(tmp_path / "b")
     assert whole.about["tokens"] == sum(n - (n % length == 1) for n in sizes)
     assert whole.count("sink")[0, 0] == 40  # pieces are not draws
 
 
 def test_packed_documents_fill_every_piece_but_the_last_of_a_shard(tmp_path, corpus):
-    run_atlas(tmp_path, crew=Crew(runner="loop"), plan=plan_for(corpus, packed=True))
+    run_atlas(
+        tmp_path, crew=RunnerOptions(runner="loop"), plan=plan_for(corpus, packed=True)
+    )
     table, known = read_table(tmp_path), open_corpus(tmp_path / "corpus.parquet")
     sizes = [
         sum(len(Path(place.file).read_bytes()) for place in known.shard(n).places)
@@ -202,9 +208,9 @@ def test_documents_that_cannot_be_done_are_named_and_the_rest_is_as_without_them
     monkeypatch.setattr("regard.atlas.supervisor.LIVES", 2)
     texts = write_corpus(tmp_path / "texts", 12)
     plan = plan_for(texts, batch=4, shard=16, pieces=2)
-    run_atlas(tmp_path / "clean", crew=Crew(runner="loop"), plan=plan)
+    run_atlas(tmp_path / "clean", crew=RunnerOptions(runner="loop"), plan=plan)
     spoil(texts)
-    run_atlas(tmp_path / "spoiled", crew=Crew(workers=1), plan=plan)
+    run_atlas(tmp_path / "spoiled", crew=RunnerOptions(workers=1), plan=plan)
     table = read_table(tmp_path / "spoiled")
     aside = {name.split("/")[-1]: reason for name, reason in table.about["set_aside"]}
     assert aside == {
@@ -224,13 +230,13 @@ def test_a_document_that_ends_in_nan_is_set_aside_and_not_half_counted(
 ):
     texts = write_corpus(tmp_path / "texts", 12)
     plan = plan_for(texts)
-    run_atlas(tmp_path / "clean", crew=Crew(runner="loop"), plan=plan)
+    run_atlas(tmp_path / "clean", crew=RunnerOptions(runner="loop"), plan=plan)
     (texts / "odd.txt").write_text("what comes after \x01 is NaN")
     model = make()
     with torch.no_grad():
         model.network.embed.weight[1] = torch.nan
     monkeypatch.setattr("atlas_model.make", lambda: model)
-    run_atlas(tmp_path / "odd", crew=Crew(runner="loop"), plan=plan)
+    run_atlas(tmp_path / "odd", crew=RunnerOptions(runner="loop"), plan=plan)
     table, clean = (read_table(tmp_path / x) for x in ("odd", "clean"))
     ((name, reason),) = table.about["set_aside"]
     assert name.endswith("odd.txt")
@@ -260,7 +266,7 @@ def test_a_statistic_that_is_nan_is_a_reason_and_no_gap(tmp_path, monkeypatch):
     texts = write_corpus(tmp_path / "texts", 8)
     (texts / "odd.txt").write_text("odd one")
     monkeypatch.setattr("regard.atlas.worker.measure_rows", spoil_one)
-    run_atlas(tmp_path / "a", crew=Crew(runner="loop"), plan=plan_for(texts))
+    run_atlas(tmp_path / "a", crew=RunnerOptions(runner="loop"), plan=plan_for(texts))
     table = read_table(tmp_path / "a")
     assert (table.with_nan, table.about["aside"]) == (1, 1)
     assert table.count("entropy")[0].tolist() == [8] * 4
@@ -270,7 +276,7 @@ def test_a_pack_that_fails_takes_no_half_of_a_document_with_it(tmp_path):
     texts = write_corpus(tmp_path / "texts", 11)
     (texts / "odd.txt").write_text("one CRASH of the model, " + "x" * 100)
     plan = plan_for(texts, packed=True, shard=12)
-    run_atlas(tmp_path / "a", crew=Crew(runner="loop"), plan=plan)
+    run_atlas(tmp_path / "a", crew=RunnerOptions(runner="loop"), plan=plan)
     table = read_table(tmp_path / "a")
     aside = {name for name, _ in table.about["set_aside"]}
     assert any(name.endswith("odd.txt") for name in aside)
@@ -281,7 +287,7 @@ def test_a_pack_that_fails_takes_no_half_of_a_document_with_it(tmp_path):
             (left / path.name).write_text(path.read_text())
     run_atlas(
         tmp_path / "b",
-        crew=Crew(runner="loop"),
+        crew=RunnerOptions(runner="loop"),
         plan=replace(plan, corpus=(str(left),)),
     )
     clean = read_table(tmp_path / "b")
@@ -300,7 +306,7 @@ def test_a_layer_that_runs_twice_is_said(tmp_path, monkeypatch):
     model.network.blocks[1] = model.network.blocks[0]
     monkeypatch.setattr("atlas_model.make", lambda: model)
     plan = plan_for(write_corpus(tmp_path / "texts", 4))
-    run_atlas(tmp_path / "a", crew=Crew(runner="loop"), plan=plan)
+    run_atlas(tmp_path / "a", crew=RunnerOptions(runner="loop"), plan=plan)
     reasons = {x for _, x in read_table(tmp_path / "a").about["set_aside"]}
     twice = "LookupError: blocks.0.attention runs more than once for a text"
     assert reasons == {twice}
@@ -308,7 +314,7 @@ def test_a_layer_that_runs_twice_is_said(tmp_path, monkeypatch):
 
 def test_a_sample_of_a_corpus_says_that_it_is_one(tmp_path, corpus, plain):
     plan = plan_for(corpus, documents=8)
-    run_atlas(tmp_path, crew=Crew(runner="loop"), plan=plan)
+    run_atlas(tmp_path, crew=RunnerOptions(runner="loop"), plan=plan)
     assert not read_table(tmp_path).about["whole"]
     assert read_table(plain).about["whole"]
 
@@ -363,7 +369,7 @@ def test_workers_and_the_driver_may_be_killed_and_nothing_is_lost_or_counted_twi
 def test_a_run_that_ended_does_nothing_when_it_is_run_again(tmp_path, plain, corpus):
     before = {x: x.stat().st_mtime_ns for x in (plain / "results").iterdir()}
     begin = time.monotonic()
-    standing = run_atlas(plain, crew=Crew())  # no worker is started
+    standing = run_atlas(plain, crew=RunnerOptions())  # no worker is started
     assert standing.documents == 40
     assert time.monotonic() - begin < 5
     assert before == {x: x.stat().st_mtime_ns for x in (plain / "results").iterdir()}
@@ -371,10 +377,10 @@ def test_a_run_that_ended_does_nothing_when_it_is_run_again(tmp_path, plain, cor
 
 def test_a_damaged_result_is_done_again(tmp_path, plain, corpus):
     folder = tmp_path / "a"
-    run_atlas(folder, crew=Crew(runner="loop"), plan=plan_for(corpus))
+    run_atlas(folder, crew=RunnerOptions(runner="loop"), plan=plan_for(corpus))
     path = sorted((folder / "results").glob("*.parquet"))[3]
     path.write_bytes(path.read_bytes()[:-7])
-    end = run_atlas(folder, crew=Crew(runner="loop"))
+    end = run_atlas(folder, crew=RunnerOptions(runner="loop"))
     check_same(plain, folder)
     assert len(list((folder / "results").glob("*.damaged"))) == 1
     assert [path.name in words for words in end.damaged] == [True]
@@ -390,12 +396,12 @@ def test_a_full_disk_is_said_and_the_run_goes_on_when_there_is_room(
         pytest.skip("a small disk needs the right to mount one")
     try:
         with pytest.raises(FileError, match="is full"):
-            run_atlas(small, crew=Crew(runner="loop"), plan=plan_for(corpus))
+            run_atlas(small, crew=RunnerOptions(runner="loop"), plan=plan_for(corpus))
         kept = len(list((small / "results").glob("0-*.parquet")))
         assert 0 < kept < 10
         assert not list((small / "results").glob("*.new"))  # nothing half written
         subprocess.run(["mount", "-o", "remount,size=4m", str(small)], check=True)
-        run_atlas(small, crew=Crew(runner="loop"))
+        run_atlas(small, crew=RunnerOptions(runner="loop"))
         check_same(plain, small)
     finally:
         subprocess.run(["umount", str(small)], check=True)
@@ -426,7 +432,7 @@ def test_a_document_whose_process_dies_twice_is_unlucky_and_not_guilty(
     monkeypatch.setenv("ATLAS_DEATHS", str(tmp_path))
     texts = write_corpus(tmp_path / "texts", 1)
     (texts / "unlucky.txt").write_text("UNLUCKY, but nobody's fault")
-    run_atlas(tmp_path / "atlas", crew=Crew(workers=1), plan=plan_for(texts))
+    run_atlas(tmp_path / "atlas", crew=RunnerOptions(workers=1), plan=plan_for(texts))
     about = read_table(tmp_path / "atlas").about
     assert (about["documents"], about["aside"]) == (2, 0)
     assert len(list(tmp_path.glob("*.death"))) == 2
@@ -457,7 +463,10 @@ def test_documents_that_all_end_their_process_are_not_blamed(tmp_path, monkeypat
 def test_it_stops_after_the_first_shard_at_which_enough_is_known(tmp_path, corpus):
     rule = plan_for(corpus, statistics=("sink", "local"), until_interval=0.3)
     ends = []
-    for name, crew in (("a", Crew(runner="loop")), ("b", Crew(workers=2))):
+    for name, crew in (
+        ("a", RunnerOptions(runner="loop")),
+        ("b", RunnerOptions(workers=2)),
+    ):
         ends.append(run_atlas(tmp_path / name, crew=crew, plan=rule))
     assert ends[0] == ends[1]
     assert 0 < ends[0].shards < ends[0].of
@@ -476,14 +485,14 @@ def test_it_stops_after_the_first_shard_at_which_enough_is_known(tmp_path, corpu
     np.testing.assert_array_equal(columns["half"], halves)
     assert {*columns["interval"]} == {"sequence"}
     assert not table.about["whole"]
-    again = run_atlas(tmp_path / "a", crew=Crew(runner="loop"))
+    again = run_atlas(tmp_path / "a", crew=RunnerOptions(runner="loop"))
     assert replace(again, damaged=()) == ends[0]
     check_same(tmp_path / "a", tmp_path / "b")
 
 
 def test_a_run_that_ends_too_early_says_what_is_missing(tmp_path, corpus):
     rule = plan_for(corpus, statistics=("sink",), tokens=500, until_interval=0.05)
-    end = run_atlas(tmp_path, crew=Crew(runner="loop"), plan=rule)
+    end = run_atlas(tmp_path, crew=RunnerOptions(runner="loop"), plan=rule)
     assert end.ended.startswith("500 tokens were asked for; the widest interval of")
     assert "± 0.05 for every head would take about" in end.ended
     needed = int(re.search(r"about ([\d,]+) documents", end.ended)[1].replace(",", ""))
@@ -491,7 +500,7 @@ def test_a_run_that_ends_too_early_says_what_is_missing(tmp_path, corpus):
     assert read_table(tmp_path).interval == "sequence"
     # it was looked at before it went on: the kind of its interval stays
     plain = plan_for(corpus, statistics=("sink",))
-    end = run_atlas(tmp_path, crew=Crew(runner="loop"), plan=plain)
+    end = run_atlas(tmp_path, crew=RunnerOptions(runner="loop"), plan=plain)
     assert end.ended == "every document was read"
     table = read_table(tmp_path)
     assert table.interval == "sequence"
@@ -502,7 +511,7 @@ def test_a_folder_of_an_earlier_version_has_the_interval_of_its_plan(tmp_path, c
     for name, rule in (("fixed", None), ("stopped", 0.3)):
         folder = tmp_path / name
         plan = plan_for(corpus, statistics=("sink",), until_interval=rule)
-        run_atlas(folder, crew=Crew(runner="loop"), plan=plan)
+        run_atlas(folder, crew=RunnerOptions(runner="loop"), plan=plan)
         table = read_table(folder)
         about = json.loads((folder / "about.json").read_text())
         assert about.pop("interval") == table.interval
@@ -525,13 +534,15 @@ def test_documents_set_aside_by_earlier_versions_are_counted():
 
 def test_it_stops_after_so_many_tokens(tmp_path, corpus):
     end = run_atlas(
-        tmp_path, crew=Crew(runner="loop"), plan=plan_for(corpus, tokens=500)
+        tmp_path, crew=RunnerOptions(runner="loop"), plan=plan_for(corpus, tokens=500)
     )
     assert end.tokens >= 500
     assert end.shards < end.of
-    more = run_atlas(tmp_path, crew=Crew(runner="loop"), plan=plan_for(corpus))
+    more = run_atlas(tmp_path, crew=RunnerOptions(runner="loop"), plan=plan_for(corpus))
     assert more.shards == more.of  # without the rule it goes on
-    again = run_atlas(tmp_path, crew=Crew(runner="loop"))  # and does not go back to it
+    again = run_atlas(
+        tmp_path, crew=RunnerOptions(runner="loop")
+    )  # and does not go back to it
     assert again.shards == again.of
     assert read_table(tmp_path).about["whole"]
 
@@ -539,14 +550,14 @@ def test_it_stops_after_so_many_tokens(tmp_path, corpus):
 def test_a_folder_of_another_plan_is_refused(tmp_path, plain, corpus):
     for length in (32, 60):
         with pytest.raises(OptionError, match=f"length=48, given {length}"):
-            run_atlas(plain, crew=Crew(), plan=plan_for(corpus, length=length))
+            run_atlas(plain, crew=RunnerOptions(), plan=plan_for(corpus, length=length))
     with pytest.raises(FileError, match="holds no atlas"):
-        run_atlas(tmp_path / "nothing", crew=Crew())
+        run_atlas(tmp_path / "nothing", crew=RunnerOptions())
 
 
 def test_two_runs_do_not_work_in_one_folder(tmp_path, plain):
     with lock(plain), pytest.raises(OptionError, match="another run"):
-        run_atlas(plain, crew=Crew())
+        run_atlas(plain, crew=RunnerOptions())
 
 
 @pytest.mark.slow
@@ -562,7 +573,10 @@ def test_ctrl_c_ends_the_workers_and_keeps_what_was_done(tmp_path, corpus, monke
     threads = threading.active_count()
     with pytest.raises(KeyboardInterrupt):
         run_atlas(
-            tmp_path, crew=Crew(workers=2), plan=plan_for(corpus), progress=interrupt
+            tmp_path,
+            crew=RunnerOptions(workers=2),
+            plan=plan_for(corpus),
+            progress=interrupt,
         )
     assert not [pid for pid in list_processes(os.getpid())[1:] if is_worker(pid)]
     assert threading.active_count() == threads
@@ -592,7 +606,9 @@ def test_halves_of_one_corpus_do_not_differ_and_another_one_does(tmp_path):
             text = " ".join(rng.choices(words, k=20))
             (tmp_path / name / f"{i}.txt").write_text(text)
         plan = plan_for(tmp_path / name, shard=12, statistics=("entropy",))
-        run_atlas(tmp_path / f"{name}.atlas", crew=Crew(runner="loop"), plan=plan)
+        run_atlas(
+            tmp_path / f"{name}.atlas", crew=RunnerOptions(runner="loop"), plan=plan
+        )
     a, b, c = (read_table(tmp_path / f"{name}.atlas") for name in "abc")
     assert not compare_atlases(a, b, "entropy").marked.any()
     other = compare_atlases(a, c, "entropy")
@@ -652,4 +668,4 @@ def test_a_crew_that_cannot_work_is_refused():
         ({"address": "auto"}, "for Ray"),
     ):
         with pytest.raises(OptionError, match=words):
-            Crew(**given)
+            RunnerOptions(**given)

@@ -16,7 +16,7 @@ from test_atlas import plan_for, write_corpus
 import regard
 from regard.__main__ import main
 from regard.atlas.job import run_atlas
-from regard.atlas.runners import Crew
+from regard.atlas.runners import RunnerOptions
 from regard.atlas.settings import Settings
 from regard.atlas.table import read_table
 from regard.atlas.terminal_table import draw_atlas_table as draw_atlas
@@ -97,7 +97,7 @@ def test_it_is_in_the_data_of_the_map(third):
 def test_it_is_in_an_atlas_whose_workers_are_other_processes(tmp_path, third):
     plan = plan_for(write_corpus(tmp_path / "texts", 2), shard=1)
     assert plan.statistics[-1] == "third"
-    run_atlas(tmp_path / "a", crew=Crew(runner="pool", workers=2), plan=plan)
+    run_atlas(tmp_path / "a", crew=RunnerOptions(runner="pool", workers=2), plan=plan)
     table = read_table(tmp_path / "a")
     assert table.about["documents"] == 2
     mean = table.mean("third")
@@ -109,7 +109,7 @@ def test_it_is_in_an_atlas_whose_workers_are_other_processes(tmp_path, third):
     done = CliRunner().invoke(main, ["atlas", "show", str(tmp_path / "a"), "--page", str(page)])  # fmt: skip
     assert done.exit_code == 0, done.output
     assert '"description":"weight on the third key"' in page.read_text("utf-8")
-    run_atlas(tmp_path / "b", crew=Crew(runner="loop"), plan=plan)
+    run_atlas(tmp_path / "b", crew=RunnerOptions(runner="loop"), plan=plan)
     np.testing.assert_array_equal(read_table(tmp_path / "b").mean("third"), mean)
 
 
@@ -144,7 +144,7 @@ def test_what_is_not_registered_is_refused_in_a_sentence(tmp_path):
 def test_an_atlas_with_an_unknown_statistic_is_refused_and_says_why(tmp_path):
     with registered(THIRD):
         plan = plan_for(write_corpus(tmp_path / "texts", 2), statistics=("third",))
-        run_atlas(tmp_path / "a", crew=Crew(runner="loop"), plan=plan)
+        run_atlas(tmp_path / "a", crew=RunnerOptions(runner="loop"), plan=plan)
     done = CliRunner().invoke(main, ["atlas", "show", str(tmp_path / "a")])
     assert done.exit_code == 1
     assert "no statistic 'third', expected one of entropy" in done.output

@@ -1,5 +1,6 @@
 """The site of the documents: it builds without a warning, and asks nobody for anything."""
 
+import ast
 import importlib.util
 import json
 import re
@@ -101,7 +102,7 @@ def test_every_link_inside_of_the_site_leads_somewhere(site):
 def test_every_public_name_is_in_the_api(site):
     (api,) = (page for path, page in site.items() if path.name == "api.html")
     for module in (regard, engine, lens, masks, stats):
-        for name in set(module.__all__) - {"presets"}:
+        for name in set(module.__all__) - {"published"}:
             places = {f"{module.__name__}.{name}", f"regard.{name}"}
             assert places & api.ids, f"{module.__name__}.{name}"
 
@@ -120,6 +121,42 @@ def test_every_file_of_the_readers_path_is_annotated():
     annotated = (DOCS / "reading.md").read_text("utf-8")
     missing = [x for x in names if not re.search(rf"(?<![\w/]){x}\b", annotated)]
     assert missing == []  # a path to quote from is not enough
+
+
+def find_unexplained(path, sections):
+    """Yield names that a file of the path imports, and that were not explained before it."""
+    known = set()
+    for name in path:
+        tree = ast.parse((ROOT / "src/regard" / f"{name}.py").read_text("utf-8"))
+        known |= set(re.findall(r"`(\w+)", sections[name]))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("regard."):
+                yield from (
+                    f"{name}: {x.name}" for x in node.names if x.name not in known
+                )
+        for node in tree.body:  # what later files may use
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                known.add(node.name)
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                found = (x for x in ast.walk(node) if isinstance(x, ast.Name))
+                known |= {x.id for x in found if isinstance(x.ctx, ast.Store)}
+
+
+def test_the_readers_path_is_short_and_explains_every_name():
+    start = README.index("## Read the source")
+    text = README[start : README.index("A transformer in plain arrays")]
+    path = re.findall(r"\[([a-z_]+/[a-z_]+)\]\(src/regard/", text)
+    files = [ROOT / "src/regard" / f"{name}.py" for name in path]
+    assert sum(len(x.read_text("utf-8").splitlines()) for x in files) < 2_000
+    page = (DOCS / "reading.md").read_text("utf-8")
+    found = re.findall(
+        r"^## ([a-z_]+/[a-z_]+):(.*?)(?=^## )", page, re.MULTILINE | re.DOTALL
+    )
+    assert [name for name, _ in found] == path
+    sections = dict(found)
+    assert list(find_unexplained(path, sections)) == []
+    sections["stats/rows"] = sections["stats/rows"].replace("`NamedArray`", "")
+    assert list(find_unexplained(path, sections)) == ["stats/rows: NamedArray"]
 
 
 @pytest.mark.parametrize("claim", claims.CLAIMS, ids=lambda claim: claim.says[:40])

@@ -19,7 +19,7 @@ from regard.recording.record import Record
 from regard.stats.cells import ask_offset, cells, find_targets, induction, offset
 from regard.stats.columns import ask_received, mean_received, queries_of, received
 from regard.stats.gradients import gradient_keys, gradient_received, gradient_rows
-from regard.stats.named_array import Named
+from regard.stats.named_array import NamedArray
 from regard.stats.plan import DirectAsk, make_plan
 from regard.stats.rows import (
     ask_entropy,
@@ -49,7 +49,7 @@ class Case:
 
     def check(self, named, expected, axes):
         """Compare a statistic with the dense one, relative to its largest number."""
-        assert isinstance(named, Named)
+        assert isinstance(named, NamedArray)
         assert named.axes == axes
         assert named.how
         found = to_numpy(named.values)
@@ -381,13 +381,13 @@ def test_parts_of_the_keys_or_queries_add_up(case, at):
     parts = [cut(whole, slice(0, at)), cut(whole, slice(at, None))]
     features = np.random.default_rng(3).normal(size=(case.weights.shape[2], 3))
     sums = mass(parts[0], features[:at]).values + mass(parts[1], features[at:]).values
-    case.check(Named(sums, (), "-"), to_numpy(mass(record, features).values), ())
+    case.check(NamedArray(sums, (), "-"), to_numpy(mass(record, features).values), ())
     sums = entropy(parts[0]).values + entropy(parts[1]).values
     error = np.abs(to_numpy(sums) - to_numpy(entropy(record).values)).max()
     assert error <= 3 * TOLERANCE[case.dtype]
     parts = [cut(slice(0, at), whole), cut(slice(at, None), whole)]
     sums = received(parts[0]).values + received(parts[1]).values
-    case.check(Named(sums, (), "-"), to_numpy(received(record).values), ())
+    case.check(NamedArray(sums, (), "-"), to_numpy(received(record).values), ())
 
 
 @pytest.mark.parametrize("n_q, n_k", [(0, 3), (3, 0), (0, 0)])

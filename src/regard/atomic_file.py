@@ -1,6 +1,6 @@
 """Write a file atomically: after a crash it has either its new or its old contents.
 
-    with write_whole(path) as new:
+    with write_atomically(path) as new:
         …                          write to `new`, a temporary file in the same folder
 
 The temporary file is flushed to disk and then renamed; the rename is flushed as well.

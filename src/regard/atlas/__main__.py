@@ -84,12 +84,12 @@ def run(*, folder: Path, file: str | None, **options: Any) -> None:
     """
     require_extras("atlas")
     from regard.atlas.job import run_atlas as do  # noqa: PLC0415 (help comes at once)
-    from regard.atlas.runners import Crew  # noqa: PLC0415
+    from regard.atlas.runners import RunnerOptions  # noqa: PLC0415
     from regard.atlas.table import read_table  # noqa: PLC0415
     from regard.atlas.terminal_table import tell_left_out  # noqa: PLC0415
 
     names = ("runner", "workers", "threads", "address")
-    crew = Crew(**{name: options.pop(name) for name in names})
+    crew = RunnerOptions(**{name: options.pop(name) for name in names})
     given = {k: v for k, v in options.items() if v not in (None, ())}
     plan = choose_plan(folder, file, given)
     began = time.monotonic()

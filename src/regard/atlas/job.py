@@ -31,7 +31,7 @@ from regard.atlas.confidence import estimate_growth, find_half, is_narrow
 from regard.atlas.corpus import Corpus, open_corpus, plan_corpus
 from regard.atlas.example import find_examples
 from regard.atlas.model import open_words
-from regard.atlas.runners import Crew
+from regard.atlas.runners import RunnerOptions
 from regard.atlas.settings import (
     STUDENT,
     Settings,
@@ -67,7 +67,7 @@ class Standing:
 def run_atlas(
     folder: str | Path,
     *,
-    crew: Crew,
+    crew: RunnerOptions,
     plan: Settings | None = None,
     progress: Progress = lambda _: None,
     reading: Callable[[int, int], object] | None = None,
@@ -153,7 +153,11 @@ def note(path: Path, plan: Settings, corpus: Corpus, interval: str) -> None:
 
 
 def run_missing(
-    store: Store, plan: Settings, corpus: Corpus, crew: Crew, progress: Progress
+    store: Store,
+    plan: Settings,
+    corpus: Corpus,
+    crew: RunnerOptions,
+    progress: Progress,
 ) -> Standing:
     """Run the shards that are missing, and stop when enough is known."""
     missing = (n for n in range(corpus.shards) if not store.has(n))

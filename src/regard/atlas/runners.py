@@ -34,7 +34,7 @@ SPARE = 2  # logical CPUs for Ray's own tasks: without one it waits for ever
 
 
 @dataclass(frozen=True, kw_only=True)
-class Crew:
+class RunnerOptions:
     """Who does the work."""
 
     runner: str = "pool"  # "loop", "pool" or "ray"
@@ -61,7 +61,7 @@ class Crew:
         return RUNNERS[self.runner](plan, shards, self)
 
 
-def run_loop(plan: Settings, shards: Iterable[Shard], crew: Crew) -> Results:
+def run_loop(plan: Settings, shards: Iterable[Shard], crew: RunnerOptions) -> Results:
     """Do one shard after the other in this process."""
     from regard.atlas.worker import Worker  # noqa: PLC0415 (only here it needs torch)
 
@@ -69,7 +69,7 @@ def run_loop(plan: Settings, shards: Iterable[Shard], crew: Crew) -> Results:
     yield from map(worker, shards)
 
 
-def run_pool(plan: Settings, shards: Iterable[Shard], crew: Crew) -> Results:
+def run_pool(plan: Settings, shards: Iterable[Shard], crew: RunnerOptions) -> Results:
     """Do them in processes of this machine, each watched over by a thread of ours."""
     left = iter(shards)
     free: SimpleQueue[Supervisor] = SimpleQueue()
@@ -100,7 +100,7 @@ def run_pool(plan: Settings, shards: Iterable[Shard], crew: Crew) -> Results:
                 yield future.result()
 
 
-def run_ray(plan: Settings, shards: Iterable[Shard], crew: Crew) -> Results:
+def run_ray(plan: Settings, shards: Iterable[Shard], crew: RunnerOptions) -> Results:
     """Do them on the machines of a Ray cluster, an actor with the model each.
 
     Ray hands out shards, moves results, and starts actors again on the nodes that are
@@ -138,7 +138,7 @@ def run_ray(plan: Settings, shards: Iterable[Shard], crew: Crew) -> Results:
             ray.shutdown()
 
 
-def start_ray(ray: Any, crew: Crew) -> None:
+def start_ray(ray: Any, crew: RunnerOptions) -> None:
     """Join a cluster, or start one of this machine that tells nobody."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing leaves the machine
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # it speaks in our terminal

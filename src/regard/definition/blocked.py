@@ -10,7 +10,7 @@ Each row of tiles is merged from left to right. Tiles that the mask proves empty
 skipped; tiles it proves full need no mask. A sink is merged like a tile: it has the
 weight exp(sink) and no value.
 
-Next: engine/choose.py
+Next: recording/record.py (fused kernels: engine/choose.py)
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def fold(attend: Callable[..., Any], call: Call, block: int | tuple[int, int]) -
     """Apply `attend` to each tile that is not proved empty, and merge the results."""
     formula = call.mask if isinstance(call.mask, Mask) else everything()
     tiles = prove_tiles(formula, call.shape, block=block, q_start=call.q_start)
-    masked = replace(call, sink=None)  # the sink is added once, by `nothing`
+    masked = replace(call, sink=None)  # the sink is added once, by `attend_nothing`
     unmasked = masked if is_array(call.mask) else replace(masked, mask=None)
     done = [attend_nothing(call, 0)]
     for rows, kinds in zip(tiles.rows, tiles.for_all(), strict=True):

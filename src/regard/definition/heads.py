@@ -1,7 +1,7 @@
 """Multi-head and grouped-query layouts: split, join and multiply heads.
 
-    split   (..., N, H*D)  ->  (..., H, N, D), and `join` back
-    pair    (..., H, N, A) times (..., Hk, A, M)  ->  (..., H, N, M)
+    split_heads      (..., N, H*D)  ->  (..., H, N, D); join_heads is its inverse
+    multiply_heads   (..., H, N, A) times (..., Hk, A, M)  ->  (..., H, N, M)
 
 With grouped queries, query head h uses key head h // (H / Hk). K is not copied: the
 query rows of a group are concatenated and multiplied by their K in a single product.

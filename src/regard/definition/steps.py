@@ -5,7 +5,7 @@
 Small matrices are printed in full, large ones abbreviated; large weights are also drawn
 as a map in which each character shows the largest weight of its cells.
 
-Next: masks/algebra.py
+Next: masks/formula.py
 """
 
 from __future__ import annotations

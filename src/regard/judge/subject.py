@@ -3,8 +3,8 @@
     subject = Subject(fn, convention, limit=10)
     subject.ask(inputs).out                         (B, H, Nq, Dv), float64, NumPy
 
-If the function raises, hangs or returns something invalid, TroubleError says so. If the
-convention cannot express the inputs, NotAskedError is raised.
+CallFailedError is raised if the function raises, hangs or returns something invalid,
+NotAskedError if the convention cannot express the inputs.
 
 Next: case.py
 """
@@ -315,7 +315,7 @@ def add_axes(x: NDArray[Any], shape: tuple[int, ...], name: str) -> NDArray[Any]
 
 
 def call_within(limit: float, work: Callable[[], Any]) -> Any:
-    """Return work(); raise TroubleError if it raises or exceeds the time limit."""
+    """Return work(); raise CallFailedError if it raises or exceeds the time limit."""
     box: list[Any] = []
 
     def run() -> None:

@@ -1,6 +1,6 @@
 """`regard learn`: the course in a terminal, with a folder of the learner's files.
 
-    desk = Desk(Path("regard-exercises"))
+    desk = Workspace(Path("regard-exercises"))
     desk.list()                 what is solved, what comes next
     desk.open("softmax")        write the stub to softmax.py unless it exists
     desk.watch("softmax")       grade on every save; open the next when it is right

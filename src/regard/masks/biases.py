@@ -9,7 +9,7 @@
 Softcap and sink are not biases: they do not commute with addition. They are arguments
 of `attention`, applied at a fixed point in the computation.
 
-Next: algebra.py
+Next: definition/contract.py
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The six basic masks that all others combine.
 
-    Band    lo <= q - k <= hi                    causal, window
-    Keys    lo <= k < hi                         prefix, lengths
-    Same    ids_q[q] == ids_k[k]                 documents, chunks, segments
-    Valid   valid[k]                             padding
-    Where   fn(b, h, q, k)                       anything else
-    Given   array[b, h, q, k]                    an array
+    Band       lo <= q - k <= hi                    causal, window
+    Keys       lo <= k < hi                         prefix, lengths
+    Same       ids_q[q] == ids_k[k]                 documents, chunks, segments
+    Valid      valid[k]                             padding
+    Where      fn(b, h, q, k)                       anything else
+    ArrayMask  array[b, h, q, k]                    an array
 
 The first four can prove a tile empty or full from its first and last positions.
 

@@ -6,7 +6,7 @@ All tiles are proved in one vectorized step, from the first and last position of
 million tiles (131,072 tokens in blocks of 128) take about a second. `settle` evaluates
 the mask in the undecided tiles, in batches, so that all that remain are truly mixed.
 
-Next: patterns.py
+Next: algebra.py
 """
 
 from __future__ import annotations

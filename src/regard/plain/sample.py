@@ -141,7 +141,7 @@ def make_generators(
     It depends only on the seed, the tokens of the prompt, and the number of equal
     prompts before it.
 
-    >>> together, alone = open_streams(0, [[1, 2], [3]]), open_streams(0, [[3]])
+    >>> together, alone = make_generators(0, [[1, 2], [3]]), make_generators(0, [[3]])
     >>> together[1].random() == alone[0].random()
     True
     """

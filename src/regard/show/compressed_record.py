@@ -32,7 +32,7 @@ from regard.errors import OptionError
 from regard.recording.record import Record
 from regard.stats.columns import cut_rows
 from regard.stats.nonfinite import mark_nonfinite
-from regard.stats.replay import again_rows, to_torch
+from regard.stats.replay import replay_rows, to_torch
 
 LONGEST = 2048  # tokens with a bias: taking apart takes seconds a head
 MOST = 2.0**22  # of a whole number: with its sign it has three bytes
@@ -145,7 +145,7 @@ def round_pair(a: Floats, b: Floats, error: float) -> tuple[Whole, Whole, Floats
 
 def renew_lse(record: Record, rounded: Record) -> Any:
     """Return the lse with which every row of the rounded record has its mass again."""
-    before, after = (to_torch(again_rows(x).run()[1]) for x in (record, rounded))
+    before, after = (to_torch(replay_rows(x).run()[1]) for x in (record, rounded))
     ratio = after.double() / before.double()
     ratio[~(ratio > 0)] = 1  # a row that sees nothing
     return (rounded.lse.double() + ratio.log()).float()

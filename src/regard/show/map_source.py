@@ -1,6 +1,6 @@
 """What a map is drawn from: tiles, rows, columns and thumbnails of a recording.
 
-    source = Source(seen.recording)
+    source = MapSource(seen.recording)
     source.tile(Spot(0, 18, 8), level=0, x=3, y=7)   256 × 256 weights, as codes
     source.row(Spot(0, 18, 8), 5808)                 the strongest keys of a query
     source.gallery(0, 18)                            a small map of each head

@@ -3,7 +3,7 @@
     serve(recording)                     until Ctrl-C
     with start(recording) as running:    beside other work; running.url is the page
 
-    request ─▶ Guard: Host, Origin, token ─▶ a fixed table of paths ─▶ Source ─▶ bytes
+    request ─▶ Guard: Host, Origin, token ─▶ a table of paths ─▶ MapSource ─▶ bytes
 
 A recording holds the text that a model read, so nothing but the page itself may ask:
 

@@ -70,7 +70,7 @@ def build_levels(
 ) -> Levels:
     """Return every level from the finest on, from one walk.
 
-    finest: what `measure` says unless given
+    finest: from measure_levels unless given
     """
     finest = measure_levels(record)[1] if finest is None else finest
     found, reach = walk(

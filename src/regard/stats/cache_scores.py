@@ -21,7 +21,7 @@ from regard.recording.record import Record
 from regard.stats.columns import cut_rows, received
 from regard.stats.features import mark_spans, read_span
 from regard.stats.head_scores import count_after
-from regard.stats.named_array import Named
+from regard.stats.named_array import NamedArray
 from regard.stats.nonfinite import mark_nonfinite
 from regard.stats.over_queries import Numbers, to_float64
 from regard.stats.reducers import ColumnMax
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 
-def h2o(record: Record) -> Named:
+def h2o(record: Record) -> NamedArray:
     """Return what each key received from all queries, (H, Nk), a sum.
 
     Σ_i A[i, j], the accumulated attention score of Zhang et al. 2023 ("H2O: Heavy-
@@ -48,7 +48,7 @@ def h2o(record: Record) -> Named:
     return received(record)
 
 
-def observed_attention(record: Record) -> Named:
+def observed_attention(record: Record) -> NamedArray:
     """Return what each key received over T - j, mean over the group, (groups, Nk).
 
     Σ_i A[i, j] / (T - j), where T - j queries come at key j or after it: what kvpress
@@ -57,11 +57,11 @@ def observed_attention(record: Record) -> Named:
     """
     found = divide_quietly(to_float64(received(record)), count_after(record))
     how = "C: received / (T - j)"
-    named = Named(found, ("head", "key"), how)
+    named = NamedArray(found, ("head", "key"), how)
     return named.share(record.k.shape[0], "mean")
 
 
-def snapkv(record: Record, *, last: int = 64, pool: int = 5) -> Named:
+def snapkv(record: Record, *, last: int = 64, pool: int = 5) -> NamedArray:
     """Return the score of the keys before the last queries, (H, Nk - last).
 
     Σ over the last queries of A[i, j], for each query head, then a mean over `pool`
@@ -70,10 +70,10 @@ def snapkv(record: Record, *, last: int = 64, pool: int = 5) -> Named:
     """
     scores = sum_window(record, last, pool)
     how = f"C: sum over the last {last} queries, pooled over {pool} keys"
-    return Named(pool_keys(to_float64(scores), last, pool), ("head", "key"), how)
+    return NamedArray(pool_keys(to_float64(scores), last, pool), ("head", "key"), how)
 
 
-def snapkv_grouped(record: Record, *, last: int = 64, pool: int = 5) -> Named:
+def snapkv_grouped(record: Record, *, last: int = 64, pool: int = 5) -> NamedArray:
     """Return SnapKV for shared keys, (groups, Nk - last), as kvpress computes it.
 
     The mean over the last queries and over the query heads of a group in place of the
@@ -81,12 +81,12 @@ def snapkv_grouped(record: Record, *, last: int = 64, pool: int = 5) -> Named:
     """
     scores = sum_window(record, last, pool).share(record.k.shape[0], "mean")
     how = f"C: mean over the last {last} queries and the group, pooled over {pool} keys"
-    return Named(
+    return NamedArray(
         pool_keys(to_float64(scores) / last, last, pool), ("group", "key"), how
     )
 
 
-def sum_window(record: Record, last: int, pool: int) -> Named:
+def sum_window(record: Record, last: int, pool: int) -> NamedArray:
     """Return what each key received from the last queries, (H, Nk)."""
     n_q, n = record.q.shape[1], record.k.shape[1]
     if not 0 < last < n or last > n_q or pool < 1 or pool % 2 == 0:
@@ -104,7 +104,7 @@ def pool_keys(scores: Numbers, last: int, pool: int) -> Numbers:
     return pooled.numpy()  # type: ignore[no-any-return]
 
 
-def tova(record: Record) -> Named:
+def tova(record: Record) -> NamedArray:
     """Return what the last query gives each key, in the mean of all heads, (Nk,).
 
     (Oren et al. 2024, "Transformers are Multi-State RNNs", whose code averages the last
@@ -112,10 +112,10 @@ def tova(record: Record) -> Named:
     """
     weights = mark_nonfinite(record).weights(slice(-1, None))  # (H, 1, Nk)
     values = torch.as_tensor(weights).detach().double().mean((0, 1)).numpy()
-    return Named(values, ("key",), "last row, mean over heads")
+    return NamedArray(values, ("key",), "last row, mean over heads")
 
 
-def kvzip(record: Record, context: Span) -> Named:
+def kvzip(record: Record, context: Span) -> NamedArray:
     """Return the importance of each key of a context, (groups, keys of the context).
 
     The largest weight that any query of a second input gives the key, over the query
@@ -137,5 +137,5 @@ def kvzip(record: Record, context: Span) -> Named:
         )
     (found,) = walk(cut_rows(record, rows), ColumnMax())
     how = f"{found.how} after position {last - 1}"
-    named = Named(to_float64(found)[:, keys], ("head", "key"), how)
+    named = NamedArray(to_float64(found)[:, keys], ("head", "key"), how)
     return named.share(record.k.shape[0], "max")

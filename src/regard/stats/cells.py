@@ -26,7 +26,7 @@ from regard.definition.attention import compute_logits
 from regard.errors import OptionError, ShapeError
 from regard.masks.algebra import Mask
 from regard.recording.record import Record
-from regard.stats.named_array import Named
+from regard.stats.named_array import NamedArray
 from regard.stats.nonfinite import mark_nonfinite
 from regard.stats.plan import DirectAsk, answer_one
 from regard.stats.replay import to_compute_dtype
@@ -35,7 +35,7 @@ Numbers = np.ndarray[Any, np.dtype[Any]]
 NUMBERS = 2**22  # of q gathered at once
 
 
-def cells(record: Record, queries: Array, keys: Array) -> Named:
+def cells(record: Record, queries: Array, keys: Array) -> NamedArray:
     """Return the weights at pairs of positions, (H, pairs).
 
     queries, keys: (pairs,) positions that the record has
@@ -50,12 +50,12 @@ def cells(record: Record, queries: Array, keys: Array) -> Named:
         if (found < 0).any():
             lost = x[found < 0][0]
             raise OptionError(f"{record.name} has no {name} at position {lost}.")
-    return Named(
+    return NamedArray(
         weigh_pairs(record, *at), ("head", "pair"), "D: one dot product for each"
     )
 
 
-def offset(record: Record, n: int) -> Named:
+def offset(record: Record, n: int) -> NamedArray:
     """Return the weight of each query on the key n before it, (H, Nq).
 
     n: 0 is the diagonal, 1 the previous token, below 0 a later one
@@ -68,7 +68,7 @@ def ask_offset(record: Record, n: int) -> DirectAsk:
     return ask_targets(record, to_numpy(record.q_positions) - n, f"{n} before")
 
 
-def induction(record: Record, tokens: Sequence[int] | Array) -> Named:
+def induction(record: Record, tokens: Sequence[int] | Array) -> NamedArray:
     """Return the weight on the key after the last earlier same token, (H, Nq).
 
     tokens: of the whole sequence, by position
@@ -105,7 +105,7 @@ def ask_targets(record: Record, targets: Numbers, which: str) -> DirectAsk:
     """Ask for the weight of each query on one key; NaN where there is none."""
     how = f"D: one dot product for each query, with the key {which}"
 
-    def compute() -> Named:
+    def compute() -> NamedArray:
         columns = find_positions(targets, to_numpy(record.k_positions))
         rows = np.arange(columns.size)
         there = convert(columns >= 0, record.q)
@@ -114,7 +114,7 @@ def ask_targets(record: Record, targets: Numbers, which: str) -> DirectAsk:
         xp = namespace(x=found)
         values = xp.where(there, found, nan)
         missing = xp.broadcast_to(xp.logical_not(there), values.shape)
-        return Named(values, ("head", "query"), how, missing=missing)
+        return NamedArray(values, ("head", "query"), how, missing=missing)
 
     return DirectAsk(what=f"{record.name}: {how}", cost=0.0, compute=compute)
 

@@ -22,8 +22,8 @@ from regard.masks.patterns import everything
 from regard.masks.tiles import EMPTY, FULL, prove_tiles
 from regard.recording.record import Record
 from regard.stats.features import read_features
-from regard.stats.mask_layout import lie
-from regard.stats.named_array import Named
+from regard.stats.mask_layout import read_mask_layout
+from regard.stats.named_array import NamedArray
 from regard.stats.nonfinite import mark_nonfinite
 from regard.stats.plan import Ask, answer_one
 from regard.stats.rows import divide_quietly
@@ -33,7 +33,7 @@ BLOCK = 512  # rows and keys of a tile in which queries are counted
 
 def received(
     record: Record, features: Array | None = None, *, rows: slice = ALL
-) -> Named:
+) -> NamedArray:
     """Return what each key received, (H, Nk), or times features, (H, Nk, F).
 
     features: of the queries, (Nq, F) or (H, Nq, F); 1 unless given
@@ -57,12 +57,14 @@ def ask_received(
         record=mark_nonfinite(record if rows == ALL else cut_rows(record, rows)),
         side="columns",
         features=values,
-        finish=lambda sums, total: Named(total if values is None else sums, axes, how),
+        finish=lambda sums, total: NamedArray(
+            total if values is None else sums, axes, how
+        ),
         unit=None if rows == ALL else record,
     )
 
 
-def mean_received(record: Record, *, rows: slice = ALL) -> Named:
+def mean_received(record: Record, *, rows: slice = ALL) -> NamedArray:
     """Return what each key received in the mean of the queries that may see it."""
     return answer_one(ask_mean_received(record, rows=rows))
 
@@ -72,23 +74,26 @@ def ask_mean_received(record: Record, *, rows: slice = ALL) -> Ask:
     asked = ask_received(record, rows=rows)
     how = "C: the kernel, keys look at queries; mean of the queries that may see a key"
 
-    def finish(_: Array, total: Array) -> Named:
+    def finish(_: Array, total: Array) -> NamedArray:
         count = namespace(x=total).astype(count_queries(asked.record), total.dtype)
-        return Named(divide_quietly(total, count), ("head", "key"), how)
+        return NamedArray(divide_quietly(total, count), ("head", "key"), how)
 
     return replace(asked, finish=finish)
 
 
-def queries_of(record: Record, *, rows: slice = ALL) -> Named:
+def queries_of(record: Record, *, rows: slice = ALL) -> NamedArray:
     """Return how many queries may see each key, (H, Nk): whole numbers."""
     counts = count_queries(cut_rows(record, rows))
-    return Named(counts, ("head", "key"), "counted from the mask")
+    return NamedArray(counts, ("head", "key"), "counted from the mask")
 
 
 def count_queries(record: Record) -> Array:
     """Count the queries that the mask, and a bias of -inf, leave to each key."""
     xp, n_q, n_k = namespace(q=record.q), record.q.shape[1], record.k.shape[1]
-    none, lies = xp.zeros_like(count_from(0, n_k, record.q))[None, :], lie(record)
+    none, lies = (
+        xp.zeros_like(count_from(0, n_k, record.q))[None, :],
+        read_mask_layout(record),
+    )
     if not n_q * n_k:
         return xp.broadcast_to(none, (record.heads, n_k))
     formula = lies.mask if isinstance(lies.mask, Mask) else everything()

@@ -18,12 +18,12 @@ from regard.arrays import Array, namespace
 from regard.errors import OptionError, ShapeError
 from regard.recording.record import Record
 from regard.stats.columns import ask_received
-from regard.stats.named_array import Named
+from regard.stats.named_array import NamedArray
 from regard.stats.plan import Ask, answer_one
 from regard.stats.replay import share
 
 
-def gradient_rows(out: Array, grad_out: Array) -> Named:
+def gradient_rows(out: Array, grad_out: Array) -> NamedArray:
     """Return the sum of weight times gradient of each query, (H, Nq).
 
     out, grad_out: (H, Nq, Dv), what attention gave and the gradient of it
@@ -31,7 +31,7 @@ def gradient_rows(out: Array, grad_out: Array) -> Named:
     return multiply(out, grad_out, ("head", "query"), "A: out · dL/dout")
 
 
-def gradient_keys(v: Array, grad_v: Array) -> Named:
+def gradient_keys(v: Array, grad_v: Array) -> NamedArray:
     """Return the sum of weight times gradient of each key of a group, (Hk, Nk).
 
     v, grad_v: (Hk, Nk, Dv), the values and the gradient of them
@@ -39,7 +39,7 @@ def gradient_keys(v: Array, grad_v: Array) -> Named:
     return multiply(v, grad_v, ("group", "key"), "A: v · dL/dv")
 
 
-def gradient_received(record: Record, grad_out: Array) -> Named:
+def gradient_received(record: Record, grad_out: Array) -> NamedArray:
     """Return the sum of weight times gradient of each key, by query head, (H, Nk).
 
     grad_out: (H, Nq, Dv); the record must have v
@@ -62,17 +62,17 @@ def ask_gradient_received(record: Record, grad_out: Array) -> Ask:
         )
     how = "A: v · (C: the kernel, keys look at queries, with G := dL/dout)"
 
-    def finish(sums: Array, _: Array) -> Named:
-        return Named(xp.sum(sums * v, axis=-1), ("head", "key"), how)
+    def finish(sums: Array, _: Array) -> NamedArray:
+        return NamedArray(xp.sum(sums * v, axis=-1), ("head", "key"), how)
 
     return replace(ask_received(record, grad_out), finish=finish)
 
 
-def multiply(x: Array, grad: Array, axes: tuple[str, ...], how: str) -> Named:
+def multiply(x: Array, grad: Array, axes: tuple[str, ...], how: str) -> NamedArray:
     """Return x · grad over the last axis."""
     if x.ndim != 3 or tuple(x.shape) != tuple(grad.shape):
         raise ShapeError(
             f"shapes {tuple(x.shape)} and {tuple(grad.shape)}, expected the same three "
             "axes (heads, N, Dv)."
         )
-    return Named(namespace(x=x, grad=grad).sum(x * grad, axis=-1), axes, how)
+    return NamedArray(namespace(x=x, grad=grad).sum(x * grad, axis=-1), axes, how)

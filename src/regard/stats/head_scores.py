@@ -30,7 +30,7 @@ from regard.masks.patterns import causal, same, window
 from regard.recording.record import Record
 from regard.stats.cells import induction, offset, weigh_pairs
 from regard.stats.columns import mean_received, received
-from regard.stats.named_array import Named
+from regard.stats.named_array import NamedArray
 from regard.stats.nonfinite import mark_nonfinite
 from regard.stats.over_queries import Numbers, find_missing, max_of, mean_of, to_float64
 from regard.stats.reducers import LargestLogit
@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 
-def sink_rate(record: Record, *, key: int = 0) -> Named:
+def sink_rate(record: Record, *, key: int = 0) -> NamedArray:
     """Return the importance score of a key, (H,): α_k of Gu et al. 2024.
 
     α_k = Σ_{i≥k} A[i, k] / (T - k): the weight on key k, averaged over all queries from
@@ -67,20 +67,22 @@ def sink_rate(record: Record, *, key: int = 0) -> Named:
     values = divide_quietly(
         weights.astype("float64").sum(1), np.full(1, float(rows.size))
     )
-    return Named(values, ("head",), f"D: mean over the {rows.size} queries from {key}")
+    return NamedArray(
+        values, ("head",), f"D: mean over the {rows.size} queries from {key}"
+    )
 
 
-def visible_sink_rate(record: Record, *, key: int = 0) -> Named:
+def visible_sink_rate(record: Record, *, key: int = 0) -> NamedArray:
     """Return the weight on a key, averaged over the queries that may see it, (H,).
 
     A variant of `sink_rate` for layers with a window, where α_k falls with T.
     """
     check_key(record, key)
     values = to_float64(mean_received(record))[:, key]
-    return Named(values, ("head",), f"C: mean over queries that may see key {key}")
+    return NamedArray(values, ("head",), f"C: mean over queries that may see key {key}")
 
 
-def previous_token(record: Record) -> Named:
+def previous_token(record: Record) -> NamedArray:
     """Return the mean weight on the token before, (H,).
 
     The mean of the diagonal below the main one, A[i, i-1], over the T - 1 queries that
@@ -89,7 +91,7 @@ def previous_token(record: Record) -> Named:
     return mean_of(offset(record, 1))
 
 
-def previous_token_share(record: Record) -> Named:
+def previous_token_share(record: Record) -> NamedArray:
     """Return the share of the weight that is on the token before, (H,).
 
     Σ A·P / Σ A with P[i, j] = (j == i - 1): `detect_head` of TransformerLens with
@@ -99,10 +101,10 @@ def previous_token_share(record: Record) -> Named:
     found = offset(record, 1)
     total = np.where(find_missing(found), 0, to_float64(found)).sum(1)
     how = f"{found.how}; sum over the whole mass"
-    return Named(divide_quietly(total, sum_mass(record)), ("head",), how)
+    return NamedArray(divide_quietly(total, sum_mass(record)), ("head",), how)
 
 
-def induction_score(record: Record, tokens: Sequence[int]) -> Named:
+def induction_score(record: Record, tokens: Sequence[int]) -> NamedArray:
     """Return the mean weight on the key after the last earlier same token, (H,).
 
     The mean of A[i, j+1], j the last position before i with token_j == token_i, over
@@ -113,7 +115,7 @@ def induction_score(record: Record, tokens: Sequence[int]) -> Named:
     return mean_of(induction(record, tokens))
 
 
-def prefix_matching(record: Record, tokens: Sequence[int]) -> Named:
+def prefix_matching(record: Record, tokens: Sequence[int]) -> NamedArray:
     """Return the prefix matching score, (H,), of Olsson et al. 2022.
 
     The mean of all A[i, j+1] with j < i and token_j == token_i: from each token to what
@@ -131,10 +133,12 @@ def prefix_matching(record: Record, tokens: Sequence[int]) -> Named:
     mask = same(ids, before) & causal()
     sums = to_float64(masked_mass(record, mask))[:, entries > 0].sum(1)
     how = "M: mass on what followed earlier same tokens; mean over the entries"
-    return Named(divide_quietly(sums, np.full(1, float(entries.sum()))), ("head",), how)
+    return NamedArray(
+        divide_quietly(sums, np.full(1, float(entries.sum()))), ("head",), how
+    )
 
 
-def duplicate_token(record: Record, tokens: Sequence[int]) -> Named:
+def duplicate_token(record: Record, tokens: Sequence[int]) -> NamedArray:
     """Return the share of the weight on earlier tokens that are the same, (H,).
 
     Σ A·P / Σ A with P[i, j] = (token_i == token_j and j < i): `detect_head` of
@@ -144,10 +148,10 @@ def duplicate_token(record: Record, tokens: Sequence[int]) -> Named:
         masked_mass(record, same(np.asarray(tokens)) & causal() & ~window(0))
     )
     how = "M: mass on earlier equal tokens over all mass"
-    return Named(divide_quietly(found.sum(1), sum_mass(record)), ("head",), how)
+    return NamedArray(divide_quietly(found.sum(1), sum_mass(record)), ("head",), how)
 
 
-def laplacian_diagonal(record: Record) -> Named:
+def laplacian_diagonal(record: Record) -> NamedArray:
     """Return the diagonal of the attention's Laplacian, (H, T), by key.
 
     L = D - A with D[j, j] = Σ_i A[i, j] / (T - j). If no query looks ahead, L is
@@ -159,17 +163,17 @@ def laplacian_diagonal(record: Record) -> Named:
     check_square(record)
     degree = divide_quietly(to_float64(received(record)), count_after(record))
     values = degree - to_float64(offset(record, 0))
-    return Named(values, ("head", "key"), "C and D: received / (T - j) - diagonal")
+    return NamedArray(values, ("head", "key"), "C and D: received / (T - j) - diagonal")
 
 
-def visible_laplacian_diagonal(record: Record) -> Named:
+def visible_laplacian_diagonal(record: Record) -> NamedArray:
     """Return the same with D[j, j] over the queries that may see key j, (H, T)."""
     check_square(record)
     values = to_float64(mean_received(record)) - to_float64(offset(record, 0))
-    return Named(values, ("head", "key"), "C and D: mean received - diagonal")
+    return NamedArray(values, ("head", "key"), "C and D: mean received - diagonal")
 
 
-def largest_logit(record: Record) -> Named:
+def largest_logit(record: Record) -> NamedArray:
     """Return the largest attention logit of each head, (H,): S_max of QK-Clip.
 
     S_max = max over i, j of q_i · k_j / √d (Kimi Team 2025, "Kimi K2: Open Agentic
@@ -186,7 +190,7 @@ def largest_logit(record: Record) -> Named:
     return max_of(found)
 
 
-def largest_softmax_logit(record: Record) -> Named:
+def largest_softmax_logit(record: Record) -> NamedArray:
     """Return the largest number that enters the softmax, (H,): capped, with the bias.
 
     The column "logit" of `seen.table()`.

@@ -32,7 +32,7 @@ ROWS, KEYS = 256, 128  # of a tile
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Placed(Mask):
+class PlacedMask(Mask):
     """A mask asked by row and column."""
 
     mask: Mask
@@ -58,7 +58,7 @@ class Placed(Mask):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Turned(Mask):
+class TransposedMask(Mask):
     """A mask in which keys look at queries."""
 
     mask: Mask
@@ -81,7 +81,7 @@ class Turned(Mask):
         return f"({self.mask!r}) turned"
 
 
-class Lie(NamedTuple):
+class MaskLayout(NamedTuple):
     """How a mask lies over rows and columns."""
 
     mask: Mask | Array | None
@@ -89,36 +89,36 @@ class Lie(NamedTuple):
     flipped: bool = False  # both axes run backwards
 
 
-def lie(record: Record, within: Mask | None = None) -> Lie:
+def read_mask_layout(record: Record, within: Mask | None = None) -> MaskLayout:
     """Lay a record's mask, and another one inside it, over its rows and columns."""
     if within is None and not isinstance(record.mask, Mask):
-        return Lie(record.mask)
-    formula = list_masks(record, within)
+        return MaskLayout(record.mask)
+    formula = combine_with_record(record, within)
     shift = find_shift(record)
     if not isinstance(record.mask, Mask) and record.mask is not None:
-        return Lie(array(record.mask) & place_mask(record, formula))
+        return MaskLayout(array(record.mask) & place_mask(record, formula))
     if shift is not None and (from_zero(record) or is_banded(formula)):
-        return Lie(formula, shift)
-    return Lie(place_mask(record, formula))
+        return MaskLayout(formula, shift)
+    return MaskLayout(place_mask(record, formula))
 
 
-def lie_turned(record: Record) -> Lie:
+def read_transposed_layout(record: Record) -> MaskLayout:
     """Lay a record's mask over its columns, which now look at its rows."""
     mask, (n_q, n_k) = record.mask, (record.q.shape[1], record.k.shape[1])
     if mask is None:
-        return Lie(None)
+        return MaskLayout(None)
     if not isinstance(mask, Mask):
-        return Lie(namespace(mask=mask).matrix_transpose(mask))
+        return MaskLayout(namespace(mask=mask).matrix_transpose(mask))
     shift = find_shift(record)
     plain = record.bias is None and record.softcap is None  # a bias is not flipped
     if plain and shift is not None and is_banded(mask):
-        return Lie(mask, n_q + shift - n_k, flipped=True)
-    return Lie(Turned(place_mask(record, mask)))
+        return MaskLayout(mask, n_q + shift - n_k, flipped=True)
+    return MaskLayout(TransposedMask(place_mask(record, mask)))
 
 
 def count_cells(record: Record, within: Mask | None = None) -> int:
     """Return how many cells the kernel meets: those of tiles not proved empty."""
-    mask, start, _ = lie(record, within)
+    mask, start, _ = read_mask_layout(record, within)
     formula = mask if isinstance(mask, Mask) else everything()
     shape = (record.heads, record.q.shape[1], record.k.shape[1])
     if not shape[1] * shape[2]:
@@ -129,7 +129,7 @@ def count_cells(record: Record, within: Mask | None = None) -> int:
     return int(met.sum())
 
 
-def list_masks(record: Record, within: Mask | None) -> Mask:
+def combine_with_record(record: Record, within: Mask | None) -> Mask:
     """Return the formulas that must both allow a cell."""
     if within is None:
         assert isinstance(record.mask, Mask)
@@ -138,11 +138,11 @@ def list_masks(record: Record, within: Mask | None) -> Mask:
     return record.mask & within if isinstance(record.mask, Mask) else within
 
 
-def place_mask(record: Record, mask: Mask) -> Placed:
+def place_mask(record: Record, mask: Mask) -> PlacedMask:
     """Return a mask that is asked by the rows and columns of a record."""
     like, positions = record.q, (record.q_positions, record.k_positions)
     xp = namespace(like=like)
-    return Placed(mask, *(xp.astype(convert(x, like), xp.int64) for x in positions))
+    return PlacedMask(mask, *(xp.astype(convert(x, like), xp.int64) for x in positions))
 
 
 def find_shift(record: Record) -> int | None:

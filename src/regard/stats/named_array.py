@@ -26,7 +26,7 @@ Reduction = Literal["mean", "max", "sum"]
 
 
 @dataclass(frozen=True, eq=False)
-class Named:
+class NamedArray:
     """The numbers of one statistic."""
 
     values: Array
@@ -34,7 +34,7 @@ class Named:
     how: str  # the identity, and what ran: "H: the kernel with V := K"
     missing: Array | None = None  # bool, as values: there is no value; None: nowhere
 
-    def share(self, n_shared: int, reduction: Reduction) -> Named:
+    def share(self, n_shared: int, reduction: Reduction) -> NamedArray:
         """Return one number for each of the shared key heads, over its query heads."""
         heads = self.values.shape[0]
         if self.axes[0] != "head" or n_shared < 1 or heads % n_shared:
@@ -52,7 +52,7 @@ class Named:
         if missing is not None:
             missing = xp.any(xp.reshape(missing, shape), axis=1)
         axes = ("group", *self.axes[1:])
-        return Named(values, axes, how, missing)
+        return NamedArray(values, axes, how, missing)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         """Let NumPy take the numbers."""

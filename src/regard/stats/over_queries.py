@@ -4,8 +4,8 @@
     max_of        over the queries that see a key
     count_nan     queries whose value is NaN
 
-A query without a value (`Named.missing`) is left out. A NaN that was computed is not:
-the result is NaN, and `count_nan` says how many queries are the reason.
+Queries without a value (`NamedArray.missing`) are left out. Queries whose value is NaN
+are not: the result is NaN, and `count_nan` returns how many there are.
 
 Next: registry.py
 """
@@ -17,35 +17,35 @@ from typing import Any
 import numpy as np
 
 from regard.arrays import to_numpy
-from regard.stats.named_array import Named
+from regard.stats.named_array import NamedArray
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
 
-def to_float64(named: Named) -> Numbers:
+def to_float64(named: NamedArray) -> Numbers:
     """Return the numbers of a statistic in float64."""
     return to_numpy(named.values).astype("float64")
 
 
-def find_missing(named: Named) -> Numbers:
+def find_missing(named: NamedArray) -> Numbers:
     """Return where there is no value, bool in the shape of the values."""
     if named.missing is None:
         return np.zeros(named.values.shape, bool)
     return to_numpy(named.missing)
 
 
-def find_nan(named: Named) -> Numbers:
+def find_nan(named: NamedArray) -> Numbers:
     """Return which values are NaN although there should be one."""
     return np.isnan(to_float64(named)) & ~find_missing(named)
 
 
-def count_nan(named: Named) -> Numbers:
+def count_nan(named: NamedArray) -> Numbers:
     """Return how many queries of each head have a value that is NaN, (H,)."""
     counts: Numbers = find_nan(named).sum(1)
     return counts
 
 
-def mean_of(named: Named) -> Named:
+def mean_of(named: NamedArray) -> NamedArray:
     """Return the mean over the queries that have a value, (H,).
 
     NaN if one of these values is NaN; marked as missing if no query has a value.
@@ -55,10 +55,10 @@ def mean_of(named: Named) -> Named:
     count = there.sum(1)
     mean = np.divide(total, count, out=np.full(len(total), np.nan), where=count > 0)
     how = f"{named.how}; mean over queries that have it"
-    return Named(mean, ("head",), how, missing=count == 0)
+    return NamedArray(mean, ("head",), how, missing=count == 0)
 
 
-def max_of(named: Named) -> Named:
+def max_of(named: NamedArray) -> NamedArray:
     """Return the largest of all queries, (H,).
 
     NaN if one of them is NaN; marked as missing if all are -inf, or there are none.
@@ -67,4 +67,4 @@ def max_of(named: Named) -> Named:
     top = there.max(1, initial=-np.inf)
     nothing = top == -np.inf
     top = np.where(nothing, np.nan, top)
-    return Named(top, ("head",), f"{named.how}; max over queries", missing=nothing)
+    return NamedArray(top, ("head",), f"{named.how}; max over queries", missing=nothing)

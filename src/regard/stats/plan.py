@@ -22,10 +22,10 @@ from regard.errors import OptionError
 from regard.masks.algebra import Mask
 from regard.recording.record import Record
 from regard.stats.mask_layout import count_cells
-from regard.stats.named_array import Named
-from regard.stats.replay import Again, again_columns, again_rows, share
+from regard.stats.named_array import NamedArray
+from regard.stats.replay import KernelReplay, replay_columns, replay_rows, share
 
-Finish = Callable[[Array, Array], Named]  # of sums (H, N, F) and totals (H, N)
+Finish = Callable[[Array, Array], NamedArray]  # of sums (H, N, F) and totals (H, N)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,7 +51,7 @@ class DirectAsk:
 
     what: str
     cost: float  # in forward calls
-    compute: Callable[[], Named]
+    compute: Callable[[], NamedArray]
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class KernelCall:
         inside = "" if ask.within is None else f" within {ask.within!r}"
         return f"{ask.record.name}: {roles}{inside}, {sums}"
 
-    def run(self, call: Again) -> Iterator[tuple[str, Array, Array]]:
+    def run(self, call: KernelReplay) -> Iterator[tuple[str, Array, Array]]:
         """Yield the sums and the totals of each piece."""
         sums, total = call.run(stack_features(self.pieces))
         at = 0
@@ -115,7 +115,7 @@ class KernelPlan:
         direct = [ask.cost for ask in self.asks.values() if isinstance(ask, DirectAsk)]
         return sum(step.cost for step in self.steps) + sum(direct)
 
-    def run(self) -> dict[str, Named]:
+    def run(self) -> dict[str, NamedArray]:
         """Answer every question."""
         parts: dict[str, list[tuple[Array, Array]]] = {}
         call, key = None, None
@@ -126,7 +126,7 @@ class KernelPlan:
                 parts.setdefault(name, []).append((sums, total))
         return {name: self.finish(name, parts.get(name, [])) for name in self.asks}
 
-    def finish(self, name: str, parts: list[tuple[Array, Array]]) -> Named:
+    def finish(self, name: str, parts: list[tuple[Array, Array]]) -> NamedArray:
         """Make a statistic of its sums."""
         ask = self.asks[name]
         if isinstance(ask, DirectAsk):
@@ -201,11 +201,11 @@ def name_call(ask: Ask) -> tuple[object, ...]:
     return id(ask.record), ask.side, ask.within
 
 
-def make_call(ask: Ask) -> Again:
+def make_call(ask: Ask) -> KernelReplay:
     """Prepare the arrays of a call."""
     if ask.side == "columns":
-        return again_columns(ask.record)
-    return again_rows(ask.record, ask.within)
+        return replay_columns(ask.record)
+    return replay_rows(ask.record, ask.within)
 
 
 def find_width(ask: Ask) -> int:
@@ -214,6 +214,6 @@ def find_width(ask: Ask) -> int:
     return int(ask.record.q.shape[-1]) + more
 
 
-def answer_one(ask: Ask | DirectAsk) -> Named:
+def answer_one(ask: Ask | DirectAsk) -> NamedArray:
     """Answer a single question."""
     return make_plan({"": ask}).run()[""]

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.errors import OptionError
-from regard.stats.named_array import Named
+from regard.stats.named_array import NamedArray
 from regard.stats.reducer import FOLD, Scope, Tile
 from regard.stats.reducers import stack
 
@@ -76,12 +76,12 @@ class PooledMap:
         blend(state.values, other.values, self.how)
         return state
 
-    def finish(self, states: Sequence[Drawn]) -> Named:
+    def finish(self, states: Sequence[Drawn]) -> NamedArray:
         """Return (heads, query pixels, key pixels)."""
         values = stack([x.values for x in states])
         if self.how == "mass" and states:
             values = values / count_pixel_queries(values, states[0].n_q, self.sides[0])
-        return Named(values, AXES, describe_pixel(self.how, self.sides))
+        return NamedArray(values, AXES, describe_pixel(self.how, self.sides))
 
 
 def locate_pixels(tile: Tile, sides: Sides) -> tuple[slice, slice]:

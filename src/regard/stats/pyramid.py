@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import OptionError
-from regard.stats.named_array import Named
+from regard.stats.named_array import NamedArray
 from regard.stats.pooled import (
     AXES,
     Pooling,
@@ -44,8 +44,8 @@ KINDS: tuple[Pooling, Pooling] = ("max", "mass")
 class Levels:
     """The maps of every level, (heads, query pixels, key pixels)."""
 
-    max: dict[int, Named]  # by level
-    mass: dict[int, Named]
+    max: dict[int, NamedArray]  # by level
+    mass: dict[int, NamedArray]
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,9 @@ def find_level(n_q: int, n_k: int, pixels: int) -> int:
     return level
 
 
-def coarsen_levels(states: Sequence[Canvas], i: int) -> Iterator[tuple[int, Named]]:
+def coarsen_levels(
+    states: Sequence[Canvas], i: int
+) -> Iterator[tuple[int, NamedArray]]:
     """Yield every level of one kind of map, the finest first."""
     n_q, level, how = states[0].n_q, states[0].level, KINDS[i]
     maps = [state.maps[i].whole() for state in states]
@@ -124,7 +126,7 @@ def coarsen_levels(states: Sequence[Canvas], i: int) -> Iterator[tuple[int, Name
         larger = coarsen(x, how)
         if how == "mass":
             x /= count_pixel_queries(x, n_q, side)
-        yield level, Named(x, AXES, describe_pixel(how, (side, side)))
+        yield level, NamedArray(x, AXES, describe_pixel(how, (side, side)))
         if max(x.shape[1:]) <= 1:
             return
         x, level = larger, level + 1

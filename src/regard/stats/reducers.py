@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.stats.named_array import Named
+from regard.stats.named_array import NamedArray
 from regard.stats.reducer import Rows, Scope, Tile, start_rows
 
 WIDE = torch.float64
@@ -48,7 +48,7 @@ class RowSums:
         mine.add_(theirs)
         return state
 
-    def finish(self, states: Sequence[Rows]) -> Named:
+    def finish(self, states: Sequence[Rows]) -> NamedArray:
         """Return (heads, queries)."""
         return name("query", "sum over keys", [x.whole() for x in states])
 
@@ -70,7 +70,7 @@ class ColumnSums:
         """Add up."""
         return state.add_(other)
 
-    def finish(self, states: Sequence[Tensor]) -> Named:
+    def finish(self, states: Sequence[Tensor]) -> NamedArray:
         """Return (heads, keys)."""
         return name("key", "sum over queries", states)
 
@@ -93,7 +93,7 @@ class ColumnMax:
         """Keep the larger."""
         return torch.maximum(state, other)
 
-    def finish(self, states: Sequence[Tensor]) -> Named:
+    def finish(self, states: Sequence[Tensor]) -> NamedArray:
         """Return (heads, keys)."""
         return name("key", "max over queries", states)
 
@@ -122,7 +122,7 @@ class LargestLogit:
         torch.maximum(mine, theirs, out=mine)
         return state
 
-    def finish(self, states: Sequence[Rows]) -> Named:
+    def finish(self, states: Sequence[Rows]) -> NamedArray:
         """Return (heads, queries)."""
         return name("query", "largest logit over keys", [x.whole() for x in states])
 
@@ -131,8 +131,8 @@ class LargestLogit:
 class Entropies:
     """In nats, over the keys: what a sink takes is no part of it."""
 
-    entropy: Named  # H = -Σ p log p
-    varentropy: Named  # Σ p (-log p - H)²
+    entropy: NamedArray  # H = -Σ p log p
+    varentropy: NamedArray  # Σ p (-log p - H)²
 
 
 @dataclass(frozen=True)
@@ -169,8 +169,10 @@ class Entropy:
         entropy = -mass * mean
         spread = spread + mass * (mean + entropy).square()
         return Entropies(
-            Named(entropy, ("head", "query"), "walk: -Σ p log p over keys, nats"),
-            Named(spread, ("head", "query"), "walk: Σ p (-log p - entropy)², nats²"),
+            NamedArray(entropy, ("head", "query"), "walk: -Σ p log p over keys, nats"),
+            NamedArray(
+                spread, ("head", "query"), "walk: Σ p (-log p - entropy)², nats²"
+            ),
         )
 
 
@@ -189,7 +191,7 @@ class Profile:
     """The mass at each distance."""
 
     offsets: Tensor  # (offsets,), q - k in tokens; above 0 is: a key before the query
-    mass: Named  # (head, offset), the sum over all pairs at that distance
+    mass: NamedArray  # (head, offset), the sum over all pairs at that distance
 
 
 @dataclass(frozen=True)
@@ -245,9 +247,9 @@ def is_run(positions: Tensor) -> bool:
     return bool((positions.diff() == 1).all())
 
 
-def name(axis: str, what: str, states: Sequence[Tensor]) -> Named:
+def name(axis: str, what: str, states: Sequence[Tensor]) -> NamedArray:
     """Return the states of all heads as one statistic."""
-    return Named(stack(states), ("head", axis), f"walk: {what}")
+    return NamedArray(stack(states), ("head", axis), f"walk: {what}")
 
 
 def stack(states: Sequence[Tensor]) -> Tensor:

@@ -5,7 +5,7 @@
                  a reducer      reads every weight, in one walk (tile_walk.py)
                  None           this record does not have the statistic
     reduction    one number for each head: the mean, or the max, over its queries
-                 a query without a value (Named.missing) does not count
+                 a query without a value (NamedArray.missing) does not count
 
 The table, the terminal, the map, the atlas, the command line and the documentation read
 these entries, in this order. To add a statistic, add an entry here; or register one at
@@ -29,7 +29,7 @@ from regard.errors import OptionError
 from regard.masks.patterns import window
 from regard.recording.record import Record
 from regard.stats.cells import ask_induction, ask_offset
-from regard.stats.named_array import Named
+from regard.stats.named_array import NamedArray
 from regard.stats.over_queries import to_float64
 from regard.stats.plan import Ask, DirectAsk
 from regard.stats.rows import ask_entropy, ask_masked_mass, ask_mass, ask_mean_distance
@@ -175,7 +175,7 @@ def ask_bits(record: Record) -> Ask | DirectAsk:
     """Ask for the entropy of the rows in bits."""
     ask = ask_entropy(record)
 
-    def convert(named: Named) -> Named:
+    def convert(named: NamedArray) -> NamedArray:
         return replace(named, values=to_float64(named) / math.log(2))
 
     if isinstance(ask, DirectAsk):

@@ -40,18 +40,22 @@ from regard.definition.attention import attention
 from regard.masks.algebra import Mask
 from regard.masks.biases import Bias, added
 from regard.recording.record import Record
-from regard.stats.mask_layout import Lie, lie, lie_turned
+from regard.stats.mask_layout import (
+    MaskLayout,
+    read_mask_layout,
+    read_transposed_layout,
+)
 
 BLOCK = 512  # rows and keys of a tile, without torch
 
 
 @dataclass(frozen=True, kw_only=True)
-class Again:
+class KernelReplay:
     """A call of the kernel that makes the weights of a record again."""
 
     q: Array  # (H, N, D), those who look
     k: Array  # (Hk, M, D), those who are seen
-    lies: Lie
+    lies: MaskLayout
     bias: Array | Bias | None
     scale: float
     softcap: float | None
@@ -106,13 +110,13 @@ class Again:
         return xp.broadcast_to(values, (heads, *values.shape[1:]))
 
 
-def again_rows(record: Record, within: Mask | None = None) -> Again:
+def replay_rows(record: Record, within: Mask | None = None) -> KernelReplay:
     """Let the queries look at the keys, as they did; or only within a mask."""
     q, k = to_compute_dtype(record)
-    return Again(
+    return KernelReplay(
         q=q,
         k=k,
-        lies=lie(record, within),
+        lies=read_mask_layout(record, within),
         bias=record.bias,
         scale=record.scale,
         softcap=record.softcap,
@@ -120,9 +124,9 @@ def again_rows(record: Record, within: Mask | None = None) -> Again:
     )
 
 
-def again_columns(record: Record) -> Again:
+def replay_columns(record: Record) -> KernelReplay:
     """Let the keys look at the queries, for every query head."""
-    xp, lies = namespace(q=record.q), lie_turned(record)
+    xp, lies = namespace(q=record.q), read_transposed_layout(record)
     q, k = to_compute_dtype(record)
     lse = xp.astype(record.lse, q.dtype)
     bias, lost = record.bias, xp.isnan(lse)
@@ -143,7 +147,7 @@ def again_columns(record: Record) -> Again:
     else:
         late = added(xp.matrix_transpose(-lse))  # (H, 1, Nq)
         bias = late if bias is None else late + added(bias)
-    return Again(
+    return KernelReplay(
         q=share(k, record.heads),
         k=q,
         lies=lies,
@@ -155,7 +159,7 @@ def again_columns(record: Record) -> Again:
     )
 
 
-def run_kernel(call: Again, k: Array, v: Array) -> tuple[Array, Array]:
+def run_kernel(call: KernelReplay, k: Array, v: Array) -> tuple[Array, Array]:
     """Return out and lse in the library of the record."""
     q, (mask, start, _) = call.q, call.lies
     if not q.shape[1] * k.shape[1]:  # nobody there

@@ -28,7 +28,7 @@ from regard.errors import MaskError, OptionError
 from regard.masks.algebra import Mask
 from regard.recording.record import Record
 from regard.stats.features import Spans, mark_spans, read_features
-from regard.stats.named_array import Named
+from regard.stats.named_array import NamedArray
 from regard.stats.nonfinite import mark_nonfinite
 from regard.stats.plan import Ask, DirectAsk, Finish, answer_one
 from regard.stats.replay import to_compute_dtype
@@ -38,7 +38,7 @@ CELLS = 2**22  # of a strip of weights
 STRIPS = 4.0  # forward calls that strips of all weights cost, about
 
 
-def mass(record: Record, features: Array) -> Named:
+def mass(record: Record, features: Array) -> NamedArray:
     """Return the mass of each query on features of the keys, (H, Nq, F).
 
     features: (Nk, F), or (Hk or H, Nk, F); True and False select keys
@@ -50,10 +50,10 @@ def ask_mass(record: Record, features: Array) -> Ask:
     """Ask for the mass on features of the keys."""
     values = read_features(record, features, *record.k.shape[:2])
     axes, how = ("head", "query", "feature"), "R: the kernel with V := features"
-    return ask(record, values, lambda sums, _: Named(sums, axes, how))
+    return ask(record, values, lambda sums, _: NamedArray(sums, axes, how))
 
 
-def span_mass(record: Record, spans: Spans) -> Named:
+def span_mass(record: Record, spans: Spans) -> NamedArray:
     """Return the mass of each query on each span of positions, (H, Nq, spans)."""
     return answer_one(ask_span_mass(record, spans))
 
@@ -62,10 +62,10 @@ def ask_span_mass(record: Record, spans: Spans) -> Ask:
     """Ask for the mass on spans of positions (first, last), last not included."""
     values = mark_keys(record, spans)
     axes, how = ("head", "query", "span"), "R: the kernel with V := spans of keys"
-    return ask(record, values, lambda sums, _: Named(sums, axes, how))
+    return ask(record, values, lambda sums, _: NamedArray(sums, axes, how))
 
 
-def span_pairs(record: Record, queries: Spans, keys: Spans, *, per: Per) -> Named:
+def span_pairs(record: Record, queries: Spans, keys: Spans, *, per: Per) -> NamedArray:
     """Return the mass from spans of queries to spans of keys, (H, spans, spans).
 
     per: "sum", all of it; "query", its mean over the queries of a span; "cell", over
@@ -87,17 +87,17 @@ def ask_span_pairs(record: Record, queries: Spans, keys: Spans, *, per: Per) -> 
     axes = ("head", "query span", "key span")
     how = f"R: the kernel with V := spans of keys; per {per}"
 
-    def finish(sums: Array, _: Array) -> Named:
+    def finish(sums: Array, _: Array) -> NamedArray:
         lost = xp.isnan(sums)  # reaches its own span alone
         found = xp.matmul(of.T, xp.where(lost, constant(0, sums), sums))
         reached = xp.matmul(of.T, xp.astype(lost, of.dtype)) > 0
         found = xp.where(reached, constant(math.nan, sums), found)
-        return Named(divide_quietly(found, divisor), axes, how)
+        return NamedArray(divide_quietly(found, divisor), axes, how)
 
     return ask(record, values, finish)
 
 
-def entropy(record: Record) -> Named:
+def entropy(record: Record) -> NamedArray:
     """Return the entropy of each query's weights over the keys, in nats, (H, Nq)."""
     return answer_one(ask_entropy(record))
 
@@ -111,14 +111,14 @@ def ask_entropy(record: Record) -> Ask | DirectAsk:
         return DirectAsk(
             what=f"{record.name}: {how}",
             cost=STRIPS,
-            compute=lambda: Named(walk_entropy(record), ("head", "query"), how),
+            compute=lambda: NamedArray(walk_entropy(record), ("head", "query"), how),
         )
     xp, (q, k) = namespace(q=record.q), to_compute_dtype(record)
     lse = xp.where(record.lse == -math.inf, constant(0, record.lse), record.lse)
 
-    def finish(sums: Array, total: Array) -> Named:
+    def finish(sums: Array, total: Array) -> NamedArray:
         values = lse * total - record.scale * xp.sum(q * sums, axis=-1)
-        return Named(lift(values), ("head", "query"), "H: the kernel with V := K")
+        return NamedArray(lift(values), ("head", "query"), "H: the kernel with V := K")
 
     return ask(record, k, finish)
 
@@ -135,7 +135,7 @@ def walk_entropy(record: Record) -> Array:
     return xp.concat(strips, axis=1)
 
 
-def mean_position(record: Record) -> Named:
+def mean_position(record: Record) -> NamedArray:
     """Return the mean position of the keys as each query weighs them, (H, Nq)."""
     return answer_one(ask_mean_position(record))
 
@@ -144,15 +144,15 @@ def ask_mean_position(record: Record) -> Ask:
     """Ask for the mean position of the keys."""
     values, middle = centre_positions(record)
 
-    def finish(sums: Array, total: Array) -> Named:
+    def finish(sums: Array, total: Array) -> NamedArray:
         mean = divide_quietly(sums[..., 0], total) + middle
         how = "R: the kernel with V := positions"
-        return Named(mean, ("head", "query"), how, missing=total == 0)
+        return NamedArray(mean, ("head", "query"), how, missing=total == 0)
 
     return ask(record, values, finish)
 
 
-def mean_distance(record: Record) -> Named:
+def mean_distance(record: Record) -> NamedArray:
     """Return how far back each query looks in the mean, (H, Nq): q - k, with sign.
 
     Its error is that of the positions: in float32, 1e-7 of the length of the text.
@@ -166,15 +166,15 @@ def ask_mean_distance(record: Record) -> Ask:
     xp, at = namespace(q=record.q), to_numpy(record.q_positions) - middle
     at = xp.astype(convert(at, record.q), values.dtype)
 
-    def finish(sums: Array, total: Array) -> Named:
+    def finish(sums: Array, total: Array) -> NamedArray:
         mean = at - divide_quietly(sums[..., 0], total)
         how = "R: the kernel with V := positions"
-        return Named(mean, ("head", "query"), how, missing=total == 0)
+        return NamedArray(mean, ("head", "query"), how, missing=total == 0)
 
     return ask(record, values, finish)
 
 
-def masked_mass(record: Record, mask: Mask) -> Named:
+def masked_mass(record: Record, mask: Mask) -> NamedArray:
     """Return the mass of each query on the keys that a mask allows, (H, Nq).
 
     mask: a formula of positions, as window(127) or keys(0, 4); where it allows more
@@ -195,7 +195,7 @@ def ask_masked_mass(record: Record, mask: Mask) -> Ask:
         record=mark_nonfinite(record),
         side="rows",
         features=None,
-        finish=lambda _, total: Named(total, ("head", "query"), how),
+        finish=lambda _, total: NamedArray(total, ("head", "query"), how),
         within=mask,
     )
 

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from regard.errors import OptionError
 from regard.masks.tiles import Numbers
-from regard.stats.named_array import Named
+from regard.stats.named_array import NamedArray
 from regard.stats.reducer import Rows, Scope, Tile
 from regard.stats.reducers import stack
 
@@ -39,8 +39,12 @@ from regard.stats.reducers import stack
 class Strongest:
     """The strongest keys of every row, the strongest first."""
 
-    index: Named  # (head, query, rank), which key; -1 where no more have any weight
-    weight: Named  # (head, query, rank); NaN, with index -1: the row has no weights
+    index: (
+        NamedArray  # (head, query, rank), which key; -1 where no more have any weight
+    )
+    weight: (
+        NamedArray  # (head, query, rank); NaN, with index -1: the row has no weights
+    )
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ class TopK:
         weight, key = unpack_cells(as_numpy(stack([x.whole() for x in states])))
         index = torch.from_numpy(np.where(weight > 0, key, -1))
         weight = torch.from_numpy(weight.copy())
-        return Strongest(Named(index, axes, how), Named(weight, axes, how))
+        return Strongest(NamedArray(index, axes, how), NamedArray(weight, axes, how))
 
 
 def as_numpy(x: Tensor) -> Numbers:

@@ -26,7 +26,7 @@ import numpy as np
 
 from regard.errors import OptionError
 from regard.recording.record import Record, Recording
-from regard.stats.named_array import Named
+from regard.stats.named_array import NamedArray
 from regard.stats.over_queries import find_nan, max_of, mean_of, to_float64
 from regard.stats.plan import Ask, DirectAsk, make_plan
 from regard.stats.registry import LOST, PLACE, STATISTICS, Statistic, find_statistic
@@ -245,7 +245,7 @@ def describe(record: Record, tokens: Sequence[int]) -> Iterator[tuple[str, Rows]
 
 def measure_rows(
     record: Record, tokens: Sequence[int], names: Sequence[str]
-) -> dict[str, Named]:
+) -> dict[str, NamedArray]:
     """Return the numbers of every query, (H, Nq) each.
 
     A query that has none is NaN, and marked in `missing`; any other NaN was computed.
@@ -259,13 +259,15 @@ def measure_rows(
     found = make_plan(asks).run()
     found |= zip(walked, walk(record, *walked.values()) if walked else (), strict=True)
     shape = record.heads, record.q.shape[1]
-    nothing = Named(np.full(shape, np.nan), ("head", "query"), "", np.ones(shape, bool))
+    nothing = NamedArray(
+        np.full(shape, np.nan), ("head", "query"), "", np.ones(shape, bool)
+    )
     return {name: squeeze(found.get(name, nothing)) for name in names}
 
 
-def squeeze(named: Named) -> Named:
+def squeeze(named: NamedArray) -> NamedArray:
     """Return a statistic of one feature without that axis."""
     if named.axes[-1] != "feature":
         return named
     missing = None if named.missing is None else named.missing[..., 0]
-    return Named(named.values[..., 0], named.axes[:-1], named.how, missing)
+    return NamedArray(named.values[..., 0], named.axes[:-1], named.how, missing)

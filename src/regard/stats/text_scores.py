@@ -24,7 +24,7 @@ from regard.errors import OptionError
 from regard.recording.record import Record
 from regard.stats.columns import cut_rows, received
 from regard.stats.features import mark_spans, read_span
-from regard.stats.named_array import Named
+from regard.stats.named_array import NamedArray
 from regard.stats.nonfinite import mark_nonfinite
 from regard.stats.over_queries import Numbers, to_float64
 from regard.stats.rows import divide_quietly, span_mass, span_pairs
@@ -48,7 +48,7 @@ Span = Iterable[int]  # first position, one past the last
 
 def retrieval_score(
     record: Record, tokens: Sequence[int], needle: Span, *, prompt: int
-) -> Named:
+) -> NamedArray:
     """Return the share of a needle that each head copied while decoding, (H,).
 
     |g ∩ k| / |k| of Wu et al. 2024 ("Retrieval Head Mechanistically Explains
@@ -68,7 +68,7 @@ def retrieval_score(
 
 def retrieval_rate(
     record: Record, tokens: Sequence[int], needle: Span, *, prompt: int
-) -> Named:
+) -> NamedArray:
     """Return how often each head copied from a needle, over its length, (H,).
 
     As the code of Wu et al. counts: each decoding step that copies adds 1 / length, so
@@ -87,12 +87,12 @@ class Copies:
     tokens: Numbers  # (steps,), what was generated
     lost: Numbers  # (H,), whether the weights of a step are NaN
 
-    def score(self, values: Numbers, what: str) -> Named:
+    def score(self, values: Numbers, what: str) -> NamedArray:
         """Return a score; NaN if a step is, or if there is no step."""
         nothing = np.full(len(values), not self.tokens.size)
         values = np.where(self.lost | nothing, np.nan, values)
         how = f"walk: top 1 of {self.tokens.size} decoding steps; {what}"
-        return Named(values, ("head",), how, missing=nothing)
+        return NamedArray(values, ("head",), how, missing=nothing)
 
 
 def find_copies(
@@ -118,7 +118,7 @@ def find_copies(
     return Copies(hits, following, lost)
 
 
-def lookback_ratio(record: Record, context: int) -> Named:
+def lookback_ratio(record: Record, context: int) -> NamedArray:
     """Return, for each new token, how much of its look goes back, (H, new tokens).
 
     The mean of A over the context, divided by that mean plus the mean over the new
@@ -134,10 +134,10 @@ def lookback_ratio(record: Record, context: int) -> Named:
     back = mass[..., 0] / context
     ahead = mass[..., 1] / (rows[new] - context + 1)
     how = "R: mean weight on the context over the sum of both means"
-    return Named(divide_quietly(back, back + ahead), ("head", "query"), how)
+    return NamedArray(divide_quietly(back, back + ahead), ("head", "query"), how)
 
 
-def attention_tracker(record: Record, instruction: Span, data: Span) -> Named:
+def attention_tracker(record: Record, instruction: Span, data: Span) -> NamedArray:
     """Return what the last token gives an instruction, of both, (H,).
 
     Σ over the instruction / (Σ over the instruction + Σ over the data) of the last
@@ -147,16 +147,16 @@ def attention_tracker(record: Record, instruction: Span, data: Span) -> Named:
     """
     mass = sum_last(record, [instruction, data])
     how = "R: last query, two spans"
-    return Named(divide_quietly(mass[:, 0], mass.sum(-1)), ("head",), how)
+    return NamedArray(divide_quietly(mass[:, 0], mass.sum(-1)), ("head",), how)
 
 
-def instruction_attention(record: Record, instruction: Span) -> Named:
+def instruction_attention(record: Record, instruction: Span) -> NamedArray:
     """Return what the last token gives an instruction, (H,): a sum, not a share.
 
     `attention_tracker` without its denominator.
     """
     mass = sum_last(record, [instruction])[:, 0]
-    return Named(mass, ("head",), "R: last query, one span")
+    return NamedArray(mass, ("head",), "R: last query, one span")
 
 
 def sum_last(record: Record, spans: Sequence[Span]) -> Numbers:
@@ -166,7 +166,7 @@ def sum_last(record: Record, spans: Sequence[Span]) -> Numbers:
     return to_float64(span_mass(cut_rows(record, slice(-1, None)), spans))[:, 0]
 
 
-def rerank_score(record: Record, query: Span, documents: Sequence[Span]) -> Named:
+def rerank_score(record: Record, query: Span, documents: Sequence[Span]) -> NamedArray:
     """Return what the tokens of a question give each document, (H, documents).
 
     Σ over the document's tokens of the mean over the question's tokens of A: the share
@@ -176,7 +176,7 @@ def rerank_score(record: Record, query: Span, documents: Sequence[Span]) -> Name
     """
     found = span_pairs(record, [query], documents, per="query")
     how = "R: mean over the question of the mass on a document"
-    return Named(to_float64(found)[:, 0], ("head", "document"), how)
+    return NamedArray(to_float64(found)[:, 0], ("head", "document"), how)
 
 
 def calibrated_rerank_score(
@@ -185,7 +185,7 @@ def calibrated_rerank_score(
     query: Span,
     blank: Span,
     documents: Sequence[Span],
-) -> Named:
+) -> NamedArray:
     """Return the score of each document from all heads and layers, (documents,).
 
     s_j = Σ over layers and heads of the mean over the question's tokens of A[i, j],
@@ -208,7 +208,7 @@ def calibrated_rerank_score(
         biased = [weigh_tokens(record, blank, span) for record in blank_records]
         scores.append(sum_usual(np.sum(asked, axis=0) - np.sum(biased, axis=0)))
     how = "C: mean over the question, all heads, less that of a blank question"
-    return Named(np.asarray(scores), ("document",), how)
+    return NamedArray(np.asarray(scores), ("document",), how)
 
 
 def weigh_tokens(record: Record, query: Span, document: Span) -> Numbers:
@@ -232,7 +232,7 @@ def sum_usual(scores: Numbers) -> float:
 
 def alignment(
     record: Record, heads: Sequence[int], *, frames: int | None = None, width: int = 7
-) -> Named:
+) -> NamedArray:
     """Return the rows from which Whisper aligns words, (heads, tokens, frames).
 
     Each head's weights over the frames of the audio, renormalised to 1; minus the mean
@@ -257,14 +257,14 @@ def alignment(
         views = np.lib.stride_tricks.sliding_window_view(wide, width, axis=-1)
         values = np.median(views, axis=-1)
     how = f"rows of chosen heads, standardised over tokens, median of {width} frames"
-    return Named(values, ("head", "query", "key"), how)
+    return NamedArray(values, ("head", "query", "key"), how)
 
 
-def alignment_rows(record: Record, heads: Sequence[int]) -> Named:
+def alignment_rows(record: Record, heads: Sequence[int]) -> NamedArray:
     """Return whole rows of a few heads, (heads, Nq, Nk), as they are."""
     chosen, record = check_heads(record, heads), mark_nonfinite(record)
     if not chosen:
         raise OptionError("an empty list of heads, expected numbers such as [3, 5].")
     rows = [to_numpy(record.weights(heads=slice(h, h + 1))) for h in chosen]
     axes = ("head", "query", "key")
-    return Named(np.concatenate(rows), axes, "whole rows of chosen heads")
+    return NamedArray(np.concatenate(rows), axes, "whole rows of chosen heads")
