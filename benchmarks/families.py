@@ -38,7 +38,7 @@ def look(name: str) -> dict[str, Any]:
         after = run(model, inputs)
     pairs = zip(before, after, strict=True)
     same = all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
-    found = [x for x in seen.coverage() if x.door]
+    found = [x for x in seen.coverage() if x.via]
     error = None
     if family.eager and name not in BLIND | MANY | BANDS:
         error = 0.0
@@ -56,7 +56,7 @@ def look(name: str) -> dict[str, Any]:
         "kind": family.kind,
         "calls": len(family.layers),
         "seen": sum(x.calls for x in found),
-        "doors": sorted({x.door for x in found}),
+        "doors": sorted({x.via for x in found}),
         "same_bits": same,
         "weights_error": error,
         "note": family.note,

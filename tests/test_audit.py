@@ -691,7 +691,7 @@ def test_rounding_of_large_logits_is_no_fault():
 
 
 def test_what_was_not_seen_is_named():
-    unheard = Covered(name="b", door="", reason="it was never heard")
+    unheard = Covered(name="b", via="", reason="it was never heard")
     (found,) = audit(wrap(coverage=(unheard,)))
     assert (found.what, found.layer, found.level) == ("not audited", "b", "warning")
     with pytest.raises(OptionError, match="holds no layers"):

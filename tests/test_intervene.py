@@ -784,7 +784,7 @@ def test_what_one_lens_computes_is_no_call_for_another():
     with watch(model) as outer, watch(model) as inner:
         read(model, inputs)
     for seen in (outer, inner):
-        assert [(x.calls, x.door) for x in seen.coverage()] == [
+        assert [(x.calls, x.via) for x in seen.coverage()] == [
             (1, "transformers eager")
         ] * 2
 

@@ -261,7 +261,7 @@ def test_a_model_in_float64_is_seen_in_float64():
         with watch(model) as seen:
             watched = model(tokens).logits
     assert torch.equal(plain, watched)
-    assert all(x.door and x.error < 1e-12 for x in seen.coverage())
+    assert all(x.via and x.error < 1e-12 for x in seen.coverage())
     record = seen.layer(1)
     total = record.weights().sum(-1)
     torch.testing.assert_close(total, torch.ones_like(total), atol=1e-12, rtol=0)

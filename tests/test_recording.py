@@ -136,8 +136,8 @@ def test_all_that_is_no_array_comes_back(tmp_path, rng):
         "tokens": ((5, -1, 2**40), ()),
         "texts": (("naïve", "\ud800", "\x00🙂"), ()),
         "coverage": (
-            Covered(name="a", door="sdpa", calls=3, error=1e-7),
-            Covered(name="b", door="", error=math.inf, reason='not "seen"\n'),
+            Covered(name="a", via="sdpa", calls=3, error=1e-7),
+            Covered(name="b", via="", error=math.inf, reason='not "seen"\n'),
         ),
         "notes": {"when": [1, 2.5, None, True], "who": {"ä": "ö"}},
     }
@@ -149,7 +149,7 @@ def test_all_that_is_no_array_comes_back(tmp_path, rng):
     assert after.sequences == (0, 1)
     assert [x.name for x in after.records] == ["layers.0", "ö"]
     assert (after.records[0].scale, after.records[0].softcap) == (1 / 3, 0.1)
-    cover = (Covered(name="c", door="x", error=math.nan),)
+    cover = (Covered(name="c", via="x", error=math.nan),)
     assert math.isnan(save_and_open(tmp_path, coverage=cover).coverage[0].error)
 
 
@@ -585,7 +585,7 @@ def small(folder):
     first = replace(full_record(rng), mask=mask & masks.per_head([masks.last(3)] * 4))
     given = masks.array(np.ones((7, 7), bool)) | masks.padding(np.ones((1, 7), bool))
     records = (first, full_record(rng), replace(first, mask=given))
-    cover = (Covered(name="a", door="sdpa", calls=1, error=1e-9),)
+    cover = (Covered(name="a", via="sdpa", calls=1, error=1e-9),)
     about = {"tokens": ((1, 2),), "texts": (("a", "b"),), "notes": {"a": [1]}}
     made = make_recording(*records, coverage=cover, **about)
     save_recording(folder / "small", made)
@@ -944,7 +944,7 @@ def test_every_field_of_a_record_is_saved():
     saved = {"model", "records", "sequences", "tokens", "texts", "coverage", "notes"}
     assert {x.name for x in fields(Recording)} == saved
     kinds = {x.name for x in fields(Covered)}
-    assert kinds == {"name", "door", "calls", "error", "reason"}
+    assert kinds == {"name", "via", "calls", "error", "reason"}
 
 
 GOLDEN = """
@@ -991,7 +991,7 @@ def test_a_file_of_the_first_version_still_opens(folder):
     found = open_recording(path)
     assert (found.model, found.sequences) == ("Golden", (0, 0))
     assert (found.tokens, found.texts) == (((7, 8),), (("a", "ß"),))
-    cover = Covered(name="layers.0", door="sdpa", calls=1, error=1e-6)
+    cover = Covered(name="layers.0", via="sdpa", calls=1, error=1e-6)
     assert (found.coverage, found.notes) == ((cover,), {"seed": 3})
     first, second = found.records
     for record in found.records:

@@ -87,7 +87,7 @@ def test_it_is_a_column_of_the_table_and_of_the_terminal(third):
 
 
 def test_it_is_in_the_data_of_the_map(third):
-    html = make_page(make_seen()).html.decode()
+    html = make_page(make_seen().recording).html.decode()
     data = json.loads(re.search('id="meta">(.*?)</script>', html)[1])
     assert data["statistics"][-1] == THIRD.pack()
     assert data["statistics"][-1]["badge"]["least"] == 0.001

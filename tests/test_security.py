@@ -217,7 +217,7 @@ def test_a_tokenizer_that_panics_is_told_in_a_sentence(verb, tmp_path):
 
 def test_names_in_a_recording_cannot_steer_the_terminal(tmp_path):
     record, path = RECORDING.records[0], tmp_path / "a"
-    covered = Covered(name="a", door="sdpa", reason="it\n\tis so")
+    covered = Covered(name="a", via="sdpa", reason="it\n\tis so")
     good = Recording(model="M", records=(record,), sequences=(0,), coverage=(covered,))
     save_recording(path, good)
     assert open_recording(path).coverage == (covered,)

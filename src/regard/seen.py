@@ -188,14 +188,14 @@ class Seen:
 
     def __str__(self) -> str:
         found = self.recording
-        kept = [x for x in found.coverage if x.door and not x.reason]
+        kept = [x for x in found.coverage if x.via and not x.reason]
         of = f"{len(kept)} of {len(found.coverage)} attention layers seen"
         count = len(set(found.sequences))
         of = f"{of}, {count} sequence{'' if count == 1 else 's'}"
         lines = [f"{found.model}: {of}"]
         for x in found.coverage:
             calls = f"{x.calls} call{'' if x.calls == 1 else 's'}"
-            about = f"{x.door}, {calls}, error {x.error:.0e}" if x.door else ""
+            about = f"{x.via}, {calls}, error {x.error:.0e}" if x.via else ""
             name = x.name or "the model itself"
             lines.append(f"  {name}: {' '.join(filter(None, (about, x.reason)))}")
         return "\n".join(lines)

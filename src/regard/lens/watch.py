@@ -208,7 +208,7 @@ class Watcher:
                 reason = "not asked for"
             yield Covered(
                 name=name,
-                door=door,
+                via=door,
                 calls=self.calls[name],
                 error=self.errors.get(name, 0.0),
                 reason=reason,
@@ -221,7 +221,7 @@ class Watcher:
                 for spoke in self.doors
             )
             if silent and "attention" in type(module).__name__.lower():
-                yield Covered(name=name, door="", reason="it was never heard")
+                yield Covered(name=name, via="", reason="it was never heard")
 
 
 def read_valid(mask: Any, tokens: Tensor | None) -> Tensor | None:

@@ -261,9 +261,10 @@ def read_covered(row: Any) -> Covered:
         size = float(error)
     except ValueError:
         raise FileError("it is damaged: an error is not a number.") from None
-    name, door, reason = (read_label(row, key) for key in ("name", "door", "reason"))
+    via = "via" if "via" in row else "door"  # older files
+    name, via, reason = (read_label(row, key) for key in ("name", via, "reason"))
     calls = read_count(row, "calls")
-    return Covered(name=name, door=door, calls=calls, error=size, reason=reason)
+    return Covered(name=name, via=via, calls=calls, error=size, reason=reason)
 
 
 def read_formula(file: ArrayFile, tree: Any, depth: int = 0) -> Mask:

@@ -145,7 +145,7 @@ class Covered:
     """The coverage of one attention module: how, or why not, it was recorded."""
 
     name: str
-    door: str  # how it was intercepted: "sdpa", "transformers", …; "" if it was not
+    via: str  # how it was intercepted: "sdpa", "transformers", …; "" if it was not
     calls: int = 0
     error: float = 0.0  # of its output, recomputed from the record
     reason: str = ""  # why it was not intercepted, or not recorded
