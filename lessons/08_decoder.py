@@ -14,7 +14,7 @@
 # %%
 import numpy as np
 
-from regard.plain import Config, Decoder, Sampling, draw_weights
+from regard.plain import Config, Decoder, Sampling, init_weights
 from regard.plain.cost import parameters
 from regard.plain.norm import layer_norm, rms_norm, softmax
 
@@ -36,7 +36,7 @@ assert np.allclose(layer_norm(10 * row + 7), layer_norm(row), atol=1e-5)
 
 # %%
 config = Config(vocabulary=50, context=16, width=32, layers=2, heads=4)
-weights = draw_weights(config, seed=0)
+weights = init_weights(config, seed=0)
 tokens = np.array([3, 1, 4, 1, 5, 9, 2, 6])
 silent = {
     name: 0 * w if name.endswith(("out.weight", "down.weight")) else w

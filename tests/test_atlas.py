@@ -141,10 +141,10 @@ def test_ray_gives_the_same_bits_with_one_actor_and_with_two(
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setenv("RAY_worker_niceness", "0")  # 15 starves beside other tests
     code = (
-        "import sys; from pathlib import Path; from regard.atlas.job import run\n"
-        "from regard.atlas.runners import Crew; from test_atlas import plan_for\n"
-        "for n in (1, 2): run(Path(sys.argv[2]) / str(n), plan=plan_for(sys.argv[1]),"
-        " crew=Crew(runner='ray', workers=n))"
+        "import sys; from pathlib import Path; from regard.atlas.job import run_atlas\n"
+        "from regard.atlas.runners import RunnerOptions; from test_atlas import plan_for\n"
+        "for n in (1, 2): run_atlas(Path(sys.argv[2]) / str(n), plan=plan_for(sys.argv[1]),"
+        " crew=RunnerOptions(runner='ray', workers=n))"
     )
     path = os.pathsep.join([str(HERE), *sys.path])
     subprocess.run(
@@ -334,9 +334,9 @@ def test_workers_and_the_driver_may_be_killed_and_nothing_is_lost_or_counted_twi
 ):
     folder, rng = tmp_path / "atlas", random.Random(0)
     code = (
-        "import sys; from regard.atlas.job import run; from test_atlas import plan_for\n"
-        "from regard.atlas.runners import Crew\n"
-        "run(sys.argv[2], plan=plan_for(sys.argv[1]), crew=Crew(workers=2))"
+        "import sys; from regard.atlas.job import run_atlas; from test_atlas import plan_for\n"
+        "from regard.atlas.runners import RunnerOptions\n"
+        "run_atlas(sys.argv[2], plan=plan_for(sys.argv[1]), crew=RunnerOptions(workers=2))"
     )
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
     env |= {"ATLAS_SLOW": "0.2", "OMP_NUM_THREADS": "1"}

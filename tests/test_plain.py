@@ -17,8 +17,8 @@ from regard.plain import (
     Decoder,
     Linear,
     Sampling,
-    draw_weights,
     feed_forward,
+    init_weights,
     layer_norm,
     multi_head,
     rms_norm,
@@ -174,7 +174,7 @@ def test_the_decoder_never_looks_ahead():
 
 def test_random_weights_have_the_widths_they_are_said_to_have():
     config = Config(vocabulary=500, context=64, width=96, layers=8, heads=4)
-    weights = draw_weights(config)
+    weights = init_weights(config)
     assert weights["embed.weight"].std() == pytest.approx(0.02, rel=0.02)
     assert weights["blocks.3.attention.out.weight"].std() == pytest.approx(
         0.005, rel=0.05
@@ -188,7 +188,7 @@ def test_random_weights_have_the_widths_they_are_said_to_have():
 
 def test_weights_that_do_not_fit_are_named():
     config = Config(vocabulary=9, context=8, width=4, layers=1, heads=2)
-    weights = draw_weights(config)
+    weights = init_weights(config)
     with pytest.raises(
         ShapeError, match=r"norm.weight: given nothing, expected \(4,\)"
     ):

@@ -96,7 +96,7 @@ def test_a_wrong_file_is_not_solved(desk):
     found = desk.grade(desk.find())
     assert found.mistake == "no_sum"
     assert found.printed.startswith("here\n")
-    assert "✗ That is the product of each pair of numbers" in printed(desk)
+    assert "✗ That gives the d products of the pairs of numbers" in printed(desk)
     assert "one_score(q, k)" in printed(desk)
     assert start(desk.folder).progress.tries == {"one_score": 1}
     assert not desk.progress.solved
@@ -194,7 +194,7 @@ def test_watching_grades_on_every_save_and_goes_on(desk):
     told = [
         "one_score is not written yet.",
         "Hint 1 of 3",
-        "✗ That is the product",
+        "✗ That gives the d products",
         "Enter one of: hint",
         "✓ Right.",
         "return q @ k",
@@ -336,7 +336,7 @@ def test_a_learner_at_a_plain_terminal(tmp_path):
         read_until(master, r"Hint 1 of 3 for one_score")
         path = tmp_path / "regard-exercises" / "one_score.py"
         path.write_text(WRONG, encoding="utf-8")
-        read_until(master, r"That is the product of each pair")
+        read_until(master, r"That gives the d products")
         new = path.with_suffix(".new")  # as editors save
         new.write_text(RIGHT["one_score"], encoding="utf-8")
         new.replace(path)
@@ -381,7 +381,7 @@ def test_a_teacher_grades_a_class_and_gets_a_table(tmp_path):
     table = tmp_path / "results.csv"
     done = grade_class(folder, "--regard-csv", table)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "That is the product of each pair of numbers" in done.stdout
+    assert "That gives the d products of the pairs of numbers" in done.stdout
     assert "softmax is not written yet." in done.stdout
     assert "Traceback" not in done.stdout
     assert not (tmp_path / "ran").exists()

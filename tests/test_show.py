@@ -17,7 +17,8 @@ from regard.errors import ArrayError, OptionError, ShapeError
 from regard.masks import alibi, causal, per_head, window
 from regard.recording.record import Record, Recording
 from regard.seen import Seen
-from regard.show import figure, palette, text
+from regard.show import figure, palette
+from regard.show import terminal_map as text
 from regard.show.palette import (
     LinearScale,
     LogScale,

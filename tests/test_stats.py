@@ -549,7 +549,7 @@ def test_what_does_not_fit_is_refused_in_words():
         mass(record, np.ones((3, 9, 2)))
     with pytest.raises(MaskError, match="expected a formula"):
         masked_mass(record, np.ones((9, 9), bool))
-    with pytest.raises(MaskError, match="does not reach"):
+    with pytest.raises(MaskError, match="does not cover"):
         masked_mass(record, masks.same(np.zeros(4, int)))
     with pytest.raises(OptionError, match="expected 0 <= first <= last"):
         span_mass(record, [(4, 2)])

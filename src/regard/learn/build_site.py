@@ -39,7 +39,7 @@ NEEDED = (
     *("__init__.py", "errors.py", "arrays.py", "masks/[!_]*.py", "masks/__init__.py"),
     *("definition/*.py", "plain/*.py", "judge/*.py"),
     *(f"learn/{x}.py" for x in ("__init__", "course", "exercise", "grade")),
-    *(f"learn/{x}.py" for x in ("attempt", "sandbox")),
+    *(f"learn/{x}.py" for x in ("grade_file", "in_browser")),
 )
 LOCK = "pyodide-lock.json"
 VERSION = "314.0.3"  # of Pyodide, as used in the tests

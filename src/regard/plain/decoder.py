@@ -38,7 +38,7 @@ class Decoder:
     """A config and its weights; all weights are arrays of one library.
 
     >>> config = Config(vocabulary=100, context=64, width=32, layers=2, heads=4)
-    >>> decoder = Decoder(config, draw_weights(config))
+    >>> decoder = Decoder(config, init_weights(config))
     >>> decoder(np.asarray([1, 2, 3])).shape
     (3, 100)
     """

@@ -30,7 +30,7 @@ def encode_weights(weights: NDArray[Any], allowed: NDArray[np.bool_]) -> Codes:
     """Return the codes of weights (rows, columns).
 
     >>> weights = np.array([[1.0, 0.5, 0.0, np.nan, 0.0]])
-    >>> encode(weights, np.array([[True] * 4 + [False]]))
+    >>> encode_weights(weights, np.array([[True] * 4 + [False]]))
     array([[65534, 63350,     1, 65535,     0]], dtype=uint16)
     """
     codes = np.empty(weights.shape, np.uint16)

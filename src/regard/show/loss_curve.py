@@ -34,7 +34,7 @@ def draw_curve(losses: Sequence[float], *, width: int = 60, height: int = 10) ->
 
     A mean that is no number is blank, and the chart says so.
 
-    >>> print(draw([4, 3, 2, 1.5, 1.2, 1], width=6, height=3))
+    >>> print(draw_curve([4, 3, 2, 1.5, 1.2, 1], width=6, height=3))
     4 ┤█▂
       │██▄▁
     0 ┤████▇▆

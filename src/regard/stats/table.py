@@ -195,7 +195,7 @@ def format_number(x: float, nan_rows: int) -> str:
 def write_count(n: int, word: str) -> str:
     """Return a number with its noun.
 
-    >>> count(1, "query"), count(2, "query"), count(3, "row")
+    >>> write_count(1, "query"), write_count(2, "query"), write_count(3, "row")
     ('1 query', '2 queries', '3 rows')
     """
     more = f"{word[:-1]}ies" if word.endswith("y") else f"{word}s"
