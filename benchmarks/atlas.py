@@ -212,7 +212,7 @@ def render(result: dict[str, Any]) -> str:
     first = runs["loop"]
     told = (
         f"{first['documents']} documents, {first['tokens']:,} tokens, "
-        f"{len(list_measured())} statistics of 270 heads; load {result['load']} on "
+        f"{result['statistics']} statistics of 270 heads; load {result['load']} on "
         f"{result['cores']} cores."
     )
     name, half = first["widest"]
@@ -244,7 +244,8 @@ def main() -> None:
             print(title, runs[title], flush=True)
     if len({x["digest"] for x in runs.values()}) != 1:
         raise SystemExit(f"the runners do not agree: {runs}")
-    result = {"load": load, "cores": os.cpu_count(), "steps": steps, "runs": runs}
+    result = {"load": load, "cores": os.cpu_count()}
+    result |= {"statistics": len(list_measured()), "steps": steps, "runs": runs}
     (HERE / "atlas.json").write_text(json.dumps(result, indent=2) + "\n", "utf-8")
     fill("docs/scale.md", MARK, render(result))
 

@@ -289,7 +289,9 @@ def render(result: dict[str, Any]) -> str:
     heads = " | ".join(names)
     lines = [f"| case | {heads} |", "|---|" + ":-:|" * len(names)]
     for case in next(iter(result.values()))["cases"]:
-        cells = " | ".join(SIGNS[result[n]["cases"][case]] for n in names)
+        cells = " | ".join(
+            SIGNS[result[n]["cases"].get(case, "not asked")] for n in names
+        )
         lines.append(f"| {case} | {cells} |")
     counts = [list(result[n]["cases"].values()) for n in names]
     for status in ("passed", "failed"):

@@ -141,6 +141,7 @@ def keep_large(folder: Path) -> dict[str, Any]:
         "results": COUNT,
         "ms_each": round(spent / COUNT * 1e3, 1),
         "kB": round(size / COUNT / 1e3),
+        "statistics": len(LARGE[0]),
     }
 
 
@@ -154,7 +155,7 @@ def render(result: dict[str, Any]) -> str:
             for x in result[title]
         ]
     large = result["large"]
-    n = len(LARGE[0])
+    n = large["statistics"]
     text = f"Results of 32 layers of 32 heads and {n} statistics, {large['kB']} kB "
     text += (
         f"each: {large['ms_each']:.0f} ms of CPU to check, write, read and fold one."

@@ -1,7 +1,7 @@
 """Put every fault into every exercise and count what the grader rejects.
 
     PYTHONPATH=tests python -m faulty.run            some minutes; writes result.json
-    PYTHONPATH=tests python -m faulty.run softmax    prints those of one exercise
+    PYTHONPATH=tests python -m faulty.run softmax    the same for one exercise only
 
 Next: syntax.py
 """
@@ -31,15 +31,15 @@ def count(name):
 
 def main():
     """Run all exercises, or the named ones."""
-    rows = {}
+    rows = json.loads(RESULT.read_text("utf-8"))["exercises"]
     for name in sys.argv[1:] or ORDER:
         rows[name] = count(name)
         print(f"{name:20}", *(f"{v} {n:4}" for v, n in rows[name].items()), flush=True)
+    rows = {name: rows[name] for name in ORDER}
     total = {v: sum(row[v] for row in rows.values()) for v in VERDICTS}
     print(f"{'all':20}", *(f"{v} {n:4}" for v, n in total.items()))
-    if len(sys.argv) == 1:
-        result = {"exercises": rows, "all": total}
-        RESULT.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    result = {"exercises": rows, "all": total}
+    RESULT.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
     return 1 if total["accepted"] else 0
 
 

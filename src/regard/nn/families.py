@@ -150,6 +150,9 @@ OPTIONAL = {  # settings that files may omit, because the defaults agree with Co
     "qwen2": {"head_width", "base"},
     "qwen3": {"base"},
 }
+WINDOWED: dict[str, int | None] = {  # sliding_window alone decides; if it is omitted
+    "mistral": 4_096,
+}
 LONGEST = 2**18  # largest context; the position tables would need too much memory
 
 
@@ -203,15 +206,16 @@ def find_base(theirs: Mapping[str, Any]) -> Any:
 
 def find_window(family: str, theirs: Mapping[str, Any]) -> Any:
     """Return the size of the sliding window, including the token itself, or None."""
-    window, layers = theirs.get("sliding_window", 4_096), theirs.get("layer_types")
-    if family != "mistral" and not theirs.get("use_sliding_window", False):
+    always, layers = family in WINDOWED, theirs.get("layer_types")
+    window = theirs.get("sliding_window", WINDOWED.get(family, 4_096))
+    if not always and not theirs.get("use_sliding_window", False):
         window = None
     kinds = set(map(str, layers)) if isinstance(layers, list) else set()
     if window is None and kinds <= {"full_attention"}:
         return None
-    if kinds == {"full_attention"} and family != "mistral":
+    if kinds == {"full_attention"} and not always:
         return None
-    if kinds == {"sliding_attention"} or (family == "mistral" and not kinds):
+    if kinds == {"sliding_attention"} or (always and not kinds):
         return read_setting("sliding_window", window, "window")
     raise FileError(
         f"sliding_window={window!r:.40} with layer_types of {sorted(kinds)!r:.200}: "
