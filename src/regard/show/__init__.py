@@ -1,4 +1,4 @@
-"""Pictures: as text in a terminal, and as figures for a paper.
+"""Attention maps in terminals, figures, browsers and notebooks.
 
 Next: loss_curve.py
 """

@@ -1,7 +1,7 @@
-"""Work in the background, and what is kept of it.
+"""Background jobs, and an LRU cache of results.
 
     jobs.ask(key, work, urgency) -> Future      one thread, the most urgent first
-    kept.put(key, thing, bytes)                 the last ones, in so many bytes
+    kept.put(key, thing, size)                  the latest, within a byte limit
 
 Next: zoom_levels.py
 """
@@ -20,14 +20,14 @@ from typing import Any
 
 
 class LruCache:
-    """What was made last, in so many bytes; at least one thing."""
+    """The most recently used things up to a limit in bytes; at least one."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.size, self.lock = limit, 0, threading.Lock()
         self.things: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
 
     def get(self, key: Hashable) -> Any:
-        """Return a thing, now the last to be dropped; None if it is not there."""
+        """Return a thing and mark it as recently used; None if it is missing."""
         with self.lock:
             if key not in self.things:
                 return None
@@ -35,7 +35,7 @@ class LruCache:
             return self.things[key][0]
 
     def put(self, key: Hashable, thing: Any, size: int) -> None:
-        """Keep a thing, and drop what was not asked for the longest."""
+        """Store a thing and evict the least recently used ones over the limit."""
         with self.lock:
             self.size += size - self.things.pop(key, (None, 0))[1]
             self.things[key] = thing, size
@@ -44,7 +44,7 @@ class LruCache:
 
 
 class Jobs:
-    """Work for one thread: the most urgent first, and nothing twice at a time."""
+    """A priority queue with one worker thread; it never runs a key twice at once."""
 
     def __init__(self, name: str) -> None:
         self.queue: PriorityQueue[tuple[float, int, Any]] = PriorityQueue()
@@ -56,32 +56,32 @@ class Jobs:
     def ask(
         self, key: Hashable, work: Callable[[], Any], urgency: float
     ) -> Future[Any]:
-        """Return the future of a piece of work; asked again, it is as urgent."""
+        """Return the future of a job; asking again queues it at that urgency, too."""
         with self.lock:
             if self.closed.is_set():
                 raise CancelledError
             if self.thread.ident is None:
                 self.thread.start()
-                atexit.register(self.close)  # torch does not bear to be cut off
+                atexit.register(self.close)  # torch must not be interrupted
             future = self.open.setdefault(key, Future())
             if not future.running():
                 self.queue.put((urgency, next(self.serial), (key, future, work)))
             return future
 
     def run(self) -> None:
-        """Do the work until there will be no more."""
+        """Run jobs until the queue is closed."""
         while True:
             _, _, job = self.queue.get()
             if job is None or self.closed.is_set():
                 return
             key, future, work = job
-            if future.running() or future.done():  # it was asked for twice
+            if future.running() or future.done():  # it was queued twice
                 continue
             if not future.set_running_or_notify_cancel():
                 continue
             try:
                 found, wrong = work(), None
-            except BaseException as error:  # noqa: BLE001 (who asked must hear of it)
+            except BaseException as error:  # noqa: BLE001 (passed to the caller)
                 found, wrong = None, error
             with self.lock:
                 del self.open[key]
@@ -91,7 +91,7 @@ class Jobs:
                 future.set_exception(wrong)
 
     def close(self) -> None:
-        """End the work, and let nobody wait for it."""
+        """Stop the thread and cancel the jobs that have not started."""
         with self.lock:
             self.closed.set()
             self.queue.put((-math.inf, next(self.serial), None))

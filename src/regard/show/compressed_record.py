@@ -1,17 +1,17 @@
-"""A record in few bytes: q and k turned, rounded to steps and packed for a browser.
+"""A compressed record: q and k transformed, rounded and packed for a browser.
 
-    scale · q kᵀ  =  a bᵀ               for every turn  a = scale · q M,  b = k M⁻ᵀ
-                  ≈  (A ⊙ step) Bᵀ      A, B whole numbers
+    scale · q kᵀ  =  a bᵀ               for every M:  a = scale · q M,  b = k M⁻ᵀ
+                  ≈  (A ⊙ step) Bᵀ      A, B integers
 
-The turn is that of the singular values: component c is as large in a as in b. It is
-rounded in a by what its size in b allows, and the other way about, so that each of the
-2 D roundings moves the logits as much: by `error` together. A weight is off by the
-same share, as p = exp(logit - lse). The lse is made anew: rows add to what they did.
+M comes from an SVD: component c has the same norm in a and b. Its step in a depends on
+its size in b, and vice versa, so that each of the 2 D roundings contributes equally to
+the error of the logits, `error` in total. The relative error of a weight is the same,
+as p = exp(logit - lse). lse is recomputed, so that row sums do not change.
 
-    error 5e-5    14 to 20 bits a number    no weight is off by more than 0.05 %
-    error 0.02     6 to  8                  half of the size
+    error 5e-5    14 to 20 bits per number  no weight is off by more than 0.05 %
+    error 0.02     6 to  8                  half the size
 
-Biases have no such factors: the logits themselves are taken apart, head by head.
+With a bias, the logits themselves are factored by an SVD, head by head.
 
 Next: page.py
 """
@@ -34,11 +34,11 @@ from regard.stats.columns import cut_rows
 from regard.stats.nonfinite import mark_nonfinite
 from regard.stats.replay import replay_rows, to_torch
 
-LONGEST = 2048  # tokens with a bias: taking apart takes seconds a head
-MOST = 2.0**22  # of a whole number: with its sign it has three bytes
-ROUND = 4  # components: a browser multiplies four at a time
-FLOOR = 1e-3  # weights whose error is stated
-SAMPLE = 32  # rows of a record
+LONGEST = 2048  # most tokens with a bias: an SVD takes seconds per head
+MOST = 2.0**22  # largest integer: with its sign it takes three bytes
+ROUND = 4  # pad components to fours: a browser multiplies four at a time
+FLOOR = 1e-3  # the error is measured on weights above this
+SAMPLE = 32  # rows of a record on which the error is measured
 
 Floats = NDArray[np.float64]
 Whole = NDArray[np.int32]
@@ -46,15 +46,15 @@ Whole = NDArray[np.int32]
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """The logits of a record as a product of whole numbers."""
+    """The logits of a record as a product of integers."""
 
     a: Whole  # (H, R, Nq)
     b: Whole  # (Hk, R, Nk)
     steps: NDArray[np.float32]  # (Hk, R)
-    record: Record  # the same as a record: its weights are those that a page shows
+    record: Record  # the rounded record, whose weights the page shows
 
     def pack(self) -> bytes:
-        """Return lse, steps and the numbers, the large bytes apart from the small."""
+        """Return lse, steps and integers, split into high and low bytes, compressed."""
         lse = to_numpy(self.record.lse).astype("<f4").tobytes()
         parts = [split_bytes(x) for x in (self.a, self.b)]
         return zlib.compress(
@@ -63,11 +63,11 @@ class Factors:
 
 
 def round_record(record: Record, error: float) -> Factors:
-    """Return factors whose logits are off by about `error`; NaN stays in the lse."""
+    """Return factors whose logits are off by about `error`; lse keeps its NaN."""
     record = mark_nonfinite(record)
     groups = [round_pair(a, b, error) for a, b in split_logits(record)]
     width = max(ROUND, *(steps.shape[0] for _, _, steps in groups))
-    width = -(-width // ROUND) * ROUND  # what is missing is 0
+    width = -(-width // ROUND) * ROUND  # padded with 0
 
     def fill(x: NDArray[Any]) -> NDArray[Any]:
         missing = width - x.shape[-1]
@@ -93,7 +93,7 @@ def round_record(record: Record, error: float) -> Factors:
 
 
 def split_logits(record: Record) -> Iterator[tuple[Floats, Floats]]:
-    """Yield a (heads, Nq, R) and b (Nk, R) of each head of keys: logits = a bᵀ."""
+    """Yield a (heads, Nq, R) and b (Nk, R) for each key head: logits = a bᵀ."""
     q, k = (to_numpy(to_torch(x).double()) for x in (record.q, record.k))
     if record.bias is None:
         group = len(q) // len(k)
@@ -113,13 +113,13 @@ def split_logits(record: Record) -> Iterator[tuple[Floats, Floats]]:
     for h in range(len(q)):
         logits, allowed = to_numpy(unmasked.logits(heads=h)), record.allowed(heads=h)
         if allowed is not None:
-            logits = np.where(to_numpy(allowed), logits, 0.0)  # may be anything there
+            logits = np.where(to_numpy(allowed), logits, 0.0)  # any value will do
         u, size, vt = np.linalg.svd(logits, full_matrices=False)
         yield (u * np.sqrt(size))[None], vt.T * np.sqrt(size)
 
 
 def balance_factors(q: Floats, k: Floats) -> tuple[Floats, Floats]:
-    """Return a and b with a bᵀ = q kᵀ, of which each component has its own share."""
+    """Return a and b with a bᵀ = q kᵀ; each component has the same norm in both."""
     (q, left), (k, right) = np.linalg.qr(q), np.linalg.qr(k)
     u, size, vt = np.linalg.svd(left @ right.T)
     u, vt = u[:, : len(size)], vt[: len(size)]
@@ -127,9 +127,9 @@ def balance_factors(q: Floats, k: Floats) -> tuple[Floats, Floats]:
 
 
 def round_pair(a: Floats, b: Floats, error: float) -> tuple[Whole, Whole, Floats]:
-    """Return both as whole numbers, and the product of their steps by component."""
+    """Round both to integers; return them and the products of their steps."""
     sizes = [np.sqrt((x.reshape(-1, x.shape[-1]) ** 2).mean(axis=0)) for x in (a, b)]
-    each = error * math.sqrt(6 / max(1, a.shape[-1]))  # a rounding is off by step / √12
+    each = error * math.sqrt(6 / max(1, a.shape[-1]))  # rounding error: step / √12
     steps = [
         np.maximum(
             each / np.maximum(other, 1e-30),
@@ -144,15 +144,15 @@ def round_pair(a: Floats, b: Floats, error: float) -> tuple[Whole, Whole, Floats
 
 
 def renew_lse(record: Record, rounded: Record) -> Any:
-    """Return the lse with which every row of the rounded record has its mass again."""
+    """Return the lse that restores the total weight of every rounded row."""
     before, after = (to_torch(replay_rows(x).run()[1]) for x in (record, rounded))
     ratio = after.double() / before.double()
-    ratio[~(ratio > 0)] = 1  # a row that sees nothing
+    ratio[~(ratio > 0)] = 1  # a fully masked row
     return (rounded.lse.double() + ratio.log()).float()
 
 
 def measure_error(record: Record, rounded: Record) -> tuple[float, float]:
-    """Return by which share the weights above 0.001 are off: half of them, and any."""
+    """Return the median and largest relative error of weights above 0.001."""
     record, n_q = mark_nonfinite(record), record.q.shape[1]
     rows = np.unique(np.linspace(0, max(0, n_q - 1), SAMPLE).astype(int))[:n_q]
     if not rows.size or not record.k.shape[1]:
@@ -167,7 +167,7 @@ def measure_error(record: Record, rounded: Record) -> tuple[float, float]:
 
 
 def split_bytes(x: Whole) -> bytes:
-    """Return the third, second and first bytes, the sign in the lowest bit."""
+    """Return the high, middle and low bytes; the sign is the lowest bit (zigzag)."""
     z = ((x << 1) ^ (x >> 31)).astype(np.uint32)
     return b"".join(
         (z >> shift & 255).astype(np.uint8).tobytes() for shift in (16, 8, 0)

@@ -1,4 +1,4 @@
-"""Maps of attention as figures: the same as terminal_map.py, with matplotlib.
+"""Attention maps as matplotlib figures: the counterpart of terminal_map.py.
 
     plot_weights(seen.layer(17), heads=[5], rows=tokens, keys=tokens).savefig("5.pdf")
     plot_weights({"no mask": a, "causal": (b, causal())})      side by side
@@ -64,17 +64,17 @@ if TYPE_CHECKING:
 
 FONT = "DejaVu Sans"  # comes with matplotlib
 FONTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "PingFang SC", "Microsoft YaHei")
-POINTS, LONG = 7, 12  # size of labels, and most characters
-PIXELS = 600  # of a map, at most: no more than are printed
-FEW = 8  # rows or columns whose numbers are written out
-APART = 3  # every third token at least, or positions
+POINTS, LONG = 7, 12  # font size and most characters of a label
+PIXELS = 600  # most pixels per side of a map: printing shows no more
+FEW = 8  # a map with no more rows and columns shows its numbers
+APART = 3  # label at least every third token, otherwise positions
 CELL, LEAST, ALONE, BESIDE = 0.135, 1.8, 5.5, 2.9  # inches: a cell, the side of a map
 Labelled = tuple["Axes", Margins, tuple[bool, bool], tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class FigureColors:
-    """The colours that are not of the scale."""
+    """The colours of a figure other than those of the scale."""
 
     paper: str
     ink: str
@@ -99,12 +99,12 @@ def plot_weights(
     columns: int = 4,
     dark: bool = False,
 ) -> Figure:
-    """Draw weights, one map for each head, all in the same colours.
+    """Draw weights, one map per head, all on the same colour scale.
 
     source: (Nq, Nk) or (H, Nq, Nk), a Record, or {title: weights or (weights, mask)}
     rows, keys: a token for each query and key
-    scale: LinearScale(0, 1), LogScale(1e-4, 1), …; one that fits, unless given
-    columns: maps side by side
+    scale: LinearScale(0, 1), LogScale(1e-4, 1), …; fitted to the weights by default
+    columns: number of maps side by side
     """
     n, shape = measure_source(source, heads)
     labels, page = Margins.read(rows, keys, shape), PAGES[dark]
@@ -117,7 +117,7 @@ def plot_weights(
     width, height = size_map(shape, LEAST, ALONE if n == 1 else BESIDE)
     down = -(-n // across)
     beside, below = (0.5 + measure_labels(x) for x in (labels.rows, labels.keys))
-    below *= 1 + (n % across > 0)  # a row that is not full shows labels above
+    below *= 1 + (n % across > 0)  # maps above an incomplete row have labels, too
     below += 0.2 * bool(above)
     size = width * across + 0.9 + beside, (height + 0.25) * down + below
     figure, grid = make_figure(size, (down, across), n, page)
@@ -141,10 +141,10 @@ def plot_steps(
     columns: int = 3,
     dark: bool = False,
 ) -> Figure:
-    """Draw the steps of `regard.explain` with their formulas, each in its own colours.
+    """Draw the steps of `regard.explain` and their formulas, one scale per step.
 
-    at: (b, h), the first unless given
-    names: which steps, of those there are
+    at: (b, h); the first by default
+    names: the steps to draw, if present
     """
     chosen, page = [step for step in steps if step.name in names], PAGES[dark]
     if not chosen:
@@ -177,14 +177,14 @@ def plot_gallery(
     pixels: int | None = None,
     dark: bool = False,
 ) -> Figure:
-    """Draw every head of every layer of a sequence, small, in one set of colours.
+    """Draw a small map of every head of every layer of a sequence, on one scale.
 
-    pixels: of a map, down and across; as many as are printed, unless given
+    pixels: most pixels per side of a map; by default as many as are printed
     """
     page, gap = PAGES[dark], 2
     layers = list_records(source, sequence)
     heads = max(layer.heads for layer in layers.values())
-    side = max(0.17, min(0.6, 6 / heads, 8.5 / len(layers)))  # inches; a page, if so
+    side = max(0.17, min(0.6, 6 / heads, 8.5 / len(layers)))  # inches, to fit a page
     pixels = int(side * 180) if pixels is None else pixels
     grid = read_gallery(source, (pixels, pixels), sequence)
     mosaic, (down, across) = join_maps(list(grid.values()), gap)
@@ -192,7 +192,7 @@ def plot_gallery(
     figure, (axes,) = make_figure(size, (1, 1), 1, page)
     whole = Panel("", mosaic, ~np.isnan(mosaic), (1, 1), mosaic.shape, 0)
     draw_panel(axes, whole, GALLERY, page, numbers=False)
-    axes.patch.set(hatch=None)  # hatching between maps says nothing
+    axes.patch.set(hatch=None)  # no hatching between maps
     axes.spines[:].set_visible(False)
     axes.set_xlabel("head", fontsize=8, color=page.ink)
     axes.set_ylabel("layer", fontsize=8, color=page.ink)
@@ -209,7 +209,7 @@ def plot_gallery(
 def plot_table(
     table: HeadTable, *, numbers: Sequence[str] | None = None, sequence: int = 0
 ) -> Figure:
-    """Draw statistics of seen.table() by layer: a dot a head, a line their mean."""
+    """Draw statistics of seen.table() by layer: a dot per head, a line for the mean."""
     heads, charted = table.pick(numbers, sequence)
     (layers, _), n = table.by_layer().pick(numbers, sequence), len(charted)
     figure, grid = make_figure((2.4 * n, 2.1), (1, n), n, PAGES[0])
@@ -225,7 +225,7 @@ def plot_table(
         if np.nanmin(heads[name], initial=0) >= 0:
             axes.set_ylim(bottom=0)
         axes.margins(x=0.03)
-    mixed = any(x.reduction == "max" for x in charted)  # a line that is no mean
+    mixed = any(x.reduction == "max" for x in charted)  # some lines are not means
     for axes in grid if mixed else grid[:1]:
         axes.legend(frameon=False, fontsize=7)
     write_around(figure, "", "; ".join(table.list_nan()), PAGES[0])
@@ -233,7 +233,7 @@ def plot_table(
 
 
 def plot_mask(formula: Formula, n: int = 12, *, dark: bool = False) -> Figure:
-    """Draw a mask or bias over n tokens, of its last head."""
+    """Draw a mask or bias over n tokens, for its last head."""
     page, heads = PAGES[dark], max((x.extent.heads or 1) for x in formula.walk())
     cells = to_numpy(formula.dense((1, heads, n, n)))[0, -1]
     figure, (axes,) = make_figure((3.2, 2.9), (1, 1), 1, page)
@@ -253,7 +253,7 @@ def plot_mask(formula: Formula, n: int = 12, *, dark: bool = False) -> Figure:
 def make_figure(
     size: tuple[float, float], grid: tuple[int, int], n: int, page: FigureColors
 ) -> tuple[Figure, list[Axes]]:
-    """Return a new figure of so many inches, with n axes in a grid (down, across)."""
+    """Return a new figure (size in inches) with n axes in a grid (down, across)."""
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415
     except ModuleNotFoundError as missing:
@@ -266,7 +266,7 @@ def make_figure(
 
 
 def size_map(shape: tuple[int, int], least: float, most: float) -> tuple[float, float]:
-    """Return width and height of a map: large enough for labels, if it may be."""
+    """Return the width and height of a map in inches, the longer from least to most."""
     sides = [n * CELL for n in shape]
     stretch = min(most, max(least, *sides)) / max(sides)
     height, width = (max(0.8, side * stretch) for side in sides)
@@ -276,7 +276,7 @@ def size_map(shape: tuple[int, int], least: float, most: float) -> tuple[float, 
 def draw_panel(
     axes: Axes, panel: Panel, scale: Scale, page: FigureColors, *, numbers: bool = True
 ) -> None:
-    """Draw one map; a few cells with their numbers, if they are wanted."""
+    """Draw one map; a small one shows its numbers, unless numbers=False."""
     from matplotlib.colors import ListedColormap, LogNorm, Normalize  # noqa: PLC0415
 
     low, high = scale.low, scale.high
@@ -304,7 +304,7 @@ def draw_panel(
 
 
 def entitle(axes: Axes, title: str, page: FigureColors) -> None:
-    """Write what a map is above it."""
+    """Write a title above a map."""
     safe = "\n".join(map(clean_title, title.splitlines()))
     axes.set_title(safe, fontsize=8, color=page.ink, parse_math=False)
 
@@ -318,7 +318,7 @@ def add_bar(
     what: str,
     inches: float,
 ) -> None:
-    """Add the bar of colours, with an arrow if some weights are beyond its end."""
+    """Add a colour bar, with an arrow if some weights exceed its end."""
     images: list[Any] = [x.images[0] for x in axes]
     beyond = max(image.get_array().max() for image in images) > 1.001 * scale.high
     ends = "max" if beyond else "neither"
@@ -331,7 +331,7 @@ def add_bar(
 
 
 def write_around(figure: Figure, above: str, note: str, page: FigureColors) -> None:
-    """Write a title above everything, and a sentence below, if there are any."""
+    """Write a title above the figure and a note below it, if given."""
     if above:
         safe = "\n".join(map(clean_title, above.splitlines()))
         figure.suptitle(safe, fontsize=8, color=page.ink, parse_math=False)
@@ -341,9 +341,9 @@ def write_around(figure: Figure, above: str, note: str, page: FigureColors) -> N
 
 
 def label_all(figure: Figure, parts: Sequence[Labelled], page: FigureColors) -> None:
-    """Label the axes with as many tokens as there is room for."""
+    """Label the axes with as many tokens as fit."""
     fonts, known = find_fonts()
-    for _ in range(2):  # labels take room, and room decides on labels
+    for _ in range(2):  # labels take up room, which changes how many fit
         figure.draw_without_rendering()
         for axes, labels, shown, names in parts:
             box = axes.get_window_extent()
@@ -365,7 +365,7 @@ def label_all(figure: Figure, parts: Sequence[Labelled], page: FigureColors) -> 
 def label_axis(
     axis: Any, tokens: Sequence[str], n: int, step: int, fonts: Sequence[str]
 ) -> None:
-    """Write every so many tokens along an axis, or positions if too few would stay."""
+    """Label every `step`-th token of an axis, or positions if these are too few."""
     if tokens and step <= APART:
         at = range(0, n, step)
         turned = 90 if axis.axis_name == "x" else 0
@@ -379,7 +379,7 @@ def label_axis(
 
 
 def find_fonts() -> tuple[list[str], set[int]]:
-    """Return fonts that are there, and the characters that they have."""
+    """Return the installed fonts and the code points they cover."""
     from matplotlib.font_manager import findfont, fontManager, get_font  # noqa: PLC0415
 
     there = set(fontManager.get_font_names())
@@ -389,12 +389,12 @@ def find_fonts() -> tuple[list[str], set[int]]:
 
 
 def write_tick(label: str, known: set[int]) -> str:
-    """Return a short label in which no character is missing from the fonts."""
+    """Return a short label; characters missing from the fonts are escaped."""
     bare = label.replace(MARK, "")
     text = "".join(c if ord(c) in known else f"\\u{ord(c):04x}" for c in bare)
     return text if len(text) <= LONG else text[: LONG - 1] + "…"
 
 
 def measure_labels(labels: Sequence[str]) -> float:
-    """Return how many inches labels take, at most."""
+    """Return the width of the longest label in inches."""
     return 0.055 * max((min(LONG, measure_plain_width(x)) for x in labels), default=4)

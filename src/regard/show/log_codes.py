@@ -1,12 +1,12 @@
-"""Weights as 16-bit numbers, in equal steps of their logarithm.
+"""Weights as 16-bit codes, in equal steps of their logarithm.
 
-    0        nobody may look here
-    1        a weight below 2⁻³⁰, or none at all
+    0        masked
+    1        a weight below 2⁻³⁰, including 0
     2 + c    2^(-30 + 30 c / 65,532)        c = 0 … 65,532: from 2⁻³⁰ to 1
-    65,535   not a number
+    65,535   NaN
 
-Neighbouring codes are 0.032 % apart, so a code is off by at most 0.016 %, as much for
-a weight of one in a million as for a half. Eight bits would be off by 4 %.
+Neighbouring codes are 0.032 % apart, so the relative error is at most 0.016 %, for a
+weight of one in a million as for one half. With eight bits it would be 4 %.
 
 Next: map_source.py
 """
@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 MASKED, TINY, FIRST, LAST, NAN = 0, 1, 2, 65_534, 65_535
-DEPTH = 30  # powers of two
+DEPTH = 30  # the smallest weight is 2^-DEPTH
 STEPS = LAST - FIRST
-STRIP = 2**20  # pixels encoded at a time: their logarithms stay in the cache
+STRIP = 2**20  # pixels encoded at a time: their logarithms fit into the cache
 
 Codes = NDArray[np.uint16]
 
@@ -40,14 +40,14 @@ def encode_weights(weights: NDArray[Any], allowed: NDArray[np.bool_]) -> Codes:
         p = weights[rows]
         seen = p >= 2.0**-DEPTH
         log = np.log2(np.where(seen, p, 1))
-        place = np.rint((log + DEPTH) * (STEPS / DEPTH)).clip(0, STEPS)  # 1.0000001
+        place = np.rint((log + DEPTH) * (STEPS / DEPTH)).clip(0, STEPS)  # p may be > 1
         codes[rows] = np.where(seen, place + FIRST, np.where(np.isnan(p), NAN, TINY))
         codes[rows][~allowed[rows]] = MASKED
     return codes
 
 
 def decode(codes: Codes) -> NDArray[np.float64]:
-    """Return the weights of codes: 0 for the tiny, NaN where nobody may look, too."""
+    """Return the weights of codes: 0 for TINY, NaN for MASKED and NAN."""
     weights = np.exp2((codes.astype(np.float64) - FIRST) * (DEPTH / STEPS) - DEPTH)
     weights[codes == TINY] = 0
     weights[(codes == MASKED) | (codes == NAN)] = np.nan

@@ -1,9 +1,9 @@
-"""A loss over the steps of a run, as text and as a figure.
+"""Loss curves of training runs, as text and as a figure.
 
-    print(draw(losses))                              blocks, for a terminal
+    print(draw_curve(losses))                        blocks, for a terminal
     plot({"copy": losses}).savefig("loss.pdf")       lines, for a paper
 
-A point of either is a mean over neighbouring steps: the loss of one batch is noise.
+Each point is a mean over neighbouring steps, as the loss of one batch is noisy.
 
 Next: nn/train.py
 """
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
-# Okabe and Ito's colours, which also colour-blind readers can tell apart
+# Okabe and Ito's palette, which is safe for colour-blind readers
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 INK = "#333333"
-POINTS = 200  # of a line in a figure
+POINTS = 200  # most points of a line in a figure
 
 
 def draw_curve(losses: Sequence[float], *, width: int = 60, height: int = 10) -> str:
     """Return the curve as a chart of blocks, from 0 to the highest mean.
 
-    A mean that is no number is blank, and the chart says so.
+    A mean that is not finite is left blank, and the last line says so.
 
     >>> print(draw_curve([4, 3, 2, 1.5, 1.2, 1], width=6, height=3))
     4 ┤█▂
@@ -67,7 +67,7 @@ def draw_curve(losses: Sequence[float], *, width: int = 60, height: int = 10) ->
 def average(
     values: ArrayLike, points: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the middles and the means of at most so many equal stretches of steps."""
+    """Return the centres and means of at most `points` equal ranges of steps."""
     numbers = np.asarray(values, np.float64)
     if not numbers.ndim or not numbers.size:
         raise ShapeError(
@@ -87,10 +87,10 @@ def plot(
     label: str = "loss",
     log: bool = True,
 ) -> Figure:
-    """Draw named curves into a new figure, or into axes that are there already.
+    """Draw named curves into a new figure, or into the given axes.
 
-    A curve is a number for each step, or (runs, steps): then the line is the median and
-    the shade holds all runs. With `every` the numbers are those of every so many steps.
+    curves: (steps,), or (runs, steps): a line for the median, a shade for all runs
+    every: number of steps from one value to the next
     """
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415
@@ -113,7 +113,7 @@ def plot(
 
 
 def dress(axes: Axes, label: str, *, log: bool, named: bool) -> None:
-    """Take away all ink that says nothing."""
+    """Style the axes: labels, thin grid lines, no box, a legend if named."""
     if log:
         axes.set_yscale("log")
     axes.set_xlabel("step", fontsize=9, color=INK)
@@ -130,9 +130,9 @@ def dress(axes: Axes, label: str, *, log: bool, named: bool) -> None:
 
 
 def draw_bars(shares: NDArray[Any], *, lost: NDArray[np.bool_]) -> str:
-    """Return a block for each share from 0 to 1: blank for none, "?" for NaN.
+    """Return a block for each share from 0 to 1; NaN is blank, or "?" where lost.
 
-    lost: where a NaN was computed; another NaN is a number that nobody has
+    lost: where a NaN was computed; any other NaN is a missing value
     """
     steps = np.nan_to_num(np.clip(np.round(shares * 8), 1, 8)).astype(int)
     return "".join(

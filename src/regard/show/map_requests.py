@@ -1,15 +1,15 @@
-"""What a page may ask of a source, by name, and how it is read.
+"""The requests that a page sends to a source, and their parser.
 
     answer(source, "tile", {"sequence": 0, "layer": 18, "head": 8, "level": 3, …})
 
-    name          also given                       answer
+    name          parameters                       answer
     meta, table                                    for JSON
     row           a head, query                    for JSON
     column        a head, key                      for JSON
     tile          a head, level, x, y, how         a Sheet
     gallery       sequence, layer                  a Sheet
 
-A server's questions are text and a notebook's are numbers; both may be anything.
+Parameters are text (server) or numbers (notebook), and untrusted in both cases.
 
 Next: server.py
 """
@@ -24,13 +24,13 @@ from regard.show.map_source import MapSource, Spot
 from regard.show.zoom_levels import Sheet
 
 NAMES = ("meta", "table", "row", "column", "tile", "gallery")
-DIGITS = 9  # of a number
+DIGITS = 9  # most digits of a number
 
 Given = Mapping[str, str | int]
 
 
 def answer(source: MapSource, name: str, given: Given) -> Sheet | dict[str, Any]:
-    """Return what is asked; refuse in a sentence what cannot be."""
+    """Return the answer to a request; raise OptionError if it is invalid."""
     if name == "meta":
         return source.meta()
     if name == "table":
@@ -50,7 +50,7 @@ def answer(source: MapSource, name: str, given: Given) -> Sheet | dict[str, Any]
 
 
 def read_numbers(given: Given, *names: str) -> list[int]:
-    """Return whole numbers that are given under their names."""
+    """Return the named parameters as integers; raise OptionError if one is invalid."""
     found = []
     for name in names:
         if name not in given:

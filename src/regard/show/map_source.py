@@ -1,16 +1,16 @@
-"""What a map is drawn from: tiles, rows, columns and thumbnails of a recording.
+"""The data of a map: tiles, rows, columns and thumbnails of a recording.
 
     source = MapSource(seen.recording)
     source.tile(Spot(0, 18, 8), level=0, x=3, y=7)   256 × 256 weights, as codes
     source.row(Spot(0, 18, 8), 5808)                 the strongest keys of a query
     source.gallery(0, 18)                            a small map of each head
 
-    level below `finest`   read live from q, k and lse      milliseconds
-    level `finest` and up  from one pass over the head      in a thread, then kept
+    level below `finest`   computed on request from q, k and lse    milliseconds
+    level `finest` and up  from one pass over the head              in a thread, cached
 
-A pass that takes longer than PATIENCE is answered by a preview: of each pixel its
-middle query alone. Its mass is a fair sample, its max would be far too low, so for max
-there is no preview. There is no HTTP in here: a page and a widget ask the same.
+If a pass takes longer than PATIENCE, a preview is returned: the middle query of each
+pixel alone. Its mass is a fair sample; its max would be far too low, so there is no
+preview for max. There is no HTTP here: the server and the widget use it.
 
 Next: server.py
 """
@@ -55,11 +55,11 @@ from regard.stats.tile_walk import walk
 
 TILE = 256  # pixels on a side
 TOP = 20
-LIMIT = 256 * 2**20  # bytes of levels and thumbnails that are kept
-PATIENCE = 0.5  # seconds until a preview is given: 8,192 tokens need none
-WAIT = 120.0  # seconds until "not yet" is said
-CELLS = 2**36  # that are met ahead of any wish: about three minutes
-ASKED, AHEAD, LATER = 0, 1, 2  # urgency
+LIMIT = 256 * 2**20  # bytes of cached levels and thumbnails
+PATIENCE = 0.5  # seconds until a preview is returned: 8,192 tokens need none
+WAIT = 120.0  # seconds until UnfinishedError is raised
+CELLS = 2**36  # most cells computed in advance: about three minutes
+ASKED, AHEAD, LATER = 0, 1, 2  # urgency: the lowest runs first
 
 Report = Callable[[str, int, int], object]
 
@@ -69,11 +69,11 @@ class MissingError(OptionError):
 
 
 class UnfinishedError(RegardError):
-    """Something that is still being made."""
+    """A result that is still being computed."""
 
 
 class Spot(NamedTuple):
-    """One head of one layer with one sequence."""
+    """One head of one layer for one sequence."""
 
     sequence: int
     layer: int
@@ -81,7 +81,7 @@ class Spot(NamedTuple):
 
 
 class MapSource:
-    """Answers about a recording; threads may ask at the same time."""
+    """Answer requests about a recording; thread-safe."""
 
     def __init__(
         self,
@@ -90,17 +90,17 @@ class MapSource:
         report: Report | None = None,
         limit: int = LIMIT,
     ) -> None:
-        """Make nothing yet.
+        """Store the recording; compute nothing yet.
 
-        report: called with what is being made, how much is done, and all of it
-        limit: bytes of what is kept
+        report: called with the name of a job, the amount done and the total
+        limit: bytes of the cache
         """
         self.recording, self.report = recording, report
         self.names = list(dict.fromkeys(record.name for record in recording.records))
         pairs = zip(recording.records, recording.sequences, strict=True)
         self.records: dict[tuple[int, int], Record] = {}
-        for record, sequence in pairs:  # of a layer that spoke twice, the first
-            if all(measure_levels(record)[0]):  # padding alone has no cells
+        for record, sequence in pairs:  # if a layer ran twice, the first
+            if all(measure_levels(record)[0]):  # a record of padding has no cells
                 self.records.setdefault(
                     (sequence, self.names.index(record.name)), record
                 )
@@ -111,12 +111,12 @@ class MapSource:
         self.rows: dict[tuple[int, int], list[dict[str, Any]]] = {}  # of the table
 
     def close(self) -> None:
-        """End all work, and wait until it has ended."""
+        """Stop all jobs and wait for them to end."""
         for jobs in (self.passes, self.chores):
             jobs.close()
 
     def find(self, sequence: int, layer: int, head: int = 0) -> Record:
-        """Return a record that has this head."""
+        """Return a record; raise MissingError if it or the head does not exist."""
         record = self.records.get((sequence, layer))
         if record is None:
             raise MissingError(
@@ -131,11 +131,11 @@ class MapSource:
         return record
 
     def meta(self) -> dict[str, Any]:
-        """Return what there is, ready for JSON, with the table as far as it is."""
+        """Return the description of the recording and the table, ready for JSON."""
         return self.about | self.table()
 
     def table(self) -> dict[str, Any]:
-        """Return the numbers of every head once all are known, and how many will be."""
+        """Return the statistics of every head once all are known, and the progress."""
         whole = len(self.rows) == len(self.records)
         table = [row for key in self.records for row in self.rows[key]] if whole else []
         every = 0 if self.is_long else len(self.records)
@@ -143,13 +143,13 @@ class MapSource:
 
     @cached_property
     def is_long(self) -> bool:
-        """Whether to meet every cell takes many minutes: then nothing is made ahead."""
+        """Whether a pass over all cells takes minutes; then nothing is precomputed."""
         sizes = ((r.heads, *measure_levels(r)[0]) for r in self.records.values())
         return sum(map(math.prod, sizes)) > CELLS
 
     @cached_property
     def about(self) -> dict[str, Any]:
-        """What there is and never changes."""
+        """The description of the recording, which never changes."""
         tokens, texts = self.recording.tokens, self.recording.texts
         n = max([len(tokens), len(texts), *(s + 1 for s, _ in self.records)])
         firsts = {r.name: r for r in reversed(self.recording.records)}
@@ -176,9 +176,9 @@ class MapSource:
         }
 
     def name_tokens(self, sequence: int, record: Record) -> dict[str, bool]:
-        """Tell whether the queries and the keys are the tokens of the sequence.
+        """Return whether the queries and the keys are the tokens of the sequence.
 
-        A decoder has queries of its own; its keys are the encoder's if as many.
+        A decoder's queries are not; its keys are if n_k ≠ n_q is the token count.
         """
         decoders = self.recording.notes.get("decoders", [])
         own = record.name not in decoders
@@ -190,7 +190,7 @@ class MapSource:
     def tile(
         self, spot: Spot, *, level: int, x: int, y: int, how: Pooling = "max"
     ) -> Sheet:
-        """Return the pixels of a tile that exist; x counts keys, y queries."""
+        """Return a tile, cut off at the edge of the map; x counts keys, y queries."""
         record = self.find(*spot)
         if how not in ("max", "mass"):
             raise OptionError(f'how={how!r}, expected "max" or "mass".')
@@ -218,10 +218,10 @@ class MapSource:
         return preview(record, spot.head, level, (rows, keys))
 
     def await_levels(self, spot: Spot, seconds: float) -> Levels | None:
-        """Return the coarse levels of a head; None if they take longer."""
+        """Return the coarse levels of a head; None if they take more than `seconds`."""
         levels: Levels | None = self.kept.get(spot)
         if levels is None:
-            # the newest wish first: who turns pages looks at the last one
+            # the newest request first: it is the one that the user is viewing
             urgency, work = -next(self.clock), partial(self.build, spot)
             try:
                 levels = self.passes.ask(spot, work, urgency).result(seconds)
@@ -230,7 +230,7 @@ class MapSource:
         return levels
 
     def build(self, spot: Spot) -> Levels:
-        """Make the coarse levels of a head, unless they are there by now."""
+        """Compute the coarse levels of a head, unless they are cached."""
         made: Levels | None = self.kept.get(spot)
         if made is None:
             made = build_levels(
@@ -245,17 +245,17 @@ class MapSource:
         return made
 
     def row(self, spot: Spot, query: int) -> dict[str, Any]:
-        """Return the strongest keys of a query, its entropy in bits, and its mass."""
+        """Return the strongest keys of a query, its entropy in bits, and its sum."""
         weights = self.line(spot, 0, query)
         seen = weights[weights > 0]
         found = name_top(weights, float(-(seen * np.log2(seen)).sum()))
         if str(spot.sequence) in self.about["pictures"]:
             known = [None if math.isnan(x) else x for x in weights.tolist()]
-            found["weights"] = known  # for all patches of the picture; JSON has no NaN
+            found["weights"] = known  # one per patch of the picture; JSON has no NaN
         return found
 
     def column(self, spot: Spot, key: int) -> dict[str, Any]:
-        """Return who looks at a key; the entropy is that of its readers' shares."""
+        """Return the queries that attend to a key most; entropy is of their shares."""
         weights = self.line(spot, 1, key)
         seen = weights[weights > 0]
         shares = seen / seen.sum()
@@ -284,7 +284,7 @@ class MapSource:
         return to_numpy(found.values).reshape(-1).astype(np.float64)
 
     def gallery(self, sequence: int, layer: int) -> Sheet:
-        """Return a max map of at most 64 pixels a side for every head of a layer."""
+        """Return a max map of at most 64 pixels per side for every head of a layer."""
         self.find(sequence, layer)
         key = sequence, layer
         made: Sheet | None = self.kept.get(key)
@@ -299,7 +299,7 @@ class MapSource:
         return made
 
     def sketch(self, sequence: int, layer: int) -> Sheet:
-        """Make the thumbnails of a layer."""
+        """Compute the thumbnails of a layer, unless they are cached."""
         made: Sheet | None = self.kept.get((sequence, layer))
         if made is not None:
             return made
@@ -312,7 +312,7 @@ class MapSource:
         return made
 
     def prepare(self) -> None:
-        """Make all thumbnails, then the table, unless it would take many minutes."""
+        """Queue all thumbnails, then the table, unless that would take minutes."""
         if self.is_long:
             return
         for key in self.records:
@@ -321,7 +321,7 @@ class MapSource:
             self.chores.ask(("table", *key), partial(self.tabulate, *key), LATER)
 
     def tabulate(self, sequence: int, layer: int) -> None:
-        """Compute the table's rows of one record."""
+        """Compute the table rows of one record."""
         record = self.find(sequence, layer)
         one = replace(self.recording, records=(record,), sequences=(sequence,))
         place = {"sequence": sequence, "layer": layer}
@@ -332,11 +332,11 @@ class MapSource:
         self.tell(self.chores, "table", len(self.rows), len(self.records))
 
     def watch(self, jobs: Jobs, what: str) -> Callable[[int, int], None]:
-        """Return what a walk calls with its progress."""
+        """Return a progress callback for a walk."""
         return partial(self.tell, jobs, what)
 
     def tell(self, jobs: Jobs, what: str, done: int, whole: int) -> None:
-        """Report how far a piece of work is; end it if nobody wants it any more."""
+        """Report the progress of a job; raise CancelledError if jobs are closed."""
         if jobs.closed.is_set():
             raise CancelledError
         if self.report is not None:
@@ -344,7 +344,7 @@ class MapSource:
 
 
 def describe_record(sequence: int, layer: int, record: Record) -> dict[str, Any]:
-    """Return a record for JSON."""
+    """Return the description of a record, ready for JSON."""
     (n_q, n_k), finest, coarsest = measure_levels(record)
     q, k = (to_torch(x) for x in (record.q_positions, record.k_positions))
     return {
@@ -364,7 +364,7 @@ def describe_record(sequence: int, layer: int, record: Record) -> dict[str, Any]
 
 
 def is_causal(record: Record) -> bool:
-    """Tell whether no query may look ahead, as far as the mask says so."""
+    """Return whether the mask is known to let no query attend to a later key."""
     if record.mask is None or isinstance(record.mask, Mask):
         return record.mask is not None and forbids_ahead(record.mask)
     q, k = (to_numpy(x) for x in (record.q_positions, record.k_positions))
@@ -373,7 +373,7 @@ def is_causal(record: Record) -> bool:
 
 
 def forbids_ahead(mask: Any) -> bool:
-    """Tell whether a formula is built so that no query looks ahead."""
+    """Return whether the structure of a formula rules out later keys."""
     if isinstance(mask, Band):
         return mask.lo is not None and mask.lo >= 0
     if isinstance(mask, And):
@@ -382,7 +382,7 @@ def forbids_ahead(mask: Any) -> bool:
 
 
 def name_top(weights: NDArray[np.float64], bits: float) -> dict[str, Any]:
-    """Return the strongest of a row or column for JSON."""
+    """Return the largest weights of a row or column, ready for JSON."""
     best, total = np.argsort(-weights, kind="stable")[:TOP], float(weights.sum())
     known = math.isfinite(total)
     top = [{"index": int(i), "weight": float(weights[i])} for i in best]

@@ -1,6 +1,6 @@
 """One HTML file that needs no server and no network.
 
-    page = make_page(recording)             every head; 15 MB unless limit= says more
+    page = make_page(recording)             every head, at most 15 MB by default
     page = make_page(recording, heads={18: [7, 8]})
     print(page)                             270 heads, 14.1 MB, weights within 8.3 %
     page.write("map.html")
@@ -8,9 +8,9 @@
     assets ─────────────────────────────▶ one script, one style, allowed by their hashes
     recording ─▶ factors, mask, thumbnails ─▶ base64 in the file ─▶ offline_source.js
 
-A page holds q and k, not weights: 512 tokens and 270 heads are 35 million weights. They
-are rounded as finely as the limit allows (compressed_record.py); the page states the
-error. A record of more than 1,024 tokens also contains its coarse levels.
+A page holds q and k, not weights: 512 tokens and 270 heads have 35 million weights. q
+and k are rounded as finely as the limit allows (compressed_record.py); the page states
+the error. Records of more than 1,024 tokens also have their coarse levels.
 
 Next: compressed_record.py
 """
@@ -40,27 +40,27 @@ from regard.stats.pyramid import find_level
 from regard.stats.replay import to_torch
 
 LIMIT = 15_000_000  # bytes
-SIDE = 1024  # pixels of a level that is stored, at most
-FINEST, COARSEST = 5e-5, 0.1  # errors of the logits
-EXACT = 5e-4  # the share a weight is off by when it is called exact
+SIDE = 1024  # most pixels per side of a stored level
+FINEST, COARSEST = 5e-5, 0.1  # smallest and largest error of the logits
+EXACT = 5e-4  # weights with at most this relative error are called exact
 NOTE = "this file holds the text that the model read"
-STRIP = 256  # rows whose masks are looked at together
+STRIP = 256  # rows whose masks are packed at a time
 
 Heads = Mapping[int, Sequence[int]]
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page, ready to be written."""
+    """A finished page."""
 
     html: bytes
     heads: int
-    typical: float  # half of the weights above 0.001 are off by less than this share
-    worst: float  # of those that were measured
+    typical: float  # median relative error of weights above 0.001
+    worst: float  # the largest relative error that was measured
 
     @property
     def size(self) -> int:
-        """How many bytes the file will have."""
+        """The size of the file in bytes."""
         return len(self.html)
 
     def write(self, path: str | Path) -> None:
@@ -82,9 +82,9 @@ def make_page(
 ) -> Page:
     """Return a page of some or all heads, as exact as the limit allows.
 
-    heads: numbers by layer, {18: [7, 8]}; all of all layers unless given
-    limit: bytes of the file; LIMIT unless given
-    progress: called with the records done and all; a page may need several rounds
+    heads: numbers by layer, {18: [7, 8]}; all heads of all layers by default
+    limit: bytes of the file; LIMIT by default
+    progress: called with records done and in total; there may be several rounds
     """
     chosen = choose_heads(recording, heads)
     if not chosen:
@@ -95,7 +95,7 @@ def make_page(
         page, numbers = build(fixed, chosen, error, progress)
         if page.size <= limit:
             return page
-        saved = max(1.0, numbers / 6)  # bytes of base64 if every number loses a bit
+        saved = max(1.0, numbers / 6)  # base64 bytes if every number loses a bit
         error *= 2 ** (0.1 + (page.size - limit) / saved)
         if error > COARSEST:
             raise OptionError(
@@ -116,7 +116,7 @@ class Chosen:
 
 
 def choose_heads(recording: Recording, heads: Heads | None) -> list[Chosen]:
-    """Return the records with the heads that are wanted, and nobody else's."""
+    """Return the records, reduced to the requested heads."""
     source = MapSource(recording)
     every = dict.fromkeys(layer for _, layer in source.records)
     wanted = heads or every
@@ -133,12 +133,12 @@ def choose_heads(recording: Recording, heads: Heads | None) -> list[Chosen]:
 
 
 def pick_heads(record: Record, heads: list[int]) -> Record:
-    """Return a record with some heads, each with keys of its own."""
+    """Return a record reduced to some heads, each with its own copy of the keys."""
     if heads == list(range(record.heads)):
         return record
     q, k, lse = (to_torch(x) for x in (record.q, record.k, record.lse))
     shared = [h * k.shape[0] // q.shape[0] for h in heads]
-    row = record.allowed(slice(0, 1))  # tells whether heads have masks of their own
+    row = record.allowed(slice(0, 1))  # shows whether each head has a mask
     one = row is None or row.shape[0] == 1
 
     def pick(x: Any) -> Any:
@@ -157,7 +157,7 @@ def pick_heads(record: Record, heads: list[int]) -> Record:
 
 
 def prepare(recording: Recording, chosen: Sequence[Chosen]) -> dict[str, Any]:
-    """Return all of a page that does not depend on how finely it is rounded."""
+    """Return the parts of a page that do not depend on the rounding."""
     source = MapSource(recording)
     for key in {(x.sequence, x.layer) for x in chosen}:
         source.tabulate(*key)
@@ -189,7 +189,7 @@ def build(
     error: float,
     progress: Callable[[int, int], object] | None,
 ) -> tuple[Page, int]:
-    """Return a page that is rounded by an error, and how many numbers it has."""
+    """Return a page rounded to an error, and how many numbers it stores."""
     blobs, offs, numbers = dict(fixed["blobs"]), [], 0
     records = []
     for n, x in enumerate(chosen):
@@ -209,7 +209,7 @@ def build(
 
 
 def find_stored(record: Record) -> int:
-    """Return the finest level that a page brings; 0 if it needs none."""
+    """Return the finest level that a page stores; 0 if it needs none."""
     return find_level(record.q.shape[1], record.k.shape[1], SIDE)
 
 
@@ -225,16 +225,16 @@ def pack_levels(record: Record, level: int) -> bytes:
 
 
 def pack_small(small: Sheet) -> bytes:
-    """Return the first byte of each code of some thumbnails, at least 2; 1 is NaN."""
+    """Return the high bytes of thumbnail codes: 0 is masked, 1 NaN, others from 2."""
     high = np.maximum(small.codes >> 8, 2 * (small.codes > 0))
     high = np.where(small.codes == NAN, 1, high)
     return zlib.compress(high.astype(np.uint8).tobytes())
 
 
 def pack_mask(record: Record) -> bytes:
-    """Return which keys each row may see: the number of runs, then first and end.
+    """Return the allowed keys of each row as runs: how many, then first and end.
 
-    (heads or 1, counts of all rows, runs of all rows), as 32-bit numbers
+    (heads or 1, counts of all rows, runs of all rows), as 32-bit integers
     """
     n_q, n_k = record.q.shape[1], record.k.shape[1]
     heads: list[list[Any]] = []
@@ -255,7 +255,7 @@ def pack_mask(record: Record) -> bytes:
 
 
 def write_html(meta: dict[str, Any], blobs: Mapping[str, bytes]) -> bytes:
-    """Return the file."""
+    """Return the HTML file."""
     script, style = join_modules("offline_page.js"), read_asset("map.css")
     policy = (
         f"default-src 'none'; script-src {hash_source(script)}; "
@@ -263,7 +263,7 @@ def write_html(meta: dict[str, Any], blobs: Mapping[str, bytes]) -> bytes:
         "form-action 'none'"
     )
     data = json.dumps(meta, allow_nan=False, separators=(",", ":"))
-    data = data.replace("<", "\\u003c")  # no token ends the element
+    data = data.replace("<", "\\u003c")  # no token can end the element
     held = (
         f'<script type="text/plain" id="{name}">{base64.b64encode(x).decode()}</script>'
         for name, x in blobs.items()
@@ -291,7 +291,7 @@ def write_html(meta: dict[str, Any], blobs: Mapping[str, bytes]) -> bytes:
 
 
 def hash_source(text: str) -> str:
-    """Return what a policy says to let a script or a style of the page run."""
+    """Return the CSP source that allows a script or style of the page."""
     return (
         f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
     )

@@ -1,14 +1,14 @@
-"""What a map is made of: pixels, and which number gets which colour.
+"""The pixels of a map, and the scales that map numbers to colours.
 
     read_panels(weights, (4, 4))   a pixel is the largest of 4 × 4 weights
 
     LinearScale(0, 1)  weights                     light to dark, or dark to light
-    LogScale(1e-4, 1)  weights of long texts       the same colours, a decade a step
-    Signed(3)          scores, from -3 to 3        two colours, nothing in the middle
+    LogScale(1e-4, 1)  weights of long texts       the same colours, logarithmic
+    Signed(3)          scores, from -3 to 3        two colours, neutral at 0
 
-Colours are a path through OKLab, of even steps to the eye, along which lightness only
-falls, or on a dark page only rises: so the order is also seen in grey, on paper and by
-colour-blind readers. What is masked gets no colour at all.
+Colours follow a path through OKLab in perceptually even steps. Lightness only falls, or
+only rises on a dark page, so that the order is also visible in grey, in print and to
+colour-blind readers. Masked pixels get no colour.
 
 If the first token takes most of the weight, `fit_weights` ends the scale at the largest
 weight elsewhere, and the legend gives the number.
@@ -35,13 +35,13 @@ from regard.recording.record import Record, Recording
 Numbers = NDArray[np.float64]
 Colours = NDArray[np.uint8]  # (..., 3)
 
-SIZE = 256  # colours of a table
-SHADES = "·░▒▓█"  # the same without colour
-SINK = 0.3  # mean weight on the first key from which it is told in numbers
-FEW, FAINT = 8, 0.01  # so few keys have no sink; a scale ends here or later
-TINT = 0.08  # in a terminal the lowest colour differs from the page
+SIZE = 256  # colours of a colour map
+SHADES = "·░▒▓█"  # instead of colours
+SINK = 0.3  # mean weight on the first key from which it counts as a sink
+FEW, FAINT = 8, 0.01  # maps with so few keys have no sink; lowest end of a scale
+TINT = 0.08  # makes the lowest colour differ from a terminal's background
 
-# stops (lightness, chroma, hue in degrees) of a path
+# colour stops of a path: (lightness, chroma, hue in degrees)
 LIGHT = ((0.985, 0.025, 105), (0.78, 0.10, 160), (0.54, 0.09, 235), (0.26, 0.10, 275))
 DARK = ((0.13, 0.025, 290), (0.42, 0.14, 325), (0.70, 0.155, 395), (0.97, 0.06, 460))
 COLD, WARM = (
@@ -55,27 +55,27 @@ DEEP_TWO = (*ICE, (0.20, 0, 0), *SAND)
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """One map: its pixels, each the largest of some cells."""
+    """One map; each pixel is the largest of its cells."""
 
     title: str
     values: Numbers  # (query pixels, key pixels)
-    allowed: NDArray[np.bool_]  # whether any cell of a pixel may be looked at
-    cells: tuple[int, int]  # queries and keys of a pixel
+    allowed: NDArray[np.bool_]  # whether any cell of a pixel is unmasked
+    cells: tuple[int, int]  # queries and keys per pixel
     shape: tuple[int, int]  # queries and keys of the map
     first: float  # weight on key 0, mean over the queries after the first
 
 
 class Holder(Protocol):
-    """What has a recording, such as Seen."""
+    """An object with a recording, such as Seen."""
 
     @property
     def recording(self) -> Recording:
-        """Everything that was caught."""
+        """The recorded attention calls."""
 
 
 @dataclass(frozen=True)
 class Scale(ABC):
-    """Which numbers the first and the last colour stand for."""
+    """The numbers that the first and the last colour represent."""
 
     low: float
     high: float
@@ -87,20 +87,20 @@ class Scale(ABC):
 
     @abstractmethod
     def place(self, values: ArrayLike) -> Numbers:
-        """Return where numbers are between the first colour, 0, and the last, 1."""
+        """Return the places of numbers, from 0 (first colour) to 1 (last colour)."""
 
     @abstractmethod
     def read(self, place: ArrayLike) -> Numbers:
         """Return the numbers at these places."""
 
     def colours(self, *, dark: bool = False) -> Colours:
-        """Return the table of colours, (SIZE, 3)."""
+        """Return the colour map, (SIZE, 3)."""
         return trace(self.stops[dark])
 
     def paint(self, values: ArrayLike, *, dark: bool = False) -> Colours:
         """Return the colours of numbers for a terminal, (..., 3)."""
         place = TINT + (1 - TINT) * self.place(values)
-        if isinstance(self, Signed):  # its page colour is in the middle
+        if isinstance(self, Signed):  # its background colour is in the middle
             place = self.place(values)
         at = np.round(place * (SIZE - 1)).astype(int)
         return np.asarray(self.colours(dark=dark)[at])
@@ -111,7 +111,7 @@ class Scale(ABC):
         return np.asarray(np.asarray(list(SHADES))[steps.astype(int)])
 
     def legend(self) -> str:
-        """Say from which number on a character of SHADES is used."""
+        """Return a legend: the lowest number of each character of SHADES."""
         ends = self.read(np.arange(1, len(SHADES)) / len(SHADES))
         pairs = zip(SHADES[1:], ends, strict=True)
         steps = "   ".join(f"{mark} {end:.2g}" for mark, end in pairs)
@@ -119,10 +119,10 @@ class Scale(ABC):
 
 
 class LinearScale(Scale):
-    """Equal steps of colour for equal steps."""
+    """Equal colour steps for equal differences."""
 
     def place(self, values: ArrayLike) -> Numbers:
-        """Return where numbers are between the first colour, 0, and the last, 1."""
+        """Return the places of numbers, from 0 (first colour) to 1 (last colour)."""
         x = np.asarray(values, np.float64)
         return np.clip((x - self.low) / (self.high - self.low), 0, 1)
 
@@ -132,7 +132,7 @@ class LinearScale(Scale):
 
 
 class LogScale(Scale):
-    """Equal steps of colour for equal factors; from 0 to low is the first colour."""
+    """Equal colour steps for equal factors; up to low, the first colour."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -140,7 +140,7 @@ class LogScale(Scale):
             raise OptionError(f"{self}, expected low > 0: write LogScale(1e-4, 1).")
 
     def place(self, values: ArrayLike) -> Numbers:
-        """Return where numbers are between the first colour, 0, and the last, 1."""
+        """Return the places of numbers, from 0 (first colour) to 1 (last colour)."""
         x = np.clip(np.asarray(values, np.float64), self.low, self.high)
         return np.asarray(np.log(x / self.low) / np.log(self.high / self.low))
 
@@ -151,7 +151,7 @@ class LogScale(Scale):
 
 
 class Signed(LinearScale):
-    """From -high to high, in two colours that meet in none at 0."""
+    """From -high to high in two colours, neutral at 0."""
 
     stops: ClassVar[tuple[Any, Any]] = (PALE_TWO, DEEP_TWO)
 
@@ -160,9 +160,9 @@ class Signed(LinearScale):
 
 
 def fit_weights(panels: Sequence[Panel], token: str = "") -> tuple[Scale, str]:
-    """Return a scale for all of some maps of weights, and what to say about it.
+    """Return one scale for several maps of weights, and a note about it.
 
-    token: at key 0
+    token: the token at key 0
     """
     top = max((float(p.values.max()) for p in panels), default=0)
     after = max((float(p.values[:, 1:].max(initial=0)) for p in panels), default=0)
@@ -180,13 +180,13 @@ def fit_weights(panels: Sequence[Panel], token: str = "") -> tuple[Scale, str]:
 
 
 def fit_signed(values: ArrayLike) -> Signed:
-    """Return a scale with 0 in the middle for numbers, of which some are infinite."""
+    """Return a scale centred at 0 for the finite numbers."""
     x = np.abs(np.asarray(values, np.float64))
     return Signed(float(x[np.isfinite(x)].max(initial=0)) or 1.0)
 
 
 def measure_source(source: Any, heads: Any = None) -> tuple[int, tuple[int, int]]:
-    """Return how many maps there are, and the queries and keys of each."""
+    """Return the number of maps, and the queries and keys of each."""
     if isinstance(source, Record):
         n = source.heads if heads is None else len(heads)
         shapes = [(int(source.q.shape[1]), int(source.k.shape[1]))] * n
@@ -201,7 +201,7 @@ def measure_source(source: Any, heads: Any = None) -> tuple[int, tuple[int, int]
 
 
 class Cells(NamedTuple):
-    """One map of an array, not yet pooled."""
+    """One map of an array, before pooling."""
 
     title: str
     head: int
@@ -210,7 +210,7 @@ class Cells(NamedTuple):
 
 
 def name_maps(source: Any, heads: Any = None) -> Iterator[Cells]:
-    """Yield each map of some arrays."""
+    """Yield each map of the given arrays, with its title."""
     if isinstance(source, Mapping):
         for title, given in source.items():
             x, mask = given if isinstance(given, tuple) else (given, None)
@@ -244,7 +244,7 @@ def read_panels(
     mask: Mask | Array | None = None,
     heads: Sequence[int] | None = None,
 ) -> list[Panel]:
-    """Return the maps, with so many queries and keys in a pixel.
+    """Return the maps, pooled to `cells` = (queries, keys) per pixel.
 
     source: (Nq, Nk) or (H, Nq, Nk), a Record, or {title: weights or (weights, mask)}
     """
@@ -268,7 +268,7 @@ def read_panels(
 
 
 def name_layer(source: Any, panels: list[Panel]) -> tuple[list[Panel], str]:
-    """Name the layer of a record: before one map's title, or once above several."""
+    """Return the maps and the layer as a heading; one map has it in its title."""
     name = source.name if isinstance(source, Record) else ""
     if not name or len(panels) > 1:
         return panels, name
@@ -276,7 +276,7 @@ def name_layer(source: Any, panels: list[Panel]) -> tuple[list[Panel], str]:
 
 
 def walk_panels(record: Record, cells: tuple[int, int], heads: Any) -> list[Panel]:
-    """Return the maps of a record, whose square is never written."""
+    """Return the maps of a record without storing its (Nq, Nk) weights."""
     from regard.stats.pooled import PooledMap  # noqa: PLC0415 (it needs torch)
     from regard.stats.rows import mass  # noqa: PLC0415
     from regard.stats.tile import AllowedMap  # noqa: PLC0415
@@ -297,7 +297,7 @@ def walk_panels(record: Record, cells: tuple[int, int], heads: Any) -> list[Pane
 
 
 def write_mask(mask: Any, head: int, shape: tuple[int, int]) -> NDArray[np.bool_]:
-    """Return who may see whom in one head, (Nq, Nk)."""
+    """Return the boolean mask of one head, (Nq, Nk)."""
     if mask is None:
         return np.ones(shape, bool)
     if isinstance(mask, Mask):
@@ -313,13 +313,13 @@ def write_mask(mask: Any, head: int, shape: tuple[int, int]) -> NDArray[np.bool_
 
 
 def read_step(steps: Steps, step: Step, at: tuple[int, ...] | None = None) -> Panel:
-    """Return a step for the batch and head `at` = (b, h), or the first, as a map."""
+    """Return a step as a map, for batch and head `at` = (b, h) or the first."""
     at = (0,) * len(step.lead) if at is None else at
     inside = [-n <= i < n for i, n in zip(at, step.lead, strict=False)]
     if len(at) != len(step.lead) or not all(inside):
         raise OptionError(f"at={at}, expected an index for each of {step.lead}.")
     sizes = zip(at, step.shape, step.lead, strict=False)
-    at = tuple(i * size // full for i, size, full in sizes)  # the head it shares
+    at = tuple(i * size // full for i, size, full in sizes)  # the shared head
     values = to_numpy(step.values[(*at, ...)]).reshape(len(step.rows), -1)
     mask = None
     if step.name == "weights" and "logits" in (x.name for x in steps):
@@ -329,12 +329,12 @@ def read_step(steps: Steps, step: Step, at: tuple[int, ...] | None = None) -> Pa
 
 
 def list_records(source: Recording | Holder, sequence: int = 0) -> dict[int, Record]:
-    """Return what layers did with a sequence, by their numbers in seen.layers."""
+    """Return the records of a sequence by layer number, as in seen.layers."""
     found = source if isinstance(source, Recording) else source.recording
     names = list(dict.fromkeys(record.name for record in found.records))
     pairs = zip(found.records, found.sequences, strict=True)
     here = [x for x, n in pairs if n == sequence and x.q.shape[1] and x.k.shape[1]]
-    records = {names.index(x.name): x for x in reversed(here)}  # of two, the first
+    records = {names.index(x.name): x for x in reversed(here)}  # the first wins
     if not records:
         raise OptionError(f"there is no sequence {sequence} with a layer to draw.")
     return dict(sorted(records.items()))
@@ -343,7 +343,7 @@ def list_records(source: Recording | Holder, sequence: int = 0) -> dict[int, Rec
 def read_gallery(
     source: Recording | Holder, most: tuple[int, int], sequence: int = 0
 ) -> dict[int, list[Panel]]:
-    """Return the maps of each layer, in at most so many pixels down and across."""
+    """Return the maps of each layer, with at most `most` pixels (down, across)."""
     if min(most) < 1:
         raise OptionError(f"pixels={most[1]}, expected 1 or more.")
     return {
@@ -353,13 +353,13 @@ def read_gallery(
 
 
 def find_coarsest(grid: Mapping[int, list[Panel]]) -> Panel:
-    """Return a map whose pixels are said to hold what those of any layer may."""
+    """Return the first map, with the most queries and keys per pixel of any."""
     down, across = map(max, zip(*(x[0].cells for x in grid.values()), strict=True))
     return replace(next(iter(grid.values()))[0], cells=(down, across))
 
 
 def join_maps(grid: list[list[Panel]], gap: int) -> tuple[Numbers, tuple[int, int]]:
-    """Return all maps in one, NaN where nothing is, and how far apart they are."""
+    """Return all maps in one array, NaN where empty, and their distances."""
     shapes = [panel.values.shape for row in grid for panel in row]
     down, across = (max(sides) + gap for sides in zip(*shapes, strict=True))
     heads = max(map(len, grid))
@@ -378,7 +378,7 @@ def trace(stops: Any) -> Colours:
 
 
 def walk_path(stops: Any) -> Numbers:
-    """Return the same before it is cut to what a screen can show."""
+    """Return SIZE colours along a path, not clipped to the sRGB range."""
     lightness, chroma, hue = np.asarray(stops, np.float64).T
     lab = lightness, chroma * np.cos(np.radians(hue)), chroma * np.sin(np.radians(hue))
     at, t = np.linspace(0, 1, len(stops)), np.linspace(0, 1, SIZE)

@@ -1,4 +1,4 @@
-"""What a patch of a picture looked at: the weights of one query as a grid of patches.
+"""Attention over the patches of a picture: the weights of one query as a grid.
 
     with regard.watch(vit) as seen:
         vit(pixels)
@@ -7,10 +7,10 @@
     print(draw_patches(seen.layer(3), (4, 7)))               the same as text
 
 A vision model reads special tokens first (a class token, registers), then the patches
-row by row. So special tokens are as many as keys are more than rows × columns.
+row by row, so special tokens = keys - rows × columns.
 
-The patches alone do not add up to 1: what special tokens take is written out. Over a
-picture, colour says weight and grey says picture; a patch of no weight shows it bare.
+The weights on patches do not sum to 1; the weight on special tokens is printed. Over a
+picture, colour shows the weight, and a patch without weight shows the grey picture.
 
 Next: palette.py
 """
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Query = int | tuple[int, int]
-PALE, VEIL = 0.4, 0.75  # how light a picture gets, and how much of it is seen
+PALE, VEIL = 0.4, 0.75  # contrast of a picture, and its highest opacity
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,10 +68,10 @@ class Patches:
     query: Query
     weights: Numbers  # (rows, columns)
     allowed: NDArray[np.bool_]
-    special: Numbers  # of the tokens before the patches
+    special: Numbers  # weights on the tokens before the patches
 
     def tell(self) -> str:
-        """Say what a grid cannot show."""
+        """Return a summary of what the grid cannot show."""
         i, j = np.unravel_index(int(self.weights.argmax()), self.weights.shape)
         itself = isinstance(self.query, tuple)
         parts = [
@@ -82,7 +82,7 @@ class Patches:
         return ", ".join(filter(None, parts))
 
     def tell_special(self) -> str:
-        """Say what the tokens before the patches took."""
+        """Return the weight on the tokens before the patches, as text."""
         n, total = self.special.size, self.special.sum()
         return f"{total:.2f} on {count_special(n)}" if n else ""
 
@@ -94,10 +94,10 @@ def read_patches(
     grid: tuple[int, int] | None = None,
     heads: Sequence[int] | None = None,
 ) -> list[Patches]:
-    """Return what one query gave to every patch, in some heads or all.
+    """Return the weights of one query on every patch, for some heads or all.
 
     query: (row, column) of a patch, or the number of a special token
-    grid: rows and columns of patches; unless given, the largest square that fits
+    grid: rows and columns of patches; by default the largest square that fits
     """
     rows, columns, special = find_grid(record, grid)
     heads = range(record.heads) if heads is None else heads
@@ -126,7 +126,7 @@ def read_patches(
 
 
 def find_query(query: Query, grid: tuple[int, int], special: int) -> int:
-    """Return which token a query is."""
+    """Return the position of a query among the tokens."""
     rows, columns = grid
     if isinstance(query, tuple):
         i, j = query
@@ -141,7 +141,7 @@ def find_query(query: Query, grid: tuple[int, int], special: int) -> int:
 
 
 def title_patches(record: Record, found: Patches) -> str:
-    """Say whose weights these are."""
+    """Return a title that names the layer and the query."""
     n, (rows, columns) = found.special.size, found.weights.shape
     if isinstance(found.query, tuple):
         after = f", after {count_special(n)}" if n else ""
@@ -153,12 +153,12 @@ def title_patches(record: Record, found: Patches) -> str:
 
 
 def count_special(n: int) -> str:
-    """Return how many special tokens there are, in words."""
+    """Return the number of special tokens as text."""
     return f"{n} special token{'s' * (n > 1)}"
 
 
 def make_panels(found: Sequence[Patches], cells: tuple[int, int]) -> list[Panel]:
-    """Return them as maps, with so many patches in a pixel."""
+    """Return the grids as maps, with `cells` (rows, columns) of patches per pixel."""
     maps = {f"head {x.head}": (x.weights, x.allowed) for x in found}
     return read_panels(maps, cells)
 
@@ -178,10 +178,10 @@ def draw_patches(
     color: Color = False,
     width: int = 80,
 ) -> str:
-    """Draw the grids as text, and what special tokens took.
+    """Draw the grids as text, and list the weight on special tokens.
 
     query: (row, column) of a patch, or the number of a special token
-    grid: rows and columns of patches; unless given, the largest square that fits
+    grid: rows and columns of patches; by default the largest square that fits
     """
     found = read_patches(record, query, grid=grid, heads=heads)
     scale = scale or fit_patches(found)
@@ -211,11 +211,11 @@ def plot_patches(
     columns: int = 4,
     dark: bool = False,
 ) -> Figure:
-    """Draw the grids, over the picture if it is given; the query has a frame.
+    """Draw the grids, over the picture if given; a frame marks the query.
 
     query: (row, column) of a patch, or the number of a special token
-    picture: (H, W), (H, W, 3) or (3, H, W), as the model got it
-    grid: rows and columns of patches; unless given, the largest square that fits
+    picture: (H, W), (H, W, 3) or (3, H, W), as passed to the model
+    grid: rows and columns of patches; by default the largest square that fits
     """
     found = read_patches(record, query, grid=grid, heads=heads)
     scale, page = scale or fit_patches(found), PAGES[dark]
@@ -223,7 +223,7 @@ def plot_patches(
     image = None if picture is None else read_picture(picture)
     n = len(panels) + (image is not None)
     down = -(-n // max(1, columns))
-    across = -(-n // down)  # rows of maps as full as can be
+    across = -(-n // down)  # fill the rows of maps evenly
     width, height = size_map(shape, LEAST, BESIDE)
     size = (width + 0.25) * across + 1, (height + 0.6) * down + 0.6
     figure, axes = make_figure(size, (down, across), n, page)
@@ -246,26 +246,26 @@ def plot_patches(
 
 
 def veil(image: Numbers, panel: Panel, scale: Scale, page: FigureColors) -> Numbers:
-    """Return the picture in pale grey, thinner where weights are, (H, W, 4)."""
+    """Return the pale grey picture, more transparent under weights, (H, W, 4)."""
     grey = image @ [0.299, 0.587, 0.114]
     grey = PALE * grey if page.dark else 1 - PALE * (1 - grey)
     i, j = (
         np.arange(n) * cells // n
         for n, cells in zip(grey.shape, panel.values.shape, strict=True)
     )
-    seen = VEIL * (1 - scale.place(panel.values)) ** 2 * panel.allowed  # hatching stays
+    seen = VEIL * (1 - scale.place(panel.values)) ** 2 * panel.allowed  # keep hatching
     return np.stack([grey, grey, grey, seen[np.ix_(i, j)]], -1)
 
 
 def place_picture(shape: tuple[int, ...]) -> tuple[float, float, float, float]:
-    """Return where a picture lies over a grid of patches."""
+    """Return the extent of a picture over a grid of patches."""
     return -0.5, shape[1] - 0.5, shape[0] - 0.5, -0.5
 
 
 def dress_grid(
     axes: Axes, shape: tuple[int, ...], query: Query, page: FigureColors
 ) -> None:
-    """Number rows and columns, and draw a frame around the query's patch."""
+    """Number rows and columns, and frame the patch of the query."""
     axes.spines[:].set(linewidth=0.5, color=page.ink)
     axes.tick_params(labelsize=POINTS, colors=page.ink, length=2, width=0.5)
     for axis, n in ((axes.yaxis, shape[0]), (axes.xaxis, shape[1])):

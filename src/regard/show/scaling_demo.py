@@ -1,16 +1,16 @@
-"""Why scores are scaled, and what the common mistakes do to the weights.
+"""Why scores are scaled, and what common mistakes do to the weights.
 
     print(draw_scaling())                      the largest weight, scaled or not
     plot_scaling().savefig("scaling.pdf")      the same as a figure
     print(draw_mistakes())                     one causal head, right and wrong
     plot_mistakes().savefig("mistakes.pdf")
-    plot_mistakes(list_mistakes(q, k, v))      of your own arrays
+    plot_mistakes(list_mistakes(q, k, v))      with your arrays
 
-If the numbers of q and k have variance 1, a score q · k has the variance d_k: without
-1/√d_k a wider head is a sharper head, until one key takes everything and gradients end.
+If the entries of q and k have variance 1, a score q · k has variance d_k. Without
+1/√d_k a wider head is sharper, until one key takes all the weight and gradients vanish.
 
-One draw of four tokens says little, so many are made: the line is their median. The
-dots are the draw that the documents print (docs/errata.md).
+One draw of four tokens is noisy, so the line is the median of many draws. The dots are
+the draw that the documents print (docs/errata.md).
 
 Next: training.py
 """
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 WIDTHS = (4, 16, 64, 256, 512)
 TOKENS = 4
-SEEDS = tuple(range(42, 142))  # the first is the documents'
+SEEDS = tuple(range(42, 142))  # the first is that of the documents
 SCALED, BARE = "scaled by 1/√d_k", "not scaled"
 Scaling = dict[str, NDArray[np.float64]]  # (seeds, widths)
 
@@ -46,7 +46,7 @@ Scaling = dict[str, NDArray[np.float64]]  # (seeds, widths)
 def measure_scaling(
     widths: Sequence[int] = WIDTHS, seeds: Sequence[int] = SEEDS
 ) -> Scaling:
-    """Return the largest weight of random q and k, for each seed and width of a head.
+    """Return the largest weight for random q and k, by seed and head width.
 
     >>> {name: x[0].round(4).tolist() for name, x in measure_scaling().items()}
     {'scaled by 1/√d_k': [0.665, 0.4708, 0.4617, 0.7101, 0.749], \
@@ -57,7 +57,7 @@ def measure_scaling(
             f"widths={widths} and {len(seeds)} seeds, expected at least one of each, "
             "and widths from 1 on."
         )
-    states = [np.random.RandomState(seed) for seed in seeds]  # as they drew
+    states = [np.random.RandomState(seed) for seed in seeds]  # as in the documents
     found: dict[str, list[Any]] = {SCALED: [], BARE: []}
     for width in widths:
         drawn = [(x.randn(TOKENS, width), x.randn(TOKENS, width)) for x in states]
@@ -69,7 +69,7 @@ def measure_scaling(
 
 
 def draw_scaling(widths: Sequence[int] = WIDTHS, seeds: Sequence[int] = SEEDS) -> str:
-    """Draw the experiment as text."""
+    """Draw the experiment as a text table."""
     found = measure_scaling(widths, seeds)
     lines = [
         "largest weight".ljust(18) + "".join(f"{f'd_k = {w}':>11}" for w in widths)
@@ -89,7 +89,7 @@ def draw_scaling(widths: Sequence[int] = WIDTHS, seeds: Sequence[int] = SEEDS) -
 def plot_scaling(
     widths: Sequence[int] = WIDTHS, seeds: Sequence[int] = SEEDS
 ) -> Figure:
-    """Draw the experiment: medians as lines, all as a shade, the first as dots."""
+    """Draw the experiment: lines are medians, shades all seeds, dots the first."""
     found = measure_scaling(widths, seeds)
     figure, (axes,) = make_figure((4.2, 2.6), (1, 1), 1, PAGES[0])
     for (name, values), colour, line in zip(
@@ -123,16 +123,16 @@ class Variant(NamedTuple):
     weights: NDArray[np.float64]  # (N, N)
 
     def tell(self) -> tuple[str, str]:
-        """Say what can be read off the numbers."""
+        """Return the row sums and the mean of the row maxima, as text."""
         sums, tops = self.weights.sum(-1), self.weights[1:].max(-1, initial=0)
         least, most = (f"{x:.2g}" for x in (sums.min(), sums.max()))
         ends = most if least == most else f"{least} … {most}"
-        # the first row has one key, whatever is done
+        # tops leaves out the first row, which has only one key
         return f"rows sum to {ends}", f"largest of a row: {tops.mean():.2f} on average"
 
 
 def list_mistakes(q: Array, k: Array, v: Array) -> tuple[Variant, ...]:
-    """Return the weights of a causal head (N, d): right, and wrong in three ways."""
+    """Return the weights of a causal head (N, d): correct, and with three mistakes."""
 
     def weigh(mask: Any, scale: float | None) -> NDArray[np.float64]:
         found = attention(q, k, v, mask, scale=scale, see=("weights",)).weights
@@ -143,7 +143,7 @@ def list_mistakes(q: Array, k: Array, v: Array) -> tuple[Variant, ...]:
             "one head is wanted, (N, d): write q[0, 0], k[0, 0], v[0, 0]."
         )
     d_v = int(v.shape[-1])
-    late = np.tril(weigh(None, None))  # nobody divides by the new sums
+    late = np.tril(weigh(None, None))  # the rows are not renormalised
     return (
         Variant("right", weigh(causal(), None)),
         Variant("no scale", weigh(causal(), 1.0)),
@@ -155,7 +155,7 @@ def list_mistakes(q: Array, k: Array, v: Array) -> tuple[Variant, ...]:
 def make_example(
     tokens: int = 6, d_k: int = 64, d_v: int = 16, *, seed: int = 42
 ) -> tuple[Array, Array, Array]:
-    """Return random q, k and v of variance 1, v of another width than q and k."""
+    """Return random q, k and v of variance 1; v has a different width."""
     rng = np.random.default_rng(seed)
     q, k = rng.normal(size=(2, tokens, d_k))
     return q, k, rng.normal(size=(tokens, d_v))
@@ -164,7 +164,7 @@ def make_example(
 def draw_mistakes(
     mistakes: Sequence[Variant] | None = None, *, color: Color = False, width: int = 80
 ) -> str:
-    """Draw the maps as text, of an example or yours; say what each mistake does."""
+    """Draw the maps, by default of an example, as text with each mistake's effect."""
     found = list_mistakes(*make_example()) if mistakes is None else mistakes
     maps = {x.title: (x.weights, causal()) for x in found}
     drawn = draw_weights(maps, scale=LinearScale(0, 1), color=color, width=width)
@@ -176,7 +176,7 @@ def draw_mistakes(
 def plot_mistakes(
     mistakes: Sequence[Variant] | None = None, *, dark: bool = False
 ) -> Figure:
-    """Draw the maps side by side, each with what it does below its name."""
+    """Draw the maps side by side, with the effect of each mistake in its title."""
     found = list_mistakes(*make_example()) if mistakes is None else mistakes
     maps = {"\n".join([x.title, *x.tell()]): (x.weights, causal()) for x in found}
     return plot_weights(maps, scale=LinearScale(0, 1), columns=len(maps), dark=dark)

@@ -1,7 +1,7 @@
-"""The files of the map as one script, for where there is no server to fetch them from.
+"""The JavaScript modules of the map as one script, for pages without a server.
 
     join_modules("offline_page.js")   the module and its imports, dependencies first
-    join_modules("atlas.js", x)       the same for another page, whose files are in x
+    join_modules("atlas.js", x)       the same for another page, with its files in x
     read_body()                       the elements of index.html
 
     import { a } from "./b.js"  becomes  const { a } = b_js;
@@ -21,13 +21,13 @@ EXPORT = re.compile(r"^export (?=(?:class|function|const) (\w+))", re.MULTILINE)
 
 
 def read_asset(name: str, folder: Path = ASSETS) -> str:
-    """Return a file of a folder, or of the map if it has none of that name."""
+    """Return the text of a file in a folder, or in the map's assets if not there."""
     own = folder / name
     return (own if own.exists() else ASSETS / name).read_text("utf-8")
 
 
 def join_modules(entry: str, folder: Path = ASSETS) -> str:
-    """Return a module and all that it imports as one."""
+    """Return a module and everything it imports as one module."""
     joined: dict[str, str] = {}
 
     def add(name: str) -> str:
@@ -44,6 +44,6 @@ def join_modules(entry: str, folder: Path = ASSETS) -> str:
 
 
 def read_body() -> str:
-    """Return what index.html has in its body."""
+    """Return the elements in the body of index.html."""
     page = read_asset("index.html")
     return page[page.index("<header>") : page.index("</body>")]

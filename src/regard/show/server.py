@@ -1,18 +1,18 @@
-"""The map in a browser: a server that this machine alone can reach.
+"""The map in a browser: a server that only this machine can reach.
 
-    serve(recording)                     until Ctrl-C
-    with start(recording) as running:    beside other work; running.url is the page
+    serve(recording)                            until Ctrl-C
+    with start_server(recording) as running:    in a thread; running.url is the page
 
-    request ─▶ Guard: Host, Origin, token ─▶ a table of paths ─▶ MapSource ─▶ bytes
+    request ─▶ Guard: Host, Origin, token ─▶ routes ─▶ MapSource ─▶ bytes
 
-A recording holds the text that a model read, so nothing but the page itself may ask:
+A recording holds the text that a model read, so only the page itself gets answers:
 
-    another machine        cannot: the server listens at 127.0.0.1
-    another user, program  does not know the token, which is in the URL that is printed
-    another web page       has another Origin; a name that leads here, another Host
-    text of the recording  is JSON or numbers, and the policy runs no script but ours
+    another machine        cannot connect: the server listens on 127.0.0.1
+    another user, program  does not know the token, which is in the printed URL
+    another web page       sends another Origin; with DNS rebinding, another Host
+    text of the recording  is sent as JSON or numbers; the CSP allows only our scripts
 
-A client that sends or reads too slowly is dropped, so many of them stop nobody.
+A client that sends or reads too slowly is dropped, so it cannot block others.
 
 Next: page.py
 """
@@ -67,19 +67,19 @@ HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
-    "Referrer-Policy": "no-referrer",  # the token is in the address
+    "Referrer-Policy": "no-referrer",  # the token is in the URL
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 THREADS = 32  # most of them wait for a pass
-SECONDS = 5.0  # a client may do nothing
-CLIENTS = 256  # connections; of more, the idle ones go
-LONGEST = 32_768  # bytes of a request's head
+SECONDS = 5.0  # that a client may be inactive
+CLIENTS = 256  # connections; if there are more, idle ones are closed
+LONGEST = 32_768  # bytes of a request's headers
 LOG = logging.getLogger("regard")
 
 
 @dataclass(frozen=True)
 class Running:
-    """A server in a thread of its own."""
+    """A server in a background thread."""
 
     url: str
     server: uvicorn.Server
@@ -87,13 +87,13 @@ class Running:
 
 
 def serve(recording: Recording, *, browser: bool = False) -> None:
-    """Show a recording until Ctrl-C.
+    """Serve a recording until Ctrl-C.
 
-    browser: open one, too
+    browser: also open the page in a browser
     """
     console = Console()
     with (
-        suppress(KeyboardInterrupt),  # uvicorn ends, then passes it on
+        suppress(KeyboardInterrupt),  # uvicorn shuts down, then raises it again
         Progress(console=console, transient=True) as bars,
         open_door(recording, Bars(bars).report) as (server, door, url),
     ):
@@ -106,9 +106,9 @@ def serve(recording: Recording, *, browser: bool = False) -> None:
 
 
 def read_address(recording: Recording) -> str:
-    """Return where a recording asks to be opened, if it says so in the map's own words.
+    """Return the URL fragment at which a recording opens; empty if it is not valid.
 
-    A file may say anything; this ends up in an address.
+    A file is untrusted, and this becomes part of a URL.
     """
     place = recording.notes.get("address", "")
     known = isinstance(place, str) and re.fullmatch(r"[a-z]+=\w+(&[a-z]+=\w+)*", place)
@@ -117,7 +117,7 @@ def read_address(recording: Recording) -> str:
 
 @contextmanager
 def start_server(recording: Recording) -> Iterator[Running]:
-    """Show a recording for as long as the `with` lasts."""
+    """Serve a recording for the duration of the `with` block."""
     with open_door(recording, None) as (server, door, url):
         thread = threading.Thread(target=server.run, args=([door],), name="map")
         thread.start()
@@ -132,14 +132,14 @@ def start_server(recording: Recording) -> Iterator[Running]:
 def open_door(
     recording: Recording, report: Callable[[str, int, int], object] | None
 ) -> Iterator[tuple[uvicorn.Server, socket.socket, str]]:
-    """Open a free port, and close all that was behind it in the end."""
+    """Listen on a free port; stop all jobs and close it on exit."""
     token = secrets.token_urlsafe(32)
     source = MapSource(recording, report=report)
     pool = ThreadPoolExecutor(THREADS, "answers")
-    # asyncio sends small answers at once only if it sees that this is TCP
+    # asyncio sets TCP_NODELAY only if proto says that this is TCP
     with socket.socket(proto=socket.IPPROTO_TCP) as door:
         door.bind((HOST, 0))
-        door.listen(CLIENTS)  # who comes before the server is up waits
+        door.listen(CLIENTS)  # early clients wait until the server is up
         port = door.getsockname()[1]
         config = uvicorn.Config(
             make_app(source, token, port, pool),
@@ -166,7 +166,7 @@ def open_door(
 def make_app(
     source: MapSource, token: str, port: int, pool: ThreadPoolExecutor
 ) -> ASGIApp:
-    """Return the application: what is asked where, behind the guard."""
+    """Return the ASGI application: the routes, behind the guard."""
     assets = {x.name: x for x in ASSETS.iterdir() if x.suffix in KINDS}
 
     def show_page(_: QueryParams) -> Response:
@@ -207,7 +207,7 @@ def make_app(
 def answer_request(
     work: Callable[[QueryParams], Response], asked: QueryParams
 ) -> Response:
-    """Answer a question, or say in a sentence why not."""
+    """Return the response to a request, or an error response."""
     try:
         return work(asked)
     except MissingError as error:
@@ -224,7 +224,7 @@ def answer_request(
 
 
 def read_once(asked: QueryParams) -> dict[str, str]:
-    """Return what was asked by name; refuse a name that is given twice."""
+    """Return the parameters by name; raise OptionError if one is repeated."""
     for name in asked:
         n = len(asked.getlist(name))
         if n > 1:
@@ -234,18 +234,18 @@ def read_once(asked: QueryParams) -> dict[str, str]:
 
 
 def send_json(data: Any, status: int = 200) -> Response:
-    """Return data as JSON of ASCII alone: halves of an emoji cannot break it."""
+    """Return data as ASCII JSON, which a lone surrogate cannot break."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return Response(text, status, media_type="application/json")
 
 
 def send_error(status: int, sentence: str) -> Response:
-    """Return what is wrong."""
+    """Return an error message as JSON."""
     return send_json({"error": sentence}, status)
 
 
 def send_sheet(sheet: Sheet) -> Response:
-    """Return pixels, and in the headers what they are."""
+    """Return pixels, with their description in the headers."""
     headers = {
         f"X-{name.title()}": str(int(x) if isinstance(x, bool) else x)
         for name, x in sheet.describe().items()
@@ -255,7 +255,7 @@ def send_sheet(sheet: Sheet) -> Response:
 
 
 class Guard:
-    """Lets through who knows the token and comes from the page itself."""
+    """Pass on only requests that have the token and come from the page itself."""
 
     def __init__(self, app: ASGIApp, token: str, port: int) -> None:
         self.app, self.token, self.port = app, token.encode(), port
@@ -280,14 +280,14 @@ class Guard:
             await self.app(scope, receive, send_more)
 
     def judge(self, request: Request) -> str:
-        """Return why a request is refused; nothing if it is not."""
+        """Return why a request is refused; empty if it is not."""
         headers, given = request.headers, request.query_params.getlist("token")
         hosts, origins = headers.getlist("host"), headers.getlist("origin")
         if len(hosts) != 1 or hosts[0] not in self.hosts:
             return f"this server is {HOST}:{self.port}, and no other Host."
         if origins not in ([], [f"http://{hosts[0]}"]):
             return "only the page of this server may ask: another Origin."
-        if not given:  # a browser adds cookies to what any site asks
+        if not given:  # a browser adds cookies to requests from any site
             if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
                 return "only the page of this server may ask: another site."
             given = [request.cookies.get(f"regard-{self.port}", "")]
@@ -298,10 +298,10 @@ class Guard:
 
 
 class Patient(H11Protocol):
-    """A connection whose client must go on: send a request, or read its answer."""
+    """A connection that is dropped if its client neither sends nor reads."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to watch; of too many connections, drop the oldest idle one."""
+        """Start the timer; above the limit, drop the oldest idle connection."""
         super().connection_made(transport)
         self.since = self.loop.time()
         self.state: tuple[Any, int] = (None, 0)
@@ -313,11 +313,11 @@ class Patient(H11Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether no answer is being made or sent."""
+        """Whether no response is being computed or sent."""
         return self.cycle is None or self.cycle.response_complete
 
     def look(self) -> None:
-        """Drop a client that has done nothing since the last look."""
+        """Drop a client that has been inactive since the last check."""
         unread = self.transport.get_write_buffer_size()
         state = (self.cycle, unread)
         if state == self.state and (self.idle or unread):
@@ -326,20 +326,20 @@ class Patient(H11Protocol):
         self.timer = self.loop.call_later(SECONDS, self.look)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Watch no longer."""
+        """Stop the timer."""
         self.timer.cancel()
         super().connection_lost(exc)
 
 
 class Bars:
-    """A bar for each thing that is being made."""
+    """A progress bar for each running job."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress, self.lock = progress, threading.Lock()
         self.tasks: dict[str, TaskID] = {}
 
     def report(self, what: str, done: int, whole: int) -> None:
-        """Draw how far it is; what is done disappears."""
+        """Update the bar of a job; remove it when the job is done."""
         with self.lock:
             if what not in self.tasks:
                 self.tasks[what] = self.progress.add_task(what, total=whole)

@@ -1,14 +1,14 @@
-"""Maps of attention as text, for a terminal: in shades, or in colour.
+"""Attention maps as text for a terminal, in shades or in colour.
 
     print(draw_weights(weights, rows=tokens, keys=tokens))        one head, or several
     print(draw_weights(seen.layer(18), heads=[8], color="dark"))  of a record
     print(draw_weights({"before": a, "after": b}))                side by side, named
     print(draw_steps(regard.explain(q, k, v)))     every step of attention
     print(draw_gallery(seen))                      every head of every layer
-    print(draw_table(seen.table()))                some statistics by layer
-    print(draw_mask(regard.causal(), 8))           who may see whom
+    print(draw_table(seen.table()))                statistics by layer
+    print(draw_mask(regard.causal(), 8))           a mask or a bias
 
-A large map is pooled: each character shows its largest weight. Tokens are escaped.
+Large maps are pooled: each character shows its largest weight. Tokens are escaped.
 
 Next: figure.py
 """
@@ -50,12 +50,12 @@ from regard.show.palette import (
 if TYPE_CHECKING:
     from regard.stats.table import HeadTable
 
-LINES = 48  # of a map
+LINES = 48  # most lines of a map
 GAP = 2  # columns between maps
 GALLERY = LogScale(1e-4, 1)
 STEPS = ("dots", "scores", "capped", "logits", "weights", "out")
-MARK = "\u200e"  # keeps right-to-left letters from turning the line around
-# what would join its neighbour into one wider or narrower sign
+MARK = "\u200e"  # keeps right-to-left letters from reversing the line
+# characters that would combine with a neighbour and change its width
 JOINING: dict[int, str | None] = dict.fromkeys(
     [0xFE0E, 0xFE0F, *range(0x1F3FB, 0x1F400)]
 )
@@ -76,7 +76,7 @@ def draw_weights(
     color: Color = False,
     width: int = 80,
 ) -> str:
-    """Draw weights, one map for each head.
+    """Draw weights, one map per head.
 
     >>> print(draw_weights([[1, 0], [0.4, 0.6]], rows=["a", "b"], keys=["a", "b"]))
          a  b
@@ -86,13 +86,13 @@ def draw_weights(
 
     source: (Nq, Nk) or (H, Nq, Nk), a Record, or {title: weights or (weights, mask)}
     rows, keys: a token for each query and key
-    scale: LinearScale(0, 1), LogScale(1e-4, 1), …; one that fits, unless given
-    color: the page of the terminal, "dark" (or True) or "light"; False is shades
+    scale: LinearScale(0, 1), LogScale(1e-4, 1), …; fitted to the weights by default
+    color: the terminal's background, "dark" (or True) or "light"; False for shades
     """
     n_maps, shape = measure_source(source, heads)
     labels = Margins.read(rows, keys, shape)
     room = width - labels.margin
-    if n_maps > 1:  # two beside each other, but not at the cost of cells
+    if n_maps > 1:  # two side by side, unless that requires pooling
         half = (room - GAP) // 2
         room = max(half, shape[1]) if shape[1] <= room else half
     layout = Layout.choose(shape, labels, room, color=bool(color))
@@ -112,15 +112,15 @@ def draw_weights(
 
 @dataclass(frozen=True)
 class Margins:
-    """What is written beside and above a map."""
+    """The labels beside and above a map."""
 
-    rows: tuple[str, ...]  # a token for each query; () if not known
+    rows: tuple[str, ...]  # a token for each query; () if unknown
     keys: tuple[str, ...]
     shape: tuple[int, int]
 
     @classmethod
     def read(cls, rows: Labels, keys: Labels, shape: tuple[int, int]) -> Margins:
-        """Make tokens safe, and refuse too few or too many."""
+        """Escape the tokens; raise ShapeError if there are too few or too many."""
         for name, labels, n in zip(("rows", "keys"), (rows, keys), shape, strict=True):
             if labels is not None and len(labels) != n:
                 raise ShapeError(f"{name} has {len(labels)} labels, expected {n}.")
@@ -129,7 +129,7 @@ class Margins:
 
     @property
     def margin(self) -> int:
-        """The columns left of a map."""
+        """The width of the left margin in columns."""
         return (
             len(str(self.shape[0]))
             + 2
@@ -137,7 +137,7 @@ class Margins:
         )
 
     def beside(self, row: int, cells: int, *, numbered: bool) -> str:
-        """Return what stands beside the line that begins with a row."""
+        """Return the label of the line that starts with a row."""
         parts = [str(row)] if numbered or not self.rows else []
         if self.rows and cells == 1:
             parts.append(self.rows[row])
@@ -146,7 +146,7 @@ class Margins:
         return pad_right(" ".join(parts), self.margin)
 
     def above(self, layout: Layout, n: int) -> str:
-        """Return the line above a map of n pixels: tokens, or numbers now and then."""
+        """Return the header of a map of n pixels: tokens, or positions at intervals."""
         if layout.named:
             return "".join(centre(label, layout.cell) for label in self.keys)
         apart = len(str(self.shape[1])) + 1
@@ -160,7 +160,7 @@ class Margins:
         return "".join(line)
 
     def list_keys(self, layout: Layout, width: int) -> list[str]:
-        """Return which key is which, if neither header nor rows tell it."""
+        """Return a list of the keys, if neither the header nor the rows show them."""
         beside = self.rows if layout.cells[0] == 1 and not layout.half else ()
         if layout.named or layout.cells[1] > 1 or self.keys in ((), beside):
             return []
@@ -175,10 +175,10 @@ class Margins:
 
 @dataclass(frozen=True)
 class Layout:
-    """How large a pixel is on the screen, and how many cells it has."""
+    """The size of a pixel in the terminal, and the number of its cells."""
 
-    cell: int  # columns of a pixel
-    cells: tuple[int, int]  # queries and keys of a line and a column
+    cell: int  # columns per pixel
+    cells: tuple[int, int]  # queries and keys per pixel
     named: bool  # whether tokens fit above the columns
     half: bool  # whether a line has two rows of pixels
 
@@ -186,7 +186,7 @@ class Layout:
     def choose(
         cls, shape: tuple[int, int], labels: Margins, room: int, *, color: bool
     ) -> Layout:
-        """Return the largest pixels that fit into so many columns."""
+        """Return the layout with the largest pixels that fit into `room` columns."""
         n_q, n_k = shape
         word = 2 + max(map(measure_plain_width, labels.keys), default=0)
         named = bool(labels.keys) and word * n_k <= room
@@ -198,7 +198,7 @@ class Layout:
         return cls(cell, (rows, keys), named, half)
 
     def wide(self, panels: Sequence[Panel]) -> int:
-        """Return the columns of a map and its title."""
+        """Return the width in columns of the map or its title, whichever is wider."""
         titles = (measure_plain_width(clean_title(panel.title)) for panel in panels)
         return max(int(panels[0].values.shape[1]) * self.cell, *titles)
 
@@ -206,7 +206,7 @@ class Layout:
 def lay_out_maps(
     panels: Sequence[Panel], labels: Margins, layout: Layout, scale: Scale, color: Color
 ) -> list[str]:
-    """Return the lines of some maps side by side."""
+    """Return the lines of maps side by side."""
     wide, gap = layout.wide(panels), " " * GAP
     n_k = panels[0].values.shape[1]
     above, left = labels.above(layout, n_k), " " * labels.margin
@@ -245,7 +245,7 @@ def paint(panel: Panel, scale: Scale, layout: Layout, color: Color) -> list[str]
 
 
 def write_pixel(up: Any, down: Any, columns: int) -> str:
-    """Return two pixels, one above the other; what is masked is the bare page."""
+    """Return two pixels, one above the other; masked ones are left blank."""
     if up is None and down is None:
         return "\x1b[0m" + " " * columns
     front = "\x1b[{};2;{};{};{}m".format
@@ -258,7 +258,7 @@ def write_pixel(up: Any, down: Any, columns: int) -> str:
 
 
 def write_legend(scale: Scale, color: Color) -> str:
-    """Say which numbers the shades or colours stand for."""
+    """Return a legend for the shades or colours."""
     if not color:
         return scale.legend()
     tints = scale.paint(scale.read(np.linspace(0, 1, 24)), dark=color != "light")
@@ -268,7 +268,7 @@ def write_legend(scale: Scale, color: Color) -> str:
 
 
 def write_pooling(panel: Panel) -> str:
-    """Say what a pixel is, if it is more than a weight."""
+    """Return a description of a pixel, if it is more than one weight."""
     down, across = panel.cells
     if panel.cells == (1, 1):
         return ""
@@ -276,36 +276,36 @@ def write_pooling(panel: Panel) -> str:
 
 
 def write_label(token: object) -> str:
-    """Return a token that fits beside a map and can neither steer nor break it."""
+    """Return a token as a short label without control or joining characters."""
     text = str(token).translate(JOINING)
     text = text.replace(" ", "␣") if text.isspace() else text
     label = shorten(text)
     if label and unicodedata.category(label[0])[0] == "M":
-        label = "◌" + label  # a mark would join what stands before it
+        label = "◌" + label  # a mark would combine with the character before it
     if any(unicodedata.bidirectional(c) in ("R", "AL", "AN") for c in label):
         return MARK + label + MARK
     return label
 
 
 def clean_title(title: str) -> str:
-    """Drop what is no printable character, and what is too long for a line."""
+    """Drop characters that are not printable, and cut the title to 60."""
     safe = "".join(c for c in title.translate(JOINING) if c.isprintable())
     return safe if len(safe) <= 60 else safe[:59] + "…"
 
 
 def measure_plain_width(text: str) -> int:
-    """Return how many columns of a terminal the text takes, marks none."""
+    """Return the width of a text in terminal columns; marks have no width."""
     bare = [c for c in text if unicodedata.category(c) not in ("Mn", "Me", "Cf")]
     return len(bare) + sum(unicodedata.east_asian_width(c) in "WF" for c in bare)
 
 
 def pad_right(text: str, width: int) -> str:
-    """Fill up with spaces on the right."""
+    """Pad with spaces on the right."""
     return text + " " * (width - measure_plain_width(text))
 
 
 def centre(text: str, width: int) -> str:
-    """Fill up with spaces on both sides."""
+    """Pad with spaces on both sides."""
     return pad_right(" " * ((width - measure_plain_width(text)) // 2) + text, width)
 
 
@@ -317,10 +317,10 @@ def draw_steps(
     color: Color = False,
     width: int = 80,
 ) -> str:
-    """Draw the steps of `regard.explain`, one map below the other.
+    """Draw the steps of `regard.explain`, one map below another.
 
-    at: (b, h), the first unless given
-    names: which steps, of those there are
+    at: (b, h); the first by default
+    names: the steps to draw, if present
     """
     parts = []
     for step in (x for x in steps if x.name in names):
@@ -348,9 +348,9 @@ def draw_gallery(
     color: Color = False,
     width: int = 80,
 ) -> str:
-    """Draw every head of every layer, small, all in the shades of one scale.
+    """Draw a small map of every head of every layer, all on one scale.
 
-    pixels: columns of a map; unless given, as many as let a layer fit, 4 to 8
+    pixels: columns of a map; by default 4 to 8, to fit a layer into a line
     """
     if pixels is None:
         heads = max(x.heads for x in list_records(source, sequence).values())
@@ -376,9 +376,9 @@ def draw_gallery(
 def draw_table(
     table: HeadTable, *, numbers: Sequence[str] | None = None, sequence: int = 0
 ) -> str:
-    """Draw statistics of seen.table() over the layers, means over heads as blocks.
+    """Draw statistics of seen.table() by layer; blocks show means over heads.
 
-    numbers: names of statistics; those that the registry charts unless given
+    numbers: names of statistics; by default those that the registry charts
     """
     rows, charted = table.by_layer().pick(numbers, sequence)
     lines = [f"{'':<10}layers {rows['layer'][0]} to {rows['layer'][-1]}, mean of heads"]
@@ -388,7 +388,7 @@ def draw_table(
         span = (top - low) or 1.0
         bars = draw_bars((rows[name] - low) / span, lost=rows["nan_rows"] > 0)
         unit = "the largest" if statistic.reduction == "max" else statistic.counted
-        if np.isnan(rows[name]).all():  # there is nothing to count
+        if np.isnan(rows[name]).all():  # there are no values
             unit = ""
         lines.append(f"{name:<10}{bars} {low:.3g} to {low + span:.3g} {unit}")
     lines += replace(table.by_layer(), rows=rows).list_nan()

@@ -1,13 +1,13 @@
-"""What a head looked at while its model was trained: the loss, and maps along the way.
+"""The attention of a head during training: the loss, and maps at some steps.
 
-    film = Film(model, tokens, (0, 50, 200))      after so many steps, 0 is before all
+    film = Film(model, tokens, (0, 50, 200))      numbers of steps; 0 is before training
     losses = train(model, task, plan, watch=film)
     plot_training(losses, film, layer=1, head=0).savefig("training.pdf")
     print(draw_training(losses, film, layer=1, head=0))          the same as text
 
-At each of these steps the model reads the same tokens once more, watched, and goes on:
-no weight, no dropout and no random number of the run changes. All heads are kept, as q,
-k and lse, so that one can choose later which to look at.
+At each of these steps a forward pass on the same tokens is recorded. Weights, dropout
+and random numbers of the run do not change. All heads are kept, as q, k and lse, so the
+head to show can be chosen later.
 
 Next: patch_overlay.py
 """
@@ -47,11 +47,11 @@ LOSS = 1.4  # inches
 
 @dataclass(frozen=True, eq=False)
 class Film:
-    """A model seen after some of its training steps; `train` takes it as watch=."""
+    """Record a model after some of its training steps; pass it to `train` as watch=."""
 
     model: Any
     tokens: Any  # (N,) or (1, N), as the model reads them
-    steps: Collection[int]  # how many were taken; 0 is before the first
+    steps: Collection[int]  # numbers of steps taken; 0 is before the first
     seen: dict[int, Recording] = field(
         default_factory=dict, repr=False
     )  # by steps taken
@@ -68,20 +68,20 @@ class Film:
             self.look(0)
 
     def __call__(self, step: int, loss: float) -> None:
-        """Look if it is time; called after each step, the first of which is 0."""
+        """Record if this step was requested; called after each step, counted from 0."""
         if step + 1 in self.steps:
             self.look(step + 1)
 
     def look(self, taken: int) -> None:
-        """Let the model read the tokens, and keep what every head did."""
-        import torch  # noqa: PLC0415 (a drawing needs none)
+        """Run the model on the tokens, and keep a recording of every head."""
+        import torch  # noqa: PLC0415 (drawing does not need it)
 
         from regard.lens.watch import capture  # noqa: PLC0415
 
         device = next(self.model.parameters()).device
         tokens = torch.as_tensor(self.tokens).to(device)
         was_training = self.model.training
-        self.model.eval()  # a map without the noise of dropout
+        self.model.eval()  # no dropout in the maps
         try:
             with capture(self.model) as watcher, torch.inference_mode():
                 self.model(tokens.reshape(1, -1))
@@ -90,7 +90,7 @@ class Film:
         self.seen[taken] = watcher.recording
 
     def read(self, layer: int | str, head: int) -> dict[int, Panel]:
-        """Return the map of a head after each number of steps."""
+        """Return the maps of a head by the number of steps taken."""
         if not self.seen:
             raise OptionError(
                 "nothing is on the film yet: write train(…, watch=film), and choose "
@@ -120,9 +120,9 @@ def draw_training(
     color: Color = False,
     width: int = 80,
 ) -> str:
-    """Draw the loss over the steps, and below it a head after some of them, as text.
+    """Draw the loss curve, and below it the maps of a head, as text.
 
-    labels: a text for each of the film's tokens
+    labels: a label for each of the film's tokens
     """
     panels = film.read(layer, head)
     maps = {write_step(n): (x.values, x.allowed) for n, x in panels.items()}
@@ -143,10 +143,10 @@ def plot_training(
     scale: Scale | None = None,
     columns: int = 4,
 ) -> Figure:
-    """Draw the loss over the steps, and below it a head after some of them.
+    """Draw the loss curve, and below it the maps of a head.
 
-    labels: a text for each of the film's tokens
-    columns: maps side by side
+    labels: a label for each of the film's tokens
+    columns: most maps side by side
     """
     page, panels = PAGES[0], film.read(layer, head)
     n, shape = len(panels), next(iter(panels.values())).shape
@@ -155,7 +155,7 @@ def plot_training(
     scale, note = (scale, "") if scale else fit_weights(list(panels.values()), first)
     width, height = size_map(shape, LEAST, BESIDE)
     down, beside = -(-n // max(1, columns)), 0.5 + measure_labels(margins.rows)
-    across = -(-n // down)  # rows of maps as full as can be
+    across = -(-n // down)  # fill the rows of maps evenly
     size = width * across + 0.9 + beside, LOSS + (height + 0.25) * down + 0.7 + beside
     figure, _ = make_figure(size, (1, 1), 0, page)
     spec = figure.add_gridspec(1 + down, across, height_ratios=[LOSS, *[height] * down])

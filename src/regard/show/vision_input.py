@@ -1,4 +1,4 @@
-"""A picture that a vision model saw, and the grid of patches that it was cut into.
+"""The input picture of a vision model, and its grid of patches.
 
     seen.picture(pixels[0])        the map of a pinned query is laid over the picture
 
@@ -21,8 +21,8 @@ from regard.errors import ShapeError
 from regard.recording.record import Record, Recording
 from regard.show.palette import Numbers
 
-FEW = 8  # special tokens, if they are to be found
-SIDE = 256  # pixels of a picture that a map shows, at most
+FEW = 8  # most special tokens if no grid is given
+SIDE = 256  # most pixels per side of a picture in a map
 
 
 def note_picture(
@@ -44,7 +44,7 @@ def note_picture(
 
 
 def find_pictures(recording: Recording) -> dict[str, dict[str, Any]]:
-    """Return the pictures that fit their sequences; a file may say anything."""
+    """Return the pictures that fit their sequences; a file is untrusted."""
     given = recording.notes.get("pictures")
     sizes = {
         str(sequence): int(record.k.shape[1])
@@ -68,14 +68,14 @@ def find_pictures(recording: Recording) -> dict[str, dict[str, Any]]:
 
 
 def name_patches(note: dict[str, Any]) -> list[str]:
-    """Return what the tokens of a picture are called."""
+    """Return a name for each token of a picture."""
     cells = np.ndindex(note["rows"], note["columns"])
     special = [f"special {i}" for i in range(note["special"])]
     return special + [f"({i},{j})" for i, j in cells]
 
 
 def find_grid(record: Record, grid: tuple[int, int] | None) -> tuple[int, int, int]:
-    """Return the rows and columns of patches, and the special tokens before them."""
+    """Return the numbers of rows, columns and preceding special tokens."""
     n_keys = int(record.k.shape[1])
     rows, columns = (math.isqrt(n_keys),) * 2 if grid is None else grid
     special = n_keys - rows * columns
@@ -93,7 +93,7 @@ def find_grid(record: Record, grid: tuple[int, int] | None) -> tuple[int, int, i
 
 
 def read_picture(picture: Any) -> Numbers:
-    """Return a picture as (H, W, 3) of 0 to 1."""
+    """Return a picture as (H, W, 3), with values from 0 to 1."""
     x = to_numpy(picture) if is_array(picture) else np.asarray(picture)
     if x.ndim == 3 and x.shape[0] in (1, 3) and x.shape[-1] not in (1, 3):
         x = np.moveaxis(x, 0, -1)
@@ -105,6 +105,6 @@ def read_picture(picture: Any) -> Numbers:
         )
     whole = x.dtype.kind in "ui"
     x = x.astype(np.float64) / (255 if whole else 1)
-    if x.min() < 0 or x.max() > 1:  # normalised for a model: stretch it back
+    if x.min() < 0 or x.max() > 1:  # normalised for a model: rescale to 0 to 1
         x = (x - x.min()) / (np.ptp(x) or 1)
     return np.broadcast_to(x, (*x.shape[:2], 3))

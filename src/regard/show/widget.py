@@ -1,13 +1,13 @@
-"""The map in a cell of a notebook: JupyterLab, marimo, VS Code.
+"""The map in a notebook cell: JupyterLab, marimo, VS Code.
 
     seen.widget()                     the last line of a cell
     seen.widget(address="l=18&h=8")   opens at a head; `address` follows what is shown
 
     widget.js ─▶ message {id, name, place} ─▶ map_requests.py ─▶ {id, text} and codes
 
-Answers are made in threads, so a map is used while the next cell is written. Where a
-notebook shows no widgets, a short recording is there as a page, and a long one says how
-to write one.
+Threads answer requests, so the map works while the next cell is written. If a
+notebook shows no widgets, a short recording is shown as a page, and a long one as a
+hint on how to write a page.
 
 Next: map_requests.py
 """
@@ -36,12 +36,12 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 THREADS = 8  # most of them wait for a pass
-SHORT = 2_000_000  # numbers of q and k that make a page of a few MB
+SHORT = 2_000_000  # fewer numbers in q and k make a page of a few MB
 INSTEAD = 'This notebook shows no widgets: seen.page("map.html") writes the map.'
 
 
 class MapWidget(anywidget.AnyWidget):
-    """All heads of a recording."""
+    """A widget that shows all heads of a recording."""
 
     _esm = join_modules("widget.js")
     _css = read_asset("map.css")
@@ -52,7 +52,7 @@ class MapWidget(anywidget.AnyWidget):
     def __init__(
         self, recording: Recording, *, address: str = "", height: int = 640
     ) -> None:
-        """Show a recording; height is that of the cell, in pixels."""
+        """Show a recording; height: of the cell, in pixels."""
         self.recording, self.source = recording, MapSource(recording)
         self.pool = ThreadPoolExecutor(THREADS, "answers")
         if not (isinstance(height, int) and height > 0):
@@ -62,22 +62,22 @@ class MapWidget(anywidget.AnyWidget):
         self.on_msg(lambda _, asked, __: self.pool.submit(self.reply, asked))
 
     def reply(self, asked: Any) -> None:
-        """Answer a message, or say in a sentence why not."""
+        """Answer a message, or send an error message."""
         number = asked.get("id")
         try:
             found = answer(self.source, asked.get("name"), asked.get("place") or {})
         except RegardError as error:
             self.send({"id": number, "error": str(error)})
-        except Exception as error:  # noqa: BLE001 (who asked must hear of it)
+        except Exception as error:  # noqa: BLE001 (sent to the page)
             self.send({"id": number, "error": f"{type(error).__name__}: {error}"})
         else:
             codes = [found.to_bytes()] if isinstance(found, Sheet) else None
             about = found.describe() if isinstance(found, Sheet) else found
-            # as ASCII: a message must not hold halves of an emoji
+            # ASCII JSON, as a message must not contain lone surrogates
             self.send({"id": number, "text": json.dumps(about, allow_nan=False)}, codes)
 
     def close(self) -> None:
-        """End all work, and leave the notebook."""
+        """Stop all jobs and close the widget."""
         self.source.close()
         self.pool.shutdown(cancel_futures=True)
         super().close()
@@ -88,7 +88,7 @@ class MapWidget(anywidget.AnyWidget):
 
 
 def write_instead(recording: Recording, height: int) -> str:
-    """Return what is shown where there are no widgets: a page, if it is short."""
+    """Return the HTML shown without widgets: a page if it is short, or a hint."""
     numbers = sum(
         x.q.shape[-1] * (x.q.shape[1] * 2) * x.heads for x in recording.records
     )

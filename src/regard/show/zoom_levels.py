@@ -1,11 +1,11 @@
-"""The coarse levels of a head as codes, and a preview until they are there.
+"""The coarse levels of a head as codes, and a preview until they are ready.
 
     levels = build_levels(record, head)      one exact pass: max and mass, with the mask
     levels[5, "max"]                         a pixel for 32 × 32 cells
     preview(record, head, 5, (rows, keys))   mass alone, from one query of each pixel
     sketch(record)                           a small map of every head
 
-Codes take a quarter of the room of two maps of floats: 89 MB for a head of any length.
+Codes take a quarter of the memory of two float maps: 89 MB for a head of any length.
 
 Next: map_source.py
 """
@@ -27,7 +27,7 @@ from regard.stats.pyramid import Pyramid, find_finest, find_level
 from regard.stats.tile import AllowedMap
 from regard.stats.tile_walk import Progress, walk
 
-SMALL = 64  # pixels of a thumbnail's side, at most
+SMALL = 64  # most pixels per side of a thumbnail
 
 Levels = dict[tuple[int, Pooling], Codes]
 
@@ -40,14 +40,14 @@ class Sheet:
     level: int  # a pixel has 2^level × 2^level cells
     how: Pooling
     exact: bool = True
-    note: str = ""  # what a preview is
+    note: str = ""  # describes a preview
 
     def to_bytes(self) -> bytes:
-        """Return the codes in rows, each with its small byte first."""
+        """Return the codes row by row, in little-endian order."""
         return self.codes.astype("<u2").tobytes()
 
     def describe(self) -> dict[str, Any]:
-        """Return what the bytes are, for those who read them."""
+        """Return what a client needs to decode the bytes."""
         *heads, rows, columns = self.codes.shape
         return {
             "rows": rows,
@@ -68,9 +68,9 @@ def build_levels(
     finest: int | None = None,
     progress: Progress | None = None,
 ) -> Levels:
-    """Return every level from the finest on, from one walk.
+    """Return every level from the finest up, computed in one walk.
 
-    finest: from measure_levels unless given
+    finest: from measure_levels by default
     """
     finest = measure_levels(record)[1] if finest is None else finest
     found, reach = walk(
@@ -93,7 +93,7 @@ def build_levels(
 
 
 def sketch(record: Record, *, workers: int, progress: Progress | None = None) -> Sheet:
-    """Return a max map of at most 64 pixels a side for every head."""
+    """Return a max map of at most 64 pixels per side for every head."""
     level = find_level(*measure_levels(record)[0], SMALL)
     side = 2**level
     values, allowed = walk(
@@ -108,7 +108,7 @@ def sketch(record: Record, *, workers: int, progress: Progress | None = None) ->
 
 
 def preview(record: Record, head: int, level: int, at: tuple[slice, slice]) -> Sheet:
-    """Return the mass of a tile as the middle query of each pixel has it."""
+    """Return the mass of a tile, from the middle query of each pixel alone."""
     n_q, side = record.q.shape[1], 2**level
     rows, keys = at
     first = np.arange(rows.start, min(rows.stop, n_q), side)
@@ -127,14 +127,14 @@ def preview(record: Record, head: int, level: int, at: tuple[slice, slice]) -> S
 
 
 def measure_levels(record: Record) -> tuple[tuple[int, int], int, int]:
-    """Return how many queries and keys, and the finest and coarsest stored level."""
+    """Return (queries, keys), and the finest and coarsest stored level."""
     n = int(record.q.shape[1]), int(record.k.shape[1])
     finest = find_finest(*n)
     return n, finest, max(finest, (max(*n, 1) - 1).bit_length())
 
 
 def halve(allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return where any of 2 × 2 pixels may be looked at."""
+    """Return whether any of each 2 × 2 pixels is allowed."""
     down, across = (n + n % 2 for n in allowed.shape)
     even = np.zeros((down, across), bool)
     even[: allowed.shape[0], : allowed.shape[1]] = allowed
