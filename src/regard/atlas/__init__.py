@@ -1,4 +1,4 @@
-"""What every head of a model does, over many documents.
+"""Measure every attention head of a model over many documents.
 
     files ─▶ corpus ─▶ shards ─▶ workers ─▶ a tally of each shard ─▶ one table ─▶ a page
 

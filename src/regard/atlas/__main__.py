@@ -1,10 +1,10 @@
 """The commands of `regard atlas`; the work is in job.py.
 
-    regard atlas run DIR --model M --corpus TEXTS    begin; stopped, it goes on later
-    regard atlas run DIR                             go on
-    regard atlas show DIR                            the table in the terminal
-    regard atlas show DIR OTHER --page x.html        two atlases, and what differs
-    regard atlas record DIR --layer 18 --head 8      the map of an example
+    regard atlas run DIR --model M --corpus TEXTS    start a run, which can be resumed
+    regard atlas run DIR                             resume it
+    regard atlas show DIR                            print the table in the terminal
+    regard atlas show DIR OTHER --page x.html        compare two atlases on a page
+    regard atlas record DIR --layer 18 --head 8      record an example and show its map
 
 Next: settings.py
 """
@@ -83,7 +83,7 @@ def run(*, folder: Path, file: str | None, **options: Any) -> None:
     It may be stopped at any time, by Ctrl-C or worse: what was done is kept.
     """
     require_extras("atlas")
-    from regard.atlas.job import run_atlas as do  # noqa: PLC0415 (help comes at once)
+    from regard.atlas.job import run_atlas as do  # noqa: PLC0415 (keeps --help fast)
     from regard.atlas.runners import RunnerOptions  # noqa: PLC0415
     from regard.atlas.table import read_table  # noqa: PLC0415
     from regard.atlas.terminal_table import tell_left_out  # noqa: PLC0415
@@ -112,7 +112,7 @@ def run(*, folder: Path, file: str | None, **options: Any) -> None:
 
 
 def choose_plan(folder: Path, file: str | None, given: dict[str, Any]) -> Settings:
-    """Return the plan of a file and of options, or that of the folder."""
+    """Return the plan from a file and options, or the one stored in the folder."""
     from regard.atlas.settings import make_settings, read_about, read_plan  # noqa: PLC0415
 
     if "statistics" in given:
@@ -137,7 +137,7 @@ def choose_plan(folder: Path, file: str | None, given: dict[str, Any]) -> Settin
 
 
 def trust(model: str, given: str | None) -> None:
-    """Refuse a function that only a file names: to call it is to run a program."""
+    """Refuse a function named only in a file: calling it would run untrusted code."""
     if model != given and not Path(model).exists():
         raise OptionError(
             f"the plan names the model {model!r}, and there is no such file. If it is "
@@ -147,7 +147,7 @@ def trust(model: str, given: str | None) -> None:
 
 @contextmanager
 def draw_atlas_progress() -> Iterator[tuple[Any, Any]]:
-    """Show how far an atlas is, how fast, and how long it will take."""
+    """Show the progress, speed and remaining time of a run."""
     from rich.console import Console  # noqa: PLC0415
     from rich.progress import (  # noqa: PLC0415
         BarColumn,

@@ -1,10 +1,10 @@
-"""Documents become pieces: tokens that a model reads at once.
+"""Cut documents into chunks: the token sequences that the model runs on.
 
-    alone     a document is cut into pieces of `length`, the first few are taken
-    packed    the documents of a shard stand end to end, cut into pieces of `length`;
-              nothing keeps a token from looking into the document before
+    alone     each document is cut into chunks of `length`; the first `pieces` are used
+    packed    the documents of a shard are concatenated and cut into chunks of `length`;
+              tokens may attend to earlier documents in their chunk
 
-Pieces run together only if they are equally long, so nothing is ever padded.
+A batch holds chunks of equal length only, so there is no padding.
 
 Next: worker.py
 """
@@ -18,25 +18,25 @@ from regard.atlas.corpus import Document, Shard, read_shard
 from regard.atlas.model import Words
 from regard.atlas.settings import Settings
 
-CHARACTERS = 32  # of a token, with room to spare
-SLACK = 16  # tokens at a cut that may not be the text's own
+CHARACTERS = 32  # generous upper estimate for one token
+SLACK = 16  # tokens that cutting the text may have changed
 KILLER = "it ended its process, again and again"
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some tokens that run together."""
+    """A sequence of tokens that the model runs on."""
 
-    document: int  # its number in the corpus; of a pack, of the shard's first one
+    document: int  # number in the corpus; if packed, of the shard's first document
     number: int
     tokens: tuple[int, ...]
-    owners: tuple[str, ...]  # digests of the documents whose tokens they are
+    owners: tuple[str, ...]  # digests of the documents that the tokens come from
 
 
 def cut_shard(
     shard: Shard, plan: Settings, words: Words, skip: Collection[str] = ()
 ) -> tuple[list[Chunk], dict[str, str]]:
-    """Return the pieces of a shard, and the digests set aside, with reasons."""
+    """Return the chunks of a shard, and the reason for each digest set aside."""
     texts: list[tuple[int, str, list[int]]] = []
     aside: dict[str, str] = {}
     first = shard.number * plan.shard
@@ -51,7 +51,7 @@ def cut_shard(
             try:
                 tokens = encode_document(found.text, plan, words, length)
                 texts.append((number, place.digest, tokens))
-            except Exception as error:  # noqa: BLE001 (whatever it is, it is told)
+            except Exception as error:  # noqa: BLE001 (any error becomes the reason)
                 aside[place.digest] = explain_error(error)
     if plan.packed:
         return list(pack_documents(texts, length, first)), aside
@@ -64,7 +64,7 @@ def cut_shard(
 
 
 def encode_document(text: str, plan: Settings, words: Words, length: int) -> list[int]:
-    """Return as many tokens of a text as are used, without reading all of it."""
+    """Return the tokens of a text that are used, encoding only a prefix if possible."""
     most = length * plan.pieces
     far = len(text) if plan.packed else most * CHARACTERS
     some = words.encode(text[:far])
@@ -72,13 +72,13 @@ def encode_document(text: str, plan: Settings, words: Words, length: int) -> lis
         some = words.encode(text)
     if len(some) < 2:
         raise ValueError("it has fewer than two tokens")
-    return some if plan.packed else some[:most]  # of a long one only what is used
+    return some if plan.packed else some[:most]  # truncated to the tokens used
 
 
 def pack_documents(
     texts: Sequence[tuple[int, str, list[int]]], length: int, first: int
 ) -> Iterator[Chunk]:
-    """Yield the tokens of all documents end to end, cut to one length."""
+    """Concatenate the tokens of all documents and yield chunks of `length`."""
     row = [(token, owner) for _, owner, tokens in texts for token in tokens]
     for n, at in enumerate(range(0, len(row) - 1, length)):
         tokens, owners = zip(*row[at : at + length], strict=True)
@@ -86,7 +86,7 @@ def pack_documents(
 
 
 def batch_pieces(pieces: Sequence[Chunk], size: int) -> Iterator[list[Chunk]]:
-    """Yield pieces of equal length together, at most `size`."""
+    """Yield batches of at most `size` chunks of equal length."""
     by_length: dict[int, list[Chunk]] = {}
     for piece in pieces:
         by_length.setdefault(len(piece.tokens), []).append(piece)
@@ -96,6 +96,6 @@ def batch_pieces(pieces: Sequence[Chunk], size: int) -> Iterator[list[Chunk]]:
 
 
 def explain_error(error: Exception) -> str:
-    """Return what went wrong with a document in one line."""
+    """Return the type and message of an error in one line."""
     words = f"{type(error).__name__}: {error}".splitlines()
     return words[0][:200]

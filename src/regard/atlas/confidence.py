@@ -1,6 +1,6 @@
 """Confidence intervals that stay valid when the data decide when to stop.
 
-    y, n        of one document: the sum of a statistic over its queries, how many
+    y, n        of one document: the sum of a statistic over its queries, their number
     r           E[y] / E[n], the mean over all queries: what the interval covers
     x           (y - r n) / N, for 0 <= y <= n <= N, so -1 <= x <= 1 and E[x] = 0
     M(λ)        exp(λ Σ x - ψ(λ) Σ x²),   ψ(λ) = -log(1 - λ) - λ,   0 < λ < 1
@@ -40,8 +40,8 @@ RATES = 0.58 * 0.5 ** np.arange(16)  # the λ of the mixture, down to 2e-5
 SHARES = 1 / np.arange(1, 17) / np.sum(1 / np.arange(1, 17))  # their weights
 PENALTIES = -np.log1p(-RATES) - RATES  # ψ(λ)
 STEPS = 52  # halvings of an interval, to the precision of float64
-ROUNDING = 1e-3  # of the range: a weight of 1.0000002 is 1
-MOST = 2.0**40  # documents that are worth an estimate
+ROUNDING = 1e-3  # relative tolerance of the bounds: a weight may be 1.0000002
+MOST = 2.0**40  # growth above which the estimate is inf
 
 
 def scale_sums(tally: Tally, *, length: int, pieces: int) -> Numbers:
@@ -84,7 +84,7 @@ def mirror(sums: Numbers) -> Numbers:
 def is_narrow(
     tally: Tally, width: float, *, length: int, pieces: int, sure: float = SURE
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-    """Tell of each mean whether half its interval is at most `width` of its range."""
+    """Return whether half the interval of each mean is at most `width` of its range."""
     sums, enough = scale_sums(tally, length=length, pieces=pieces), threshold(sure)
     narrow = np.ones(tally.peak.shape, bool)
     for side in (sums, mirror(sums)):
@@ -122,13 +122,13 @@ def threshold(sure: float) -> float:
 def estimate_growth(
     tally: Tally, width: float, *, rows: list[int], length: int, pieces: int
 ) -> float:
-    """Return how many times as many documents like these make every mean narrow.
+    """Return how many times as many documents would make every interval narrow.
 
-    rows: the statistics that count; inf if no number of documents is enough
+    rows: indices of the statistics that count. Returns inf if no number is enough.
     """
 
     def reach(growth: float) -> bool:
-        # Σ y, Σ n, W and S grow with the documents; the centre stays
+        # Σ y, Σ n, W and S grow with the documents; the centre does not
         by = np.where(np.array(SUMS) == "centre", 1.0, growth)
         grown = replace(tally, sums=tally.sums * by)
         narrow = is_narrow(grown, width, length=length, pieces=pieces)

@@ -1,15 +1,15 @@
-"""A corpus: which documents there are, in what order, and where each one stands.
+"""A corpus: its documents, their order, and where each one is stored.
 
     files ─▶ every document hashed ─▶ ordered by hash ─▶ manifest ─▶ shards ─▶ texts
 
-    digest = BLAKE2b-128 of the UTF-8 text      the same text has the same one anywhere
+    digest = BLAKE2b-128 of the UTF-8 text      depends on the text alone
 
-The order is that of the digests: random, but the same on every machine and for every
-kind of file. So the first n documents are a random sample; exact copies lie side by
-side, and one of them is kept. Memory holds 40 bytes of a document, never its text:
-workers read that again at its place, and notice when it is no longer the same.
+Documents are sorted by digest: a random order, but the same on every machine and for
+every file format. So the first n documents are a random sample, and exact copies are
+adjacent; one of them is kept. Memory holds 40 bytes per document, never its text:
+workers read the text again from its file and detect whether it has changed.
 
-The manifest is a Parquet file: shard, digest, file, at, name; a row for each document.
+The manifest is a Parquet file with a row per document: shard, digest, file, at, name.
 
 Next: worker.py
 """
@@ -40,8 +40,8 @@ from regard.atomic_file import write_atomically
 from regard.errors import FileError, OptionError
 
 VERSION = 1
-NAMED = 1_000  # documents that are left out: so many by name, all of them counted
-GROUP = 4_096  # rows in a row group of a manifest, about
+NAMED = 1_000  # documents left out that are listed by name; all are counted
+GROUP = 4_096  # approximate rows in a row group of a manifest
 PAUSE = 0.1  # seconds between two calls of progress
 CHANGED = "it changed since the atlas was begun"
 SCHEMA = pa.schema(
@@ -57,17 +57,17 @@ Indices = NDArray[np.int64]
 
 
 class DocumentEntry(NamedTuple):
-    """Where a document stands."""
+    """Where a document is stored."""
 
     digest: str
     file: str
-    at: int  # the byte of a line, the row of a table, 0 in a file of text
+    at: int  # byte offset of a line, row of a table, or 0 in a text file
     name: str
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Some documents that one worker takes at a time, without their texts."""
+    """The documents that a worker processes at a time, without their texts."""
 
     number: int
     places: tuple[DocumentEntry, ...]
@@ -76,7 +76,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Document:
-    """A text, what it is called, and what it is known by."""
+    """A text with its digest and display name."""
 
     digest: str
     name: str
@@ -88,14 +88,14 @@ class Corpus:
     """An open manifest."""
 
     manifest: Path
-    digest: str  # of all documents in their order, however they are cut into shards
+    digest: str  # of all documents in order, independent of the shard size
     field: str
     size: int  # documents in a shard
     documents: int
-    different: int  # documents that were found, before the first ones were taken
+    different: int  # distinct documents found, before sampling
     copies: int
-    counts: dict[str, int]  # left out, by reason
-    left_out: tuple[tuple[str, str], ...]  # the first of them: name, reason
+    counts: dict[str, int]  # items left out, by reason
+    left_out: tuple[tuple[str, str], ...]  # the first of these: name, reason
     table: Any
 
     def __len__(self) -> int:
@@ -103,11 +103,11 @@ class Corpus:
 
     @property
     def shards(self) -> int:
-        """How many shards there are."""
+        """The number of shards."""
         return -(-self.documents // self.size)
 
     def shard(self, number: int) -> Shard:
-        """Return a shard."""
+        """Return one shard, counted from 0."""
         if not 0 <= number < self.shards:
             raise OptionError(
                 f"there is no shard {number}, expected 0 to {self.shards - 1}."
@@ -139,9 +139,9 @@ def plan_corpus(
 ) -> Corpus:
     """Find all documents in files and folders, write the manifest and open it.
 
-    field: of JSON lines and tables, the one that holds the text
-    shard, documents: how many in a shard; how many at most, a random sample
-    progress: called with the bytes read, and all; what it raises ends the work
+    field: the JSON field or table column that holds the text
+    shard, documents: documents per shard; size of a random sample (default: all)
+    progress: called with (bytes read, total bytes); an exception in it stops the work
     """
     for name, value in (("shard", shard), ("documents", documents)):
         if value is None and name == "documents":
@@ -180,7 +180,7 @@ def plan_corpus(
 
 
 class Index:
-    """Where every document stands, five numbers each; and what is no document."""
+    """The location of every document, as five numbers, and the items left out."""
 
     def __init__(self) -> None:
         self.high, self.low = array("Q"), array("Q")  # halves of the digest
@@ -189,7 +189,7 @@ class Index:
         self.left_out: list[tuple[str, str]] = []
 
     def add(self, text: str, *, file: int, at: int, line: int) -> None:
-        """Remember where a text stands."""
+        """Record where a text is stored."""
         high, low = struct.unpack(">QQ", digest_text(text))
         self.high.append(high)
         self.low.append(low)
@@ -198,15 +198,15 @@ class Index:
         self.line.append(line)
 
     def leave_out(self, name: str, reason: str) -> None:
-        """Remember what is no document, and why."""
+        """Record an item that is not a document, and why."""
         self.counts[reason] += 1
         if len(self.left_out) < NAMED:
             self.left_out.append((name, reason))
 
     def sort(self) -> Indices:
-        """Return the different documents in the order of their digests."""
+        """Return the distinct documents, sorted by digest."""
         high, low = np.frombuffer(self.high, "u8"), np.frombuffer(self.low, "u8")
-        order = np.lexsort((low, high))  # stable: of copies, the first stays first
+        order = np.lexsort((low, high))  # stable, so the first copy is kept
         new = np.zeros(len(order), bool)
         new[:1] = True
         for half in (high, low):
@@ -220,7 +220,7 @@ class Index:
         return np.stack([*halves], axis=1).astype(">u8").tobytes()
 
     def describe(self, rows: Indices, sources: Sequence[SourceFile]) -> dict[str, Any]:
-        """Return what a manifest says of some documents, but for the shards."""
+        """Return the manifest's columns for some documents, except `shard`."""
         raw = self.digests(rows).hex()
         files = [sources[self.file[i]] for i in rows]
         lines = ["" if self.line[i] == WHOLE else f":{self.line[i]}" for i in rows]
@@ -237,7 +237,7 @@ def find_documents(
     field: str,
     progress: Callable[[int, int], object] | None,
 ) -> Index:
-    """Read every file once, and remember where its documents stand."""
+    """Read every file once, and record where its documents are."""
     index, done, shown = Index(), 0, 0.0
     total = sum(source.size for source in sources)
     for number, source in enumerate(sources):
@@ -260,7 +260,7 @@ def find_documents(
 
 
 def digest_text(text: str) -> bytes:
-    """Return what a text is known by."""
+    """Return the BLAKE2b-128 digest of a text."""
     return blake2b(text.encode(), digest_size=16).digest()
 
 
@@ -268,14 +268,14 @@ def digest_text(text: str) -> bytes:
 
 
 def measure_group(size: int) -> int:
-    """Return the rows of a row group, which cuts no shard of some size in two."""
+    """Return the rows per row group: a multiple of the shard size."""
     return size * max(1, GROUP // size)
 
 
 def write_manifest(
     path: Path, about: dict[str, Any], tables: Iterator[dict[str, Any]]
 ) -> None:
-    """Write a manifest, which is whole or as it was before."""
+    """Write a manifest atomically."""
     text = json.dumps(about)
     schema = SCHEMA.with_metadata({"regard": text, "checksum": checksum_text(text)})
     row = 0
@@ -295,7 +295,7 @@ def write_manifest(
 
 
 def open_corpus(manifest: str | Path) -> Corpus:
-    """Open what plan_corpus wrote, if it is whole."""
+    """Open a manifest written by plan_corpus, and verify it."""
     path = Path(manifest)
     try:
         table = pq.ParquetFile(path, page_checksum_verification=True)
@@ -313,7 +313,7 @@ def open_corpus(manifest: str | Path) -> Corpus:
 
 
 def read_manifest(table: Any) -> dict[str, Any]:
-    """Return what a manifest says of the whole."""
+    """Return the metadata of a manifest, after verifying it."""
     metadata = table.schema_arrow.metadata or {}
     text = metadata.get(b"regard", b"").decode()
     if not text or not table.schema_arrow.equals(SCHEMA):
@@ -327,7 +327,7 @@ def read_manifest(table: Any) -> dict[str, Any]:
 
 
 def check_rows(table: Any, about: dict[str, Any]) -> None:
-    """Hold every row against its page's checksum, and the digests against the whole."""
+    """Verify the page checksums, the row order, and the digest of all documents."""
     whole, row, last = blake2b(digest_size=16), 0, ""
     for batch in table.iter_batches(GROUP, use_threads=False):
         shards, digests, *_ = (column.to_pylist() for column in batch.columns)
@@ -342,7 +342,7 @@ def check_rows(table: Any, about: dict[str, Any]) -> None:
 
 
 def checksum_text(text: str) -> str:
-    """Return a checksum."""
+    """Return the CRC-32 of a text, in hex."""
     return f"{zlib.crc32(text.encode()):08x}"
 
 
@@ -350,9 +350,9 @@ def checksum_text(text: str) -> str:
 
 
 def read_shard(shard: Shard) -> Iterator[Document | tuple[str, str]]:
-    """Yield the documents of a shard, and for each that is gone its name and why.
+    """Yield the documents of a shard; for a missing one, its name and the reason.
 
-    Each file is opened once, and read from its beginning to its end.
+    Each file is opened once and read from start to end.
     """
     found: dict[tuple[str, int], str] = {}
     gone: dict[str, str] = {}

@@ -1,14 +1,14 @@
-"""The kinds of files that hold documents, and how a document is found again in them.
+"""The file formats that hold documents, and how to locate a document in them.
 
-    .jsonl .ndjson   a JSON object in each line      at: the byte where the line begins
-    .parquet .arrow  a row, in a column of texts     at: the row
+    .jsonl .ndjson   one JSON object per line        at: byte offset of the line
+    .parquet .arrow  one row of a text column        at: row number
     any other        one document                    at: 0
-    a folder         all files in it, but hidden ones; links to folders are not followed
+    a folder         all files except hidden ones; links to folders are not followed
     a saved dataset  (state.json, data-*.arrow of `datasets`) the files it lists
 
-A text is taken as it stands: line ends, controls and all. Only the mark that some
-editors put before the first byte of a file (BOM) is no part of it. Files come from
-strangers: what cannot be a document is named, with the reason, and the work goes on.
+Texts are used unchanged, including line endings and control characters. Only a byte
+order mark (BOM) at the start of a file is removed. Files are untrusted: an item that
+is not a valid document is reported with the reason, and reading continues.
 
 Next: corpus.py
 """
@@ -31,21 +31,21 @@ import pyarrow.parquet as pq
 
 from regard.errors import FileError
 
-LONGEST = 2**26  # bytes of a document, and of a line that holds one
-LOOK = 2**13  # bytes in which a file that is no text shows itself
-BATCH = 256  # rows of a Parquet file in memory
+LONGEST = 2**26  # maximum bytes of a document, or of a line that holds one
+LOOK = 2**13  # bytes searched for NUL, which indicates a binary file
+BATCH = 256  # rows of a Parquet file read at a time
 LINES = {".jsonl", ".ndjson"}
 TABLES = {".parquet", ".arrow"}
 PACKED = {".gz", ".bz2", ".xz", ".zst", ".zip"}
-DATASET = {"state.json", "dataset_info.json"}  # in the folder of a saved dataset
-WHOLE = -1  # instead of a place or a line: the file itself
+DATASET = {"state.json", "dataset_info.json"}  # files of a saved dataset
+WHOLE = -1  # instead of an offset or a line: the whole file
 
 TOO_LONG = f"it has more than {LONGEST:,} bytes, cut it into documents"
 NO_TEXT = "it is no UTF-8 text"
 EMPTY = "it is empty, or white space alone"
 DAMAGED = "it is damaged, or not what its suffix says"
-MAGIC = b"ARROW1"  # of an Arrow file with a table of contents
-AS_BYTES = {  # types of texts; some writers do not say that bytes are texts
+MAGIC = b"ARROW1"  # first bytes of the Arrow file format; streams lack them
+AS_BYTES = {  # text types as bytes; some writers store text as binary
     pa.string(): pa.binary(),
     pa.large_string(): pa.large_binary(),
     pa.string_view(): pa.binary_view(),
@@ -53,7 +53,7 @@ AS_BYTES = {  # types of texts; some writers do not say that bytes are texts
 
 
 def raise_unreadable(reason: str) -> NoReturn:
-    """Raise what is wrong with a file; who asked says which."""
+    """Raise FileError with this reason."""
     raise FileError(reason)
 
 
@@ -63,7 +63,7 @@ STRICT = json.JSONDecoder(
 
 
 class SourceFile(NamedTuple):
-    """A file, what people call it, its bytes, and why it is not read, if so."""
+    """A file: path, display name, size in bytes, and why it is skipped, if it is."""
 
     path: str
     name: str
@@ -72,20 +72,20 @@ class SourceFile(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A document of a file, or why there is none."""
+    """A document in a file, or the reason why there is none."""
 
     at: int
-    line: int  # as people count: lines from 1, rows from 0
+    line: int  # line counted from 1, or row counted from 0
     text: str
     refused: str = ""
-    part: float = 1.0  # of the file, up to here
+    part: float = 1.0  # fraction of the file read so far
 
 
 # Which files
 
 
 def list_sources(paths: Sequence[str | Path]) -> list[SourceFile]:
-    """Return every file once, in the order of their paths, whatever was given first."""
+    """Return every file once, sorted by path."""
     found: list[tuple[Any, SourceFile]] = []
     for given in map(Path, paths):
         if not os.path.lexists(given):
@@ -101,8 +101,8 @@ def list_sources(paths: Sequence[str | Path]) -> list[SourceFile]:
 
 
 def list_files(given: Path) -> Iterator[tuple[Any, SourceFile]]:
-    """Yield the files at a path, each with what tells it from all others."""
-    # a link keeps its own suffix, which says what it is
+    """Yield the files at a path, each with a key that identifies it."""
+    # do not resolve a link to a file: its own suffix determines the format
     top = given.resolve() if given.is_dir() else given.parent.resolve() / given.name
     pending = [top]
     while pending:
@@ -111,13 +111,13 @@ def list_files(given: Path) -> Iterator[tuple[Any, SourceFile]]:
         try:
             about = path.stat()
             if stat.S_ISDIR(about.st_mode):
-                if path != top and path.is_symlink():  # perhaps to where we are
+                if path != top and path.is_symlink():  # may be a cycle
                     raise_unreadable(
                         "it is a link to a folder, give that folder itself"
                     )
                 pending += list_folder(path)
                 continue
-            if not stat.S_ISREG(about.st_mode):  # a pipe would be waited for
+            if not stat.S_ISREG(about.st_mode):  # reading a pipe would block
                 raise_unreadable("it is no ordinary file")
             key = about.st_dev, about.st_ino
             yield key, SourceFile(str(path), name, about.st_size)
@@ -126,15 +126,15 @@ def list_files(given: Path) -> Iterator[tuple[Any, SourceFile]]:
 
 
 def list_folder(path: Path) -> list[Path]:
-    """Return what is to be read in a folder: files, and further folders."""
+    """Return the files and subfolders to read in a folder."""
     names = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
-    if names >= DATASET:  # others may have been left by an earlier save
+    if names >= DATASET:  # other files may be left from an earlier save
         names = list_saved(path / "state.json")
     return [path / name for name in names - {"dataset_dict.json"}]
 
 
 def list_saved(state: Path) -> set[str]:
-    """Return the names of the files that a saved dataset consists of."""
+    """Return the names of the files of a saved dataset."""
     try:
         listed = json.loads(state.read_bytes())["_data_files"]
         names = {str(entry["filename"]) for entry in listed}
@@ -146,14 +146,14 @@ def list_saved(state: Path) -> set[str]:
 
 
 def write_name(name: str) -> str:
-    """Return a name that is safe to print: what is no visible character is escaped."""
+    """Return a name that is safe to print: unprintable characters are escaped."""
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape").decode() for c in name
     )
 
 
 def explain_unread(error: Exception) -> str:
-    """Return why a file is not read, in words that do not depend on the file."""
+    """Return why a file cannot be read, without its name: reasons are counted."""
     if isinstance(error, OSError) and error.errno:
         return f"it cannot be read: {os.strerror(error.errno)}"
     return str(error) if isinstance(error, FileError) else DAMAGED
@@ -165,7 +165,7 @@ def explain_unread(error: Exception) -> str:
 def read_source(
     path: str, field: str, places: Sequence[int] | None = None
 ) -> Iterator[Found]:
-    """Yield all documents of a file, or those at some places, which ascend."""
+    """Yield all documents of a file, or those at `places`, which must be ascending."""
     suffix, last = Path(path).suffix.lower(), WHOLE
     try:
         if suffix in PACKED:
@@ -189,19 +189,19 @@ def read_source(
 
 
 def read_document(path: str) -> Found:
-    """Return the one document that a file is."""
+    """Return the single document of a text file."""
     with Path(path).open("rb") as file:
         raw = file.read(LOOK)
         if b"\0" in raw:
             return Found(0, WHOLE, "", "it is binary, or text in UTF-16")
         raw = raw.removeprefix(codecs.BOM_UTF8)
         size = min(LONGEST, os.fstat(file.fileno()).st_size)
-        raw += file.read(max(0, size + 1 - len(raw)))  # takes that memory at once
+        raw += file.read(max(0, size + 1 - len(raw)))  # allocates that much at once
     return Found(0, WHOLE, *take_bytes(raw))
 
 
 def read_lines(path: str, field: str) -> Iterator[Found]:
-    """Yield the documents of a file of JSON lines; empty lines hold none."""
+    """Yield the documents of a JSON Lines file, skipping blank lines."""
     with Path(path).open("rb") as file:
         size, start = os.fstat(file.fileno()).st_size, 0
         for line in count(1):
@@ -209,7 +209,7 @@ def read_lines(path: str, field: str) -> Iterator[Found]:
                 return
             rest = raw
             while rest and not rest.endswith(b"\n"):
-                rest = file.readline(LONGEST)  # a line too long goes on
+                rest = file.readline(LONGEST)  # skip the rest of a long line
             stop = file.tell()
             if not raw.isspace():
                 taken = take_line(raw, start, field)
@@ -218,7 +218,7 @@ def read_lines(path: str, field: str) -> Iterator[Found]:
 
 
 def find_lines(path: str, field: str, places: Sequence[int]) -> Iterator[Found]:
-    """Yield the documents in the lines that begin at some bytes."""
+    """Yield the documents in the lines that begin at these byte offsets."""
     with Path(path).open("rb") as file:
         for at in places:
             file.seek(at)
@@ -226,7 +226,7 @@ def find_lines(path: str, field: str, places: Sequence[int]) -> Iterator[Found]:
 
 
 def read_rows(path: str, field: str, places: Sequence[int] | None) -> Iterator[Found]:
-    """Yield the documents of a table, all or those in some rows."""
+    """Yield the documents of a table: all, or those in these rows."""
     arrow = path.lower().endswith(".arrow")
     cut = read_arrow(path, field) if arrow else read_parquet(path, field, places)
     for first, column, part in cut:
@@ -235,18 +235,18 @@ def read_rows(path: str, field: str, places: Sequence[int] | None) -> Iterator[F
         if not wanted:
             continue
         cells = column.view(AS_BYTES.get(column.type, column.type))
-        cells.validate(full=True)  # or a text outside of the file could end us
+        cells.validate(full=True)  # invalid offsets could crash the process
         for row in wanted:
             yield Found(row, row, *take_cell(cells[row - first], field), part=part)
 
 
-Cells = tuple[int, Any, float]  # the first row, some cells, how far in the file
+Cells = tuple[int, Any, float]  # first row, cells, fraction of the file read
 
 
 def read_parquet(
     path: str, field: str, places: Sequence[int] | None
 ) -> Iterator[Cells]:
-    """Yield a column of a Parquet file, but for row groups that nobody wants."""
+    """Yield a column of a Parquet file, skipping row groups without wanted rows."""
     with pq.ParquetFile(path) as file:
         check_column(file.schema_arrow, field)
         total, first = file.metadata.num_rows, 0
@@ -262,9 +262,9 @@ def read_parquet(
 
 
 def read_arrow(path: str, field: str) -> Iterator[Cells]:
-    """Yield a column of an Arrow file: mapped, so that unwanted rows cost nothing.
+    """Yield a column of a memory-mapped Arrow file, so unwanted rows cost nothing.
 
-    `datasets` writes streams; others write files, which end in a table of contents.
+    `datasets` writes the stream format; others write the file format, with a footer.
     """
     with pa.memory_map(path) as file:
         size, first = file.size(), 0
@@ -282,12 +282,12 @@ def read_arrow(path: str, field: str) -> Iterator[Cells]:
 
 
 def select(places: Sequence[int], rows: range) -> Sequence[int]:
-    """Return the places, which ascend, that are in a range of rows."""
+    """Return those of the ascending places that are in a range of rows."""
     return places[bisect_left(places, rows.start) : bisect_left(places, rows.stop)]
 
 
 def check_column(schema: Any, field: str) -> None:
-    """Refuse a table that has no column of texts of this name."""
+    """Raise FileError unless the table has one text column of this name."""
     if schema.names.count(field) != 1:
         raise_unreadable(f"it has no column {field!r}")
     kind = schema.field(field).type
@@ -298,11 +298,11 @@ def check_column(schema: Any, field: str) -> None:
 
 # What is a text
 
-Taken = tuple[str, str]  # a text, or why there is none
+Taken = tuple[str, str]  # a text, or the reason why there is none
 
 
 def take_bytes(raw: bytes) -> Taken:
-    """Return what is written in some bytes."""
+    """Decode bytes as UTF-8 text."""
     if len(raw) > LONGEST:
         return "", TOO_LONG
     try:
@@ -313,7 +313,7 @@ def take_bytes(raw: bytes) -> Taken:
 
 
 def take_line(raw: bytes, at: int, field: str) -> Taken:
-    """Return a field of a JSON object."""
+    """Parse a JSON object and return the text in one field."""
     line, refused = take_bytes(raw.removeprefix(codecs.BOM_UTF8) if at == 0 else raw)
     if refused:
         return "", refused
@@ -327,7 +327,7 @@ def take_line(raw: bytes, at: int, field: str) -> Taken:
         return "", f"its field {field!r} is no text"
     try:
         return take_bytes(row[field].encode())
-    except UnicodeEncodeError:  # tokenizers refuse it as well
+    except UnicodeEncodeError:  # tokenizers reject it too
         return "", "it holds half of a surrogate pair"
 
 
@@ -335,7 +335,7 @@ def take_cell(cell: Any, field: str) -> Taken:
     """Return the text in a cell of a table."""
     try:
         value = cell.as_py()
-    except UnicodeDecodeError:  # nobody checked it when it was written
+    except UnicodeDecodeError:  # some writers do not validate UTF-8
         return "", NO_TEXT
     if value is None:
         return "", f"it has no field {field!r}"

@@ -1,10 +1,10 @@
-"""Where a head did something most: the words around it, and a recording of it.
+"""Examples: where a head's values are largest, the text there, and a recording.
 
     find_examples(plan, corpus, total)              before [token] after, for every head
-    record_example("prose", place)                  the document again, watched
+    record_example("prose", place)                  run that document again, recorded
 
-A tally keeps only numbers of documents and positions; the corpus is read again for the
-words, and the model runs again for a recording, which the map opens at that place.
+A tally stores only document numbers and positions. The corpus is read again for the
+text, and the model runs again for a recording, which the map opens at that position.
 
 Next: job.py
 """
@@ -27,13 +27,13 @@ from regard.atlas.table import Example, Found, read_table
 from regard.errors import FileError, OptionError
 from regard.seen import Seen
 
-AROUND = 24  # tokens shown before a place
-Key = tuple[int, int]  # of a piece: its document, and its number there
+AROUND = 24  # tokens of context shown before an example
+Key = tuple[int, int]  # of a chunk: its document, and its number there
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Which example is meant."""
+    """Identifies an example of a head; rank 0 is the strongest."""
 
     statistic: str
     layer: int
@@ -44,7 +44,7 @@ class Place:
 def find_pieces(
     plan: Settings, corpus: Corpus, words: Words, documents: Any, skip: set[str]
 ) -> dict[Key, tuple[Chunk, dict[str, str]]]:
-    """Return the pieces of some documents, and the names of those around them."""
+    """Return the chunks of these documents' shards, with the document names."""
     known: dict[Key, tuple[Chunk, dict[str, str]]] = {}
     for number in np.unique(np.asarray(documents) // plan.shard):
         shard = corpus.shard(int(number))
@@ -55,12 +55,12 @@ def find_pieces(
 
 
 def find_examples(plan: Settings, corpus: Corpus, total: Result) -> Found:
-    """Return the places of each head, with the words around them."""
+    """Return the examples of each head, with the text around them."""
     words, top = open_words(plan.model), total.tally.top
     skip = {x for x, _, why in total.aside if plan.packed or why == KILLER}
     documents = top["document"][top["document"] >= 0]
     if plan.packed and total.n_aside > len(total.aside):
-        documents = documents[:0]  # not known which documents were packed
+        documents = documents[:0]  # it is unknown which documents were packed
     known = find_pieces(plan, corpus, words, documents, skip)
     found: dict[tuple[str, int, int], tuple[Example, ...]] = {}
     for s, statistic in enumerate(plan.statistics):
@@ -72,10 +72,10 @@ def find_examples(plan: Settings, corpus: Corpus, total: Result) -> Found:
 
 
 def quote(place: Any, known: Mapping[Key, Any], words: Words) -> Example:
-    """Return a place with the words around it."""
+    """Return the example at a place, with the text around it."""
     value, document, number, at = place.item()
     example = Example(value=value, document="", piece=number, position=at)
-    if (document, number) not in known:  # the text is gone, or another one
+    if (document, number) not in known:  # the document is missing or has changed
         return example
     piece, names = known[document, number]
     before, token, after = (
@@ -88,7 +88,7 @@ def quote(place: Any, known: Mapping[Key, Any], words: Words) -> Example:
 
 
 def record_example(folder: str | Path, place: Place) -> Seen:
-    """Run the model on the document of an example again, and return what it did."""
+    """Run the model on the document of an example again, and return the recording."""
     from regard.atlas.worker import Worker  # noqa: PLC0415 (it reads the weights)
 
     folder, table = Path(folder), read_table(folder)
@@ -104,7 +104,7 @@ def record_example(folder: str | Path, place: Place) -> Seen:
     _, document, number, position = top[place.rank].item()
     worker = Worker(plan, threads=None)
     corpus = open_corpus(folder / "corpus.parquet")
-    # what was set aside by name then is told by name now
+    # skip what the run set aside; the table lists these documents by name
     named = table.about["set_aside"]
     if plan.packed and table.about["aside"] > len(named):
         raise FileError(

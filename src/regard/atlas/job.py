@@ -1,15 +1,15 @@
-"""An atlas from its plan to its table: begin, go on where it stopped, know when to end.
+"""Run an atlas from its plan to its table: start, resume, and decide when to stop.
 
-    folder/about.json        the plan, and which model and corpus it met
-    folder/corpus.parquet    the documents in the order of their hashes
-    folder/results/          what was done so far (store.py)
-    folder/table.parquet     what it adds up to; examples.json: where heads did it most
+    folder/about.json        the plan, and fingerprints of its model and corpus
+    folder/corpus.parquet    the documents, sorted by digest
+    folder/results/          the results so far (store.py)
+    folder/table.parquet     the merged results; examples.json: examples of each head
 
-The order of the documents is random and known beforehand, so any first part of them is
-a fair sample. An atlas may end when it has read so many tokens, or when every mean is
-known well enough; it ends after the first shard for which that holds, whatever else is
-done by then. Since that decision looks at the data again and again, such a run uses the
-confidence sequences of confidence.py, for its decision and for what it reports.
+The documents are in a random order that is fixed in advance, so any prefix of them is a
+random sample. A run can stop after a number of tokens, or when every mean is known
+precisely enough; it stops after the first shard in this order for which that holds,
+even if later shards are done. Because the second rule checks the data repeatedly, it
+uses the confidence sequences of confidence.py, for the decision and in the report.
 
 Next: table.py
 """
@@ -53,15 +53,15 @@ Progress = Callable[["Standing"], object]
 
 @dataclass(frozen=True)
 class Standing:
-    """How far an atlas is."""
+    """The progress of a run."""
 
     shards: int
     of: int
     documents: int
     tokens: int
     aside: int
-    damaged: tuple[str, ...] = ()  # files of results that are done again, and why
-    ended: str = ""  # why nothing more is to be done
+    damaged: tuple[str, ...] = ()  # result files that are computed again, and why
+    ended: str = ""  # why the run is complete, if it is
 
 
 def run_atlas(
@@ -72,11 +72,11 @@ def run_atlas(
     progress: Progress = lambda _: None,
     reading: Callable[[int, int], object] | None = None,
 ) -> Standing:
-    """Do what is left of an atlas, then write its table; return how far it is.
+    """Run the remaining shards of an atlas, write its table, and return the progress.
 
-    plan: what it is to be; unless given, what the folder says
+    plan: the settings; those stored in the folder unless given
     progress: called after each shard
-    reading: called with the bytes of the corpus that were read at first, and all
+    reading: called with (bytes read, total bytes) while the corpus is indexed
     """
     folder = Path(folder)
     try:
@@ -100,7 +100,7 @@ def run_atlas(
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """Let nobody else work in a folder."""
+    """Hold an exclusive lock on a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
         try:
@@ -113,10 +113,10 @@ def lock(folder: Path) -> Iterator[None]:
 def begin(
     folder: Path, plan: Settings | None, reading: Callable[[int, int], object] | None
 ) -> tuple[Settings, Corpus]:
-    """Write down what a folder is for, or refuse if it is for something else."""
+    """Set up a folder, or raise if it was set up with another plan."""
     path, manifest = folder / "about.json", folder / "corpus.parquet"
     if plan is not None:
-        words = open_words(plan.model)  # what is no model is refused before all else
+        words = open_words(plan.model)  # raises first if there is no such model
         plan = replace(plan, length=min(plan.length, words.context))
         if not path.exists():
             corpus = plan_corpus(
@@ -141,13 +141,13 @@ def begin(
     corpus = open_corpus(manifest)
     if corpus.digest != about["corpus"]:
         raise FileError(f"{manifest} is another corpus than {folder} began with.")
-    if plan is not None and plan != known:  # it is to end elsewhere from now on
+    if plan is not None and plan != known:  # only the stopping rule differs
         note(path, plan, corpus, read_interval(folder))
     return plan or known, corpus
 
 
 def note(path: Path, plan: Settings, corpus: Corpus, interval: str) -> None:
-    """Write down the plan of a folder."""
+    """Write the plan of a folder to about.json."""
     with write_atomically(path) as new:
         new.write_text(write_about(plan, corpus.digest, interval), "utf-8")
 
@@ -159,7 +159,7 @@ def run_missing(
     crew: RunnerOptions,
     progress: Progress,
 ) -> Standing:
-    """Run the shards that are missing, and stop when enough is known."""
+    """Run the missing shards until the run is complete."""
     missing = (n for n in range(corpus.shards) if not store.has(n))
     with closing(crew.run(plan, map(corpus.shard, missing))) as results:
         for data in results:
@@ -172,7 +172,7 @@ def run_missing(
 
 
 def fold_results(store: Store, plan: Settings, corpus: Corpus) -> Standing:
-    """Fold shard by shard, as far as there is no gap and not enough is known."""
+    """Merge shard by shard, up to the first gap or until the run is complete."""
     while True:
         parts = store.parts
         standing = Standing(
@@ -189,7 +189,7 @@ def fold_results(store: Store, plan: Settings, corpus: Corpus) -> Standing:
 
 
 def decide(store: Store, plan: Settings, standing: Standing) -> str:
-    """Return why nothing more is to be done, if so."""
+    """Return why the run is complete, or an empty string if it is not."""
     width = plan.until_interval
     total = None if width is None else store.total()
     if width is not None and total is not None and know_enough(total.tally, plan):
@@ -207,13 +207,13 @@ def decide(store: Store, plan: Settings, standing: Standing) -> str:
 
 
 def list_weights(tally: Tally) -> list[int]:
-    """Return the statistics that a stopping rule waits for: bits have other sizes."""
+    """Return the indices of statistics that until_interval applies to: weights."""
     entries = map(find_statistic, tally.statistics)
     return [s for s, entry in enumerate(entries) if entry.is_weight]
 
 
 def know_enough(tally: Tally, plan: Settings) -> bool:
-    """Tell whether every mean weight that was measured has a narrow interval."""
+    """Return whether every measured mean weight has a narrow enough interval."""
     if plan.until_interval is None:
         return False
     narrow = is_narrow(
@@ -225,13 +225,13 @@ def know_enough(tally: Tally, plan: Settings) -> bool:
 
 
 def find_widest(total: Result, plan: Settings) -> tuple[float, str]:
-    """Return the widest half interval of all mean weights, and whose it is."""
+    """Return the widest half interval of all mean weights, and its head."""
     tally, worst = total.tally, (-math.inf, "")
     half = find_half(tally, length=plan.length, pieces=plan.pieces)
     documents = tally.sums[..., 0]
     for s in list_weights(tally):
         known = np.where(np.isnan(half[s]) & (documents[s] > 0), math.inf, half[s])
-        if np.isnan(known).all():  # nobody ever has it
+        if np.isnan(known).all():  # no head has this statistic
             continue
         at = int(np.nanargmax(known))
         if known[at] > worst[0]:
@@ -242,7 +242,7 @@ def find_widest(total: Result, plan: Settings) -> tuple[float, str]:
 
 
 def tell_missing(total: Result, plan: Settings) -> str:
-    """Say how far the intervals are from what was asked for, and what it would take."""
+    """Describe the widest interval, and how many documents would be enough."""
     widest, what = find_widest(total, plan)
     if not what or plan.until_interval is None:
         return "; no mean weight was measured"
@@ -263,7 +263,7 @@ def tell_missing(total: Result, plan: Settings) -> str:
 
 
 def finish(folder: Path, plan: Settings, corpus: Corpus, store: Store) -> None:
-    """Write the table, and the words around the places that were found."""
+    """Write the table, and the examples with their text."""
     total = store.total()
     if total is None:
         raise FileError("no shard was done.")
@@ -285,7 +285,7 @@ def finish(folder: Path, plan: Settings, corpus: Corpus, store: Store) -> None:
 def summarize_run(
     folder: Path, plan: Settings, corpus: Corpus, total: Result
 ) -> dict[str, Any]:
-    """Return what the numbers are of, in words and numbers."""
+    """Return the metadata of the table: model, corpus, settings and counts."""
     return {
         "folder": str(folder),
         "model": Path(plan.model).name,

@@ -1,8 +1,8 @@
-"""The model of an atlas: ours if we know its family, else of transformers, or yours.
+"""The model of an atlas: loaded by regard, by transformers, or by your own function.
 
-    model.gguf, folder       read by regard.load: GGUF and safetensors, never pickle
-    folder                   of any other family, read by transformers
-    package.module:function  a function of yours that returns a Model
+    model.gguf, folder       loaded by regard.load: GGUF and safetensors, never pickle
+    folder                   of any other model family, loaded by transformers
+    package.module:function  your function, which returns a Model
 
 Next: chunks.py
 """
@@ -23,12 +23,12 @@ from regard.errors import FileError, OptionError
 from regard.nn.weights import load, open_source
 
 OPTIONS: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-FAR = 1 << 30  # tokens of a model that does not say how many it takes
+FAR = 1 << 30  # context length of a model that does not specify one
 
 
 @dataclass(frozen=True)
 class Words:
-    """Text to tokens and back, and how many the model takes."""
+    """A tokenizer, and the context length of the model."""
 
     encode: Callable[[str], list[int]]
     decode: Callable[[list[int]], str]
@@ -37,15 +37,15 @@ class Words:
 
 @dataclass(frozen=True)
 class Model:
-    """What an atlas needs of a model."""
+    """The network, how to run it, and its tokenizer."""
 
     network: nn.Module
-    run: Callable[[Tensor], object]  # tokens (B, N); what it returns is not looked at
+    run: Callable[[Tensor], object]  # tokens (B, N); the result is ignored
     words: Words
 
 
 def open_model(name: str, *, precision: str = "float32", device: str = "cpu") -> Model:
-    """Return the model at a path, or of a function."""
+    """Return the model at a path, or the one that module:function returns."""
     dtype = getattr(torch, precision)
     if not Path(name).exists():
         found = call_function(name)
@@ -53,9 +53,9 @@ def open_model(name: str, *, precision: str = "float32", device: str = "cpu") ->
         try:
             network, tokenizer = load(name, dtype=dtype)
             words = Words(tokenizer.encode, tokenizer.decode, network.config.context)
-            # what predicts the next token is left out: nobody looks at it
+            # read stops at the hidden states: predictions are not needed
             found = Model(network, network.read, words)
-        except FileError as reason:  # a family that we do not know
+        except FileError as reason:  # an unsupported model family
             theirs = load_theirs("AutoModel", name, reason, dtype=dtype)
             found = Model(theirs, theirs, open_their_words(name, reason))
     found.network.to(device).eval()
@@ -63,7 +63,7 @@ def open_model(name: str, *, precision: str = "float32", device: str = "cpu") ->
 
 
 def open_words(name: str) -> Words:
-    """Return only what turns text into tokens: no weights are read."""
+    """Return the tokenizer and context length, without reading weights from files."""
     if not Path(name).exists():
         return call_function(name).words
     try:
@@ -75,7 +75,7 @@ def open_words(name: str) -> Words:
 
 
 def open_their_words(name: str, reason: FileError) -> Words:
-    """Return the tokenizer of transformers."""
+    """Return the tokenizer and context length from transformers."""
     tokenizer = load_theirs("AutoTokenizer", name, reason)
     config = load_theirs("AutoConfig", name, reason).get_text_config()
     return Words(
@@ -88,7 +88,7 @@ def open_their_words(name: str, reason: FileError) -> Words:
 def load_theirs(
     kind: str, name: str, reason: FileError, *, dtype: torch.dtype | None = None
 ) -> Any:
-    """Return what transformers makes of a folder on this machine, without pickle."""
+    """Load a local folder with transformers, without pickle or remote code."""
     try:
         import transformers  # noqa: PLC0415 (optional)
     except ImportError:
@@ -101,9 +101,9 @@ def load_theirs(
 
 
 def call_function(name: str) -> Model:
-    """Return what a function of the user's returns."""
+    """Import and call module:function, and return its Model."""
     place, _, function = name.partition(":")
-    sys.path.append("")  # the folder that the user stands in
+    sys.path.append("")  # the current directory
     try:
         found = getattr(importlib.import_module(place), function)()
     except (ImportError, AttributeError, ValueError, TypeError) as error:

@@ -1,14 +1,14 @@
-"""The page of one or two atlases: one HTML file, no server, no network.
+"""Write one or two atlases as a single HTML file: no server, no network.
 
     write_page("atlas.html", [table], names=["prose"])
     write_page("two.html", [prose, code], names=["prose", "code"])
 
     assets ──────────────────────────▶ one script, one style, allowed by their hashes
-    tables ─▶ means and intervals ───▶ JSON, every number as it is
-           ─▶ examples ──────────────▶ packed, opened when a head is looked at
+    tables ─▶ means and intervals ───▶ JSON, numbers in full precision
+           ─▶ examples ──────────────▶ compressed, unpacked when a head is selected
 
-Of a large model not all examples fit: then each head has its first ones, and the page
-says so. What is in a text is never markup: it is escaped here and a text node there.
+If not all examples fit, each head keeps its first ones, and the page says so. Texts are
+never parsed as markup: they are escaped here, and inserted as text nodes in the page.
 
 Next: assets/atlas.js
 """
@@ -44,7 +44,7 @@ from regard.stats.registry import find_statistic
 
 ASSETS = Path(__file__).parent / "assets"
 MARKER = re.compile(r"<!-- (\w+) -->")
-EXAMPLES = 60_000  # of all heads and statistics together, about
+EXAMPLES = 60_000  # approximate total of all heads, statistics and tables
 AROUND = 160  # characters on each side of a token
 
 
@@ -53,7 +53,7 @@ def write_page(
 ) -> None:
     """Write the page of one atlas, or of two that are compared.
 
-    names: what each is called on the page, "prose" and "code"
+    names: the display name of each, such as "prose" and "code"
     """
     if len(tables) not in (1, 2) or len(names) != len(tables):
         raise OptionError(
@@ -68,7 +68,7 @@ def write_page(
 
 
 def make_html(tables: Sequence[AtlasTable], names: Sequence[str]) -> bytes:
-    """Return the file."""
+    """Return the page as bytes."""
     first = tables[0]
     statistics = [x for x in first.statistics if x in tables[-1].statistics]
     if not statistics or not sum(first.heads):
@@ -103,7 +103,7 @@ def make_html(tables: Sequence[AtlasTable], names: Sequence[str]) -> bytes:
         "policy": f"default-src 'none'; script-src {hash_source(script)}; style-src "
         f"{hash_source(style)}; img-src data:; base-uri 'none'; form-action 'none'",
         "style": style,
-        "data": text.replace("<", "\\u003c"),  # no token ends the element
+        "data": text.replace("<", "\\u003c"),  # no text can close the element
         "examples": "\n".join(held),
         "script": script,
     }
@@ -112,19 +112,19 @@ def make_html(tables: Sequence[AtlasTable], names: Sequence[str]) -> bytes:
 
 
 def write_title(tables: Sequence[AtlasTable]) -> str:
-    """Return what the page is called."""
+    """Return the title of the page."""
     models = dict.fromkeys(clean_title(str(x.about.get("model", ""))) for x in tables)
     return f"Atlas of {' and '.join(filter(None, models)) or 'a model'}"
 
 
 def name_folder(table: AtlasTable) -> str | None:
-    """Return the folder of an atlas as a shell reads it, if it is known."""
+    """Return the folder of an atlas quoted for a shell, or None if unknown."""
     folder = table.about.get("folder")
     return None if folder is None else shlex.quote(str(folder))
 
 
 def pack_statistic(tables: Sequence[AtlasTable], name: str) -> dict[str, Any]:
-    """Return all numbers of a statistic, of each table and of what they differ by."""
+    """Return the numbers of a statistic for each table, and their difference."""
     scale = fit_scale(*(table.mean(name) for table in tables))
     entry = find_statistic(name)
     packed = {
@@ -147,7 +147,7 @@ def pack_statistic(tables: Sequence[AtlasTable], name: str) -> dict[str, Any]:
 
 
 def pack_difference(table: AtlasTable, found: AtlasDifference) -> dict[str, Any]:
-    """Return what two tables differ by, and which differences are marked."""
+    """Return the differences between two tables, and which ones are marked."""
     scale = fit_signs(found)
     return {
         "mean": list_values(table, found.difference),
@@ -159,7 +159,7 @@ def pack_difference(table: AtlasTable, found: AtlasDifference) -> dict[str, Any]
 
 
 def list_values(table: AtlasTable, grid: NDArray[Any]) -> list[list[float | None]]:
-    """Return the numbers of each layer, one for each head; None: unknown."""
+    """Return the numbers of each layer, one per head; None if unknown."""
     numbers = np.asarray(grid, np.float64)
     return [
         [x if np.isfinite(x) else None for x in row[:count].tolist()]
@@ -168,12 +168,12 @@ def list_values(table: AtlasTable, grid: NDArray[Any]) -> list[list[float | None
 
 
 def count_most(tables: Sequence[AtlasTable]) -> int:
-    """Return how many examples a head has at most."""
+    """Return the largest number of examples of any head."""
     return max((len(x) for table in tables for x in table.found.values()), default=0)
 
 
 def pack_examples(table: AtlasTable, statistic: str, each: int) -> str:
-    """Return the first examples of every head, packed: [layer][head] -> examples."""
+    """Return the first examples of every head, compressed: [layer][head] -> list."""
     found = [
         [
             [list_example(x) for x in table.examples(statistic, layer, head)[:each]]
@@ -186,6 +186,6 @@ def pack_examples(table: AtlasTable, statistic: str, each: int) -> str:
 
 
 def list_example(x: Example) -> list[Any]:
-    """Return an example as the page reads it, its texts cut to what fits there."""
+    """Return an example as the page reads it, with its texts truncated."""
     texts = [x.before[-AROUND:], x.token[:AROUND], x.after[:AROUND]]
     return [x.value, x.document[:AROUND], x.piece, x.position, *texts]

@@ -1,11 +1,11 @@
-"""Three ways to do the shards of an atlas, with one meaning.
+"""Three ways to run the shards of an atlas, with the same results.
 
-    run_loop    one after the other, here: nothing to go wrong, nothing to recover
-    run_pool    some processes of this machine, each with the model; the default
-    run_ray     Ray Data: an actor with the model for each worker, on any machines
+    run_loop    one after the other in this process, without child processes
+    run_pool    worker processes on this machine, each with the model; the default
+    run_ray     Ray Data: one actor with the model per worker, on any machines
 
-Each takes shards and yields results as they come, in any order. Only the driver writes;
-a worker that dies loses the shard it had, which is done again (supervisor.py).
+Each takes shards and yields results as they complete, in any order. Only the driver
+writes files. If a worker dies, its shard is run again (supervisor.py).
 
 Next: job.py
 """
@@ -30,17 +30,17 @@ from regard.errors import OptionError
 
 STORE = 512 << 20  # bytes of Ray's object store: results are small
 Results = Generator[bytes, None, None]
-SPARE = 2  # logical CPUs for Ray's own tasks: without one it waits for ever
+SPARE = 2  # logical CPUs for Ray's own tasks: without one it hangs
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerOptions:
-    """Who does the work."""
+    """The runner and its workers."""
 
     runner: str = "pool"  # "loop", "pool" or "ray"
-    workers: int | None = None  # as many as there are cores, unless given
-    threads: int | None = 1  # of torch, in each worker; None: as torch likes
-    address: str | None = None  # of a Ray cluster; one of this machine unless given
+    workers: int | None = None  # one per core unless given
+    threads: int | None = 1  # of torch in each worker; None: torch's default
+    address: str | None = None  # of a Ray cluster; a local one is started unless given
 
     def __post_init__(self) -> None:
         if self.runner not in RUNNERS:
@@ -53,24 +53,24 @@ class RunnerOptions:
 
     @property
     def size(self) -> int:
-        """How many workers there are."""
+        """The number of workers."""
         return self.workers or len(os.sched_getaffinity(0))
 
     def run(self, plan: Settings, shards: Iterable[Shard]) -> Results:
-        """Yield the result of each shard, as they come."""
+        """Yield the results of the shards as they complete."""
         return RUNNERS[self.runner](plan, shards, self)
 
 
 def run_loop(plan: Settings, shards: Iterable[Shard], crew: RunnerOptions) -> Results:
-    """Do one shard after the other in this process."""
-    from regard.atlas.worker import Worker  # noqa: PLC0415 (only here it needs torch)
+    """Run one shard after the other in this process."""
+    from regard.atlas.worker import Worker  # noqa: PLC0415 (it imports torch)
 
     worker = Worker(plan, threads=crew.threads)
     yield from map(worker, shards)
 
 
 def run_pool(plan: Settings, shards: Iterable[Shard], crew: RunnerOptions) -> Results:
-    """Do them in processes of this machine, each watched over by a thread of ours."""
+    """Run the shards in local processes, each supervised by a thread."""
     left = iter(shards)
     free: SimpleQueue[Supervisor] = SimpleQueue()
     with ExitStack() as stack:
@@ -79,7 +79,7 @@ def run_pool(plan: Settings, shards: Iterable[Shard], crew: RunnerOptions) -> Re
             free.put(stack.enter_context(guard))
         pool = ThreadPoolExecutor(crew.size)
         stack.callback(pool.shutdown, wait=True, cancel_futures=True)
-        for guard in guards:  # left first: who waits for a child is woken
+        for guard in guards:  # runs before shutdown: wakes threads that wait
             stack.callback(guard.cancel)
 
         def work(shard: Shard) -> bytes:
@@ -91,7 +91,7 @@ def run_pool(plan: Settings, shards: Iterable[Shard], crew: RunnerOptions) -> Re
 
         running: set[Future[bytes]] = set()
         while True:
-            more = islice(left, crew.size + 1 - len(running))  # one waits its turn
+            more = islice(left, crew.size + 1 - len(running))  # one is queued
             running |= {pool.submit(work, shard) for shard in more}
             if not running:
                 return
@@ -101,13 +101,13 @@ def run_pool(plan: Settings, shards: Iterable[Shard], crew: RunnerOptions) -> Re
 
 
 def run_ray(plan: Settings, shards: Iterable[Shard], crew: RunnerOptions) -> Results:
-    """Do them on the machines of a Ray cluster, an actor with the model each.
+    """Run the shards on a Ray cluster, with one actor and model per worker.
 
-    Ray hands out shards, moves results, and starts actors again on the nodes that are
-    left; a document that ends its process never meets Ray, only the actor's guard.
+    Ray distributes shards, collects results, and restarts actors on the remaining
+    nodes. A document that kills its process is handled by the actor's supervisor.
     """
     try:
-        import ray  # noqa: PLC0415 (an extra)
+        import ray  # noqa: PLC0415 (optional)
         import ray.data  # noqa: PLC0415
     except ImportError:
         raise OptionError('Ray is not here: pip install "regard[atlas]"') from None
@@ -139,9 +139,9 @@ def run_ray(plan: Settings, shards: Iterable[Shard], crew: RunnerOptions) -> Res
 
 
 def start_ray(ray: Any, crew: RunnerOptions) -> None:
-    """Join a cluster, or start one of this machine that tells nobody."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing leaves the machine
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # it speaks in our terminal
+    """Connect to a cluster, or start a local one without telemetry."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no telemetry
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # it logs to our terminal
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     here: dict[str, Any] = {
         "num_cpus": crew.size + SPARE,
@@ -157,7 +157,7 @@ def start_ray(ray: Any, crew: RunnerOptions) -> None:
 
 
 class Actor:
-    """What Ray keeps on a machine: a guard, and so a model."""
+    """A Ray actor: the supervisor of a worker process with the model."""
 
     def __init__(self, plan: Settings, threads: int | None) -> None:
         self.guard = Supervisor(plan, threads=threads)

@@ -1,13 +1,13 @@
-"""What an atlas is to be: a small TOML file, or options of the command line.
+"""The settings of an atlas: a small TOML file, or command-line options.
 
     model = "SmolLM2-135M-Instruct.Q4_1.gguf"
     corpus = ["documentation", "licences.jsonl"]
     statistics = ["entropy", "sink", "previous", "induction"]
     length = 512                  longer documents are cut
-    until_interval = 0.01         stop when every mean is known so well
+    until_interval = 0.01         stop when half of every interval is this narrow
 
-Everything that changes a number is part of the plan's identity: a folder holds results
-of one plan, and another one is refused there. When to stop is not, but a folder that
+Every setting that changes a number identifies the plan: a folder holds the results of
+one plan, and another one is refused. The stopping rule may change, but a folder that
 was ever run with until_interval reports confidence sequences from then on.
 
 Next: worker.py
@@ -33,57 +33,57 @@ from regard.stats.registry import (
 )
 
 PRECISIONS = ("float32", "bfloat16", "float16", "float64")
-STOPS = ("tokens", "until_interval")  # they change when it ends, and no number
-EDGE = 1 << 20  # bytes at both ends of a file of weights that tell it from others
+STOPS = ("tokens", "until_interval")  # they change when a run stops, but no number
+EDGE = 1 << 20  # bytes at both ends of a weight file used in its fingerprint
 LISTS = ("corpus", "statistics")
 STUDENT, SEQUENCE = "student", "sequence"  # kinds of confidence intervals
 
 
 def list_measured() -> tuple[str, ...]:
-    """Return the statistics of an atlas whose plan names none."""
+    """Return the default statistics of an atlas."""
     return tuple(x.name for x in list_statistics() if x.in_atlas)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything that decides what the numbers of an atlas are."""
+    """The settings of an atlas (its plan)."""
 
     model: str  # a GGUF file, a safetensors folder, or module:function
     corpus: tuple[str, ...]  # files and folders
     field: str = "text"  # of JSONL and Parquet
     statistics: tuple[str, ...] = dataclasses.field(default_factory=list_measured)
-    length: int = 512  # tokens of a piece, at most
-    pieces: int = 1  # of a document, at most
-    packed: bool = False  # short documents end to end in one piece, or each alone
-    batch: int = 1  # pieces of equal length that run together
+    length: int = 512  # maximum tokens per chunk
+    pieces: int = 1  # maximum chunks per document
+    packed: bool = False  # concatenate documents instead of running each alone
+    batch: int = 1  # chunks of equal length per forward pass
     precision: str = "float32"
     device: str = "cpu"
-    shard: int = 8  # documents of a shard; a batch is never larger
-    examples: int = 4  # places kept for each head and statistic
-    documents: int | None = None  # a random sample of so many
-    tokens: int | None = None  # stop after so many
-    until_interval: float | None = None  # stop when half an interval is so narrow
+    shard: int = 8  # documents per shard; a batch never spans shards
+    examples: int = 4  # examples kept per head and statistic
+    documents: int | None = None  # size of a random sample; None: all
+    tokens: int | None = None  # stop after this many
+    until_interval: float | None = None  # stop at this half-width
 
     def __post_init__(self) -> None:
         check_plan(self)
 
     def identify(self) -> dict[str, Any]:
-        """Return what makes two results comparable."""
+        """Return the settings that results must share to be merged."""
         return {k: v for k, v in asdict(self).items() if k not in STOPS}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Bring registered statistics along to the process of a worker."""
+        """Pickle registered statistics too, for the worker processes."""
         return unpack_plan, (list_added(self.statistics), asdict(self))
 
 
 def unpack_plan(added: list[Statistic], options: dict[str, Any]) -> Settings:
-    """Return a plan of another process, whose statistics are known here from now on."""
+    """Return a plan from another process, and register its statistics in this one."""
     STATISTICS.update((entry.name, entry) for entry in added)
     return Settings(**options)
 
 
 def check_plan(plan: Settings) -> None:
-    """Refuse what cannot be run."""
+    """Raise OptionError for settings that cannot be run."""
     for name in ("length", "pieces", "batch", "shard", "examples"):
         check_count(name, getattr(plan, name))
     for name in ("documents", "tokens"):
@@ -113,7 +113,7 @@ def check_plan(plan: Settings) -> None:
 
 
 def check_statistics(names: tuple[str, ...], width: float | None) -> None:
-    """Refuse what cannot be measured, or has no interval to wait for."""
+    """Raise OptionError for unknown statistics, or until_interval without a weight."""
     known = list_statistics()
     if not names or {*names} - {x.name for x in known} or len({*names}) < len(names):
         given = ", ".join(map(repr, names)) or "(none)"
@@ -130,13 +130,13 @@ def check_statistics(names: tuple[str, ...], width: float | None) -> None:
 
 
 def check_count(name: str, value: Any) -> None:
-    """Refuse what is no whole number from 1."""
+    """Raise OptionError unless value is an integer of 1 or more."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise OptionError(f"{name}={value!r:.40}, expected a whole number, 1 or more.")
 
 
 def read_plan(path: str | Path) -> Settings:
-    """Return the plan of a TOML file; paths in it are seen from its folder."""
+    """Return the plan in a TOML file; its paths may be relative to its folder."""
     path = Path(path)
     try:
         found = tomllib.loads(path.read_text("utf-8"))
@@ -148,14 +148,14 @@ def read_plan(path: str | Path) -> Settings:
     def place(x: str) -> str:
         try:
             return str(here / x) if (here / x).exists() else x
-        except (OSError, ValueError):  # a name that no file can have
+        except (OSError, ValueError):  # not a valid file name
             return x
 
     return replace(plan, model=place(plan.model), corpus=tuple(map(place, plan.corpus)))
 
 
 def make_settings(found: dict[str, Any]) -> Settings:
-    """Return the plan of a table of names and values."""
+    """Return the settings in a dict of names and values."""
     names = [x.name for x in fields(Settings)]
     if unknown := sorted(set(found) - set(names)):
         raise OptionError(f"no option {unknown[0]!r:.40}, expected {', '.join(names)}.")
@@ -173,15 +173,15 @@ def make_settings(found: dict[str, Any]) -> Settings:
 
 
 def fingerprint(model: str) -> str:
-    """Return what tells the weights of a model from others, without reading them all.
+    """Return a fingerprint of a model's weights, without reading all of them.
 
-    Names, sizes, and both ends of every file; a function is known by its name.
+    It covers the name, size and both ends of every file; for a function, its name.
     """
     path = Path(model)
     try:
         if not path.exists():
             return model
-    except OSError:  # a name that no file can have
+    except OSError:  # not a valid file name
         return model
     digest = blake2b(digest_size=16)
     files = (
@@ -198,9 +198,9 @@ def fingerprint(model: str) -> str:
 
 
 def write_about(plan: Settings, corpus: str, interval: str = STUDENT) -> str:
-    """Return what is kept beside the results, as JSON.
+    """Return the contents of about.json.
 
-    interval: the kind that the folder had before; a confidence sequence stays one
+    interval: the kind that the folder reported before; SEQUENCE is never reverted
     """
     about = {"version": 1, "plan": asdict(plan)}
     about |= {"model": fingerprint(plan.model), "corpus": corpus}
@@ -212,7 +212,7 @@ def write_about(plan: Settings, corpus: str, interval: str = STUDENT) -> str:
 def read_interval(folder: Path) -> str:
     """Return the kind of interval that a folder reports, STUDENT or SEQUENCE.
 
-    Folders of earlier versions do not name it: until_interval in their plan decides.
+    Folders of earlier versions do not store it: until_interval in their plan decides.
     """
     try:
         about = json.loads((folder / "about.json").read_text("utf-8"))
@@ -226,7 +226,7 @@ def read_interval(folder: Path) -> str:
 
 
 def read_about(path: Path) -> tuple[Settings, dict[str, Any]]:
-    """Return the plan of a folder, and what else is kept beside it."""
+    """Return the plan in an about.json, and all of its contents."""
     try:
         about = json.loads(path.read_text("utf-8"))
         return make_settings(about["plan"]), about

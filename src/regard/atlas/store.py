@@ -1,12 +1,12 @@
-"""The results of an atlas on disk: written once, read with doubt, folded in one order.
+"""The results of an atlas on disk: written atomically, verified, merged in one order.
 
-    results/0-000000012-5f3a90c1.parquet     of shard 12; the last part is its crc
-    results/1-000000192-….parquet            of the shards 192 to 255, merged
+    results/0-000000012-5f3a90c1.parquet     shard 12; the last part is the CRC-32
+    results/1-000000192-….parquet            shards 192 to 255, merged
 
-A result is whole or not there: it is written beside its place, then moved. 64 files in
-a row become one of the next level, so four million shards leave a few hundred files,
-and sums are always added in the same order: the table has the same bits whoever did
-which shard when. A file whose crc does not fit is set aside, and its shards done again.
+Results are written to a temporary file, then renamed. 64 consecutive files are merged
+into one of the next level, so four million shards leave a few hundred files. Sums are
+always added in the same order, so the table is bit for bit the same whichever worker
+ran which shard when. A file with a wrong CRC is set aside, and its shards run again.
 
 Next: settings.py
 """
@@ -30,33 +30,33 @@ from regard.atlas.tally import PLACE, SUMS, Tally, merge_tallies
 from regard.atomic_file import write_atomically
 from regard.errors import FileError
 
-GROUP = 64  # results that become one
-# the columns that are read again; the rest is for others
+GROUP = 64  # consecutive results that are merged into one
+# the columns that are read back; the others are for other programs
 NUMBERS = [*SUMS, "peak", *(f"top_{name}" for name in PLACE.names or ())]
 WRONG = (AttributeError, KeyError, TypeError, ValueError, OverflowError, MemoryError)
-MANY = 1 << 16  # heads of a layer, places of a head
-NAMED = 1000  # documents set aside that are named; all are counted
-KINDS = 500  # reasons that are counted apart
+MANY = 1 << 16  # limit for heads per layer, and places per head
+NAMED = 1000  # documents set aside that are listed by name; all are counted
+KINDS = 500  # distinct reasons that are counted separately
 OTHER = "other reasons"
 
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What some shards in a row add up to."""
+    """The merged result of consecutive shards."""
 
     first: int
     last: int  # one past the last shard
     tally: Tally
-    documents: int  # that were counted
+    documents: int  # not counting those set aside
     tokens: int
     n_aside: int = 0
-    aside: tuple[tuple[str, str, str], ...] = ()  # digest, name, why it was not
-    reasons: dict[str, int] = field(default_factory=dict)  # documents for each why
-    missed: dict[str, str] = field(default_factory=dict)  # layers not seen, and why
+    aside: tuple[tuple[str, str, str], ...] = ()  # digest, name, reason
+    reasons: dict[str, int] = field(default_factory=dict)  # documents per reason
+    missed: dict[str, str] = field(default_factory=dict)  # layers not recorded, and why
 
 
 def merge_results(results: Sequence[Result], *, keep: int) -> Result:
-    """Return one result of shards that follow each other."""
+    """Merge the results of consecutive shards."""
     ends = [(x.first, x.last) for x in results]
     if any(a[1] != b[0] for a, b in pairwise(ends)):
         raise FileError(f"shards {ends} do not follow each other.")
@@ -77,9 +77,9 @@ def merge_results(results: Sequence[Result], *, keep: int) -> Result:
 
 
 def count_reasons(results: Sequence[Result]) -> dict[str, int]:
-    """Return how many documents were set aside for each reason.
+    """Return the number of documents set aside for each reason.
 
-    Results of earlier versions have names only, and not of all documents.
+    Results of earlier versions only list names, and not of all documents.
     """
     found: Counter[str] = Counter()
     for x in results:
@@ -92,13 +92,13 @@ def count_reasons(results: Sequence[Result]) -> dict[str, int]:
 
 
 def pack_result(result: Result) -> bytes:
-    """Return a result as a file."""
+    """Return a result as the bytes of a Parquet file."""
     about = {name: value for name, value in vars(result).items() if name != "tally"}
     return encode_result(result.tally, about)
 
 
 def unpack_result(data: bytes) -> Result:
-    """Return what pack_result was given."""
+    """Return the result that pack_result encoded."""
     tally, about = unpack(data)
     try:
         about["aside"] = tuple((a, b, c) for a, b, c in about["aside"])
@@ -116,8 +116,8 @@ def encode_result(
 ) -> bytes:
     """Return a Parquet file with a row for each statistic and head.
 
-    about: what is told of the whole, as JSON
-    more: further columns, for those who read the file without us
+    about: metadata, stored as JSON
+    more: further columns, for other programs that read the file
     """
     s, r, k = tally.top.shape
     layers, heads = [x for x, _ in tally.places], [x for _, x in tally.places]
@@ -144,7 +144,7 @@ def encode_result(
 
 
 def unpack(data: bytes) -> tuple[Tally, dict[str, Any]]:
-    """Return the tally of a file, and what is told of the whole."""
+    """Return the tally and the metadata of a file."""
     try:
         file = pq.ParquetFile(pa.BufferReader(data), pre_buffer=False)
         table = file.read(columns=NUMBERS, use_threads=False)  # it is small
@@ -162,7 +162,7 @@ def unpack(data: bytes) -> tuple[Tally, dict[str, Any]]:
 
 
 def read_shape(told: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], Any, int]:
-    """Return layers, heads, statistics and places, if they can be any of these."""
+    """Validate and return layers, heads, statistics and places per head."""
     layers, heads, names = (
         tuple(told[name]) for name in ("layers", "heads", "statistics")
     )
@@ -178,7 +178,7 @@ def read_shape(told: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], Any, int]:
 
 
 def read_column(table: Any, name: str) -> Any:
-    """Return a column as one array, lists laid out."""
+    """Return a column as one array, with lists flattened."""
     column = table.column(name).combine_chunks()
     if pa.types.is_fixed_size_list(column.type):
         column = column.flatten()
@@ -186,24 +186,24 @@ def read_column(table: Any, name: str) -> Any:
 
 
 class Store:
-    """The folder of results, and the fold of those that are there without a gap."""
+    """The folder of results, and the merge ("fold") of those before the first gap."""
 
     def __init__(self, folder: Path, *, keep: int) -> None:
         self.folder, self.keep = folder, keep
         self.levels: list[list[Result]] = []  # fewer than GROUP each, in order
         self.paths: dict[tuple[int, int], Path] = {}  # by level and first shard
-        self.waiting: dict[int, int] = {}  # first shard after a gap, to its level
-        self.later: set[int] = set()  # all shards after a gap
+        self.waiting: dict[int, int] = {}  # first shard of results not folded: level
+        self.later: set[int] = set()  # all shards of these results
         self.damaged: list[str] = []
         folder.mkdir(parents=True, exist_ok=True)
         for path in sorted(folder.glob("*.parquet"), reverse=True):  # merged ones first
             self.admit(path)
-        while self.waiting.get(self.first_missing):  # merged: it was folded before
+        while self.waiting.get(self.first_missing):  # merged, so folded before
             self.fold()
 
     @property
     def parts(self) -> list[Result]:
-        """What is folded, in the order of the shards."""
+        """The folded results, in the order of the shards."""
         return [x for row in reversed(self.levels) for x in row]
 
     @property
@@ -212,35 +212,35 @@ class Store:
         return self.parts[-1].last if self.parts else 0
 
     def has(self, number: int) -> bool:
-        """Tell whether a shard is done."""
+        """Return whether a shard is done."""
         return number < self.first_missing or number in self.later
 
     def commit(self, data: bytes) -> None:
-        """Keep the result of a shard, unless it is there already."""
+        """Store the result of a shard, unless it is already stored."""
         result = unpack_result(data)
         if not self.has(result.first):
             self.write(0, result, data)
             self.wait(0, result)
 
     def wait(self, level: int, result: Result) -> None:
-        """Note a result that is in the folder and not yet folded."""
+        """Register a stored result that is not folded yet."""
         self.waiting[result.first] = level
         self.later |= set(range(result.first, result.last))
 
     def fold(self) -> bool:
-        """Fold one more result, if there is one without a gap before it."""
+        """Fold the next result in order; return False if it is missing."""
         first = self.first_missing
         if first not in self.waiting:
             return False
         level = self.waiting.pop(first)
-        # read again: many may wait, and not in memory
+        # read from disk: too many may wait to keep them in memory
         result = unpack_result(self.paths[level, first].read_bytes())
         self.later -= set(range(result.first, result.last))
         self.push(level, result)
         return True
 
     def push(self, level: int, result: Result) -> None:
-        """Add a result at its level; a full level becomes one of the next."""
+        """Add a result to its level; merge a full level into the next one."""
         self.levels += [[] for _ in range(level + 1 - len(self.levels))]
         row = self.levels[level]
         row.append(result)
@@ -255,18 +255,18 @@ class Store:
         self.push(level + 1, whole)
 
     def total(self) -> Result | None:
-        """Return the fold of all shards before the first that is missing."""
+        """Return the merge of all shards before the first missing one."""
         return merge_results(self.parts, keep=self.keep) if self.parts else None
 
     def write(self, level: int, result: Result, data: bytes) -> None:
-        """Write a result under its name."""
+        """Write a result to its file."""
         name = f"{level}-{result.first:09d}-{zlib.crc32(data):08x}.parquet"
         with write_atomically(self.folder / name) as new:
             new.write_bytes(data)
         self.paths[level, result.first] = self.folder / name
 
     def admit(self, path: Path) -> None:
-        """Take in a file of an earlier run, unless it is damaged or merged already."""
+        """Register a file of an earlier run, unless it is damaged or already merged."""
         try:
             level, first, crc = path.stem.split("-")
             data = path.read_bytes()

@@ -1,11 +1,11 @@
-"""A worker in a process of its own, which may die: its shard is simply done again.
+"""Run a worker in a child process. If the child dies, its shard is run again.
 
-    guard ─▶ plan ─▶ child: "ready"         guard ─▶ shard ─▶ child: result
+    supervisor ─▶ plan ─▶ child: "ready"    supervisor ─▶ shard ─▶ child: result
 
-A child that is killed, runs out of memory or crashes is started again. If one shard
-ends it three times, its documents run one at a time until the guilty ones are known:
-those that end three children when nothing else runs. They are set aside, named and
-counted; then the shard is done as if they had never been there.
+A child that is killed, runs out of memory or crashes is restarted. If one shard kills
+three children in a row, its documents are run one at a time. Those that kill three
+children on their own are set aside, listed and counted; then the shard is run without
+them.
 
 Next: runners.py
 """
@@ -25,17 +25,17 @@ from regard.atlas.corpus import Shard
 from regard.atlas.settings import Settings
 from regard.errors import RegardError
 
-LIVES = 3  # deaths in a row over one shard that are put down to bad luck
-STARTS = 8  # deaths in a row of children that did not come to work
+LIVES = 3  # attempts to run a shard
+STARTS = 8  # attempts to start a child
 NONE: frozenset[str] = frozenset()
 
 
-class Dead(Exception):  # noqa: N818 (it is what happened, not what went wrong)
-    """The child is gone."""
+class Dead(Exception):  # noqa: N818 (an event, not an error)
+    """The child process died."""
 
 
 class Supervisor:
-    """One child at a time, started when it is needed."""
+    """Manages one child process at a time, started when it is needed."""
 
     def __init__(self, plan: Settings, *, threads: int | None = 1) -> None:
         self.plan, self.threads = plan, threads
@@ -45,7 +45,7 @@ class Supervisor:
         self.over = False
 
     def run(self, shard: Shard) -> bytes:
-        """Return the result of a shard, whatever it takes."""
+        """Return the result of a shard, restarting the child as needed."""
         if (done := self.ask(shard, NONE)) is not None:
             return done
         one_by_one = (replace(shard, places=(place,)) for place in shard.places)
@@ -65,7 +65,7 @@ class Supervisor:
         )
 
     def ask(self, shard: Shard, skip: frozenset[str]) -> bytes | None:
-        """Return what a child answers, or nothing if LIVES of them die over it."""
+        """Return the child's result, or None if LIVES children die on the shard."""
         for _ in range(LIVES):
             self.start()
             with suppress(Dead):
@@ -73,7 +73,7 @@ class Supervisor:
         return None
 
     def start(self) -> None:
-        """Start a child, unless there is one, and wait until its model is there."""
+        """Start a child unless one is running, and wait until its model is loaded."""
         for _ in range(STARTS):
             if self.child is None:
                 self.launch()
@@ -83,12 +83,12 @@ class Supervisor:
             raise RegardError(f"a worker cannot start. It said: {self.last_words}")
 
     def launch(self) -> None:
-        """Start a process that knows nothing yet."""
+        """Start the child process; the plan is sent later."""
         if self.over:
             raise RegardError("the work was stopped.")
         self.line, theirs = Pipe()
-        # not a fork: our threads and locks stay here
-        self.child = subprocess.Popen(  # noqa: S603 (it is our own)
+        # not a fork, which would copy the locks of our threads
+        self.child = subprocess.Popen(  # noqa: S603 (our own module)
             [sys.executable, "-m", "regard.atlas.worker_process", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
@@ -99,7 +99,7 @@ class Supervisor:
         theirs.close()
 
     def speak(self, words: Any) -> Any:
-        """Return the answer to one message."""
+        """Send one message to the child and return its answer."""
         try:
             self.line.send(words)
             kind, told = self.line.recv()
@@ -112,13 +112,13 @@ class Supervisor:
 
     @property
     def last_words(self) -> str:
-        """The last line that a child wrote before it died."""
+        """The last line that a child wrote to stderr."""
         self.words.seek(0)
         lines = self.words.read().decode("utf-8", "replace").split("\n")
         return next((x.strip() for x in reversed(lines) if x.strip()), "nothing.")[:300]
 
     def stop(self) -> None:
-        """End the child at once; it keeps nothing."""
+        """Kill the child; it has no state to save."""
         if self.child is not None:
             self.child.kill()
             self.child.wait()
@@ -126,7 +126,7 @@ class Supervisor:
             self.child = None
 
     def cancel(self) -> None:
-        """End the child, also while a thread waits for it, and start no other."""
+        """Kill the child, even while a thread waits for it, and start no other."""
         self.over = True
         if self.child is not None:
             self.child.kill()

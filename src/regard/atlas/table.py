@@ -1,13 +1,13 @@
-"""What every head did over a corpus: means with their intervals, examples, differences.
+"""The table of an atlas: means of every head with intervals, examples, differences.
 
     table = read_table("prose")              the folder of `regard atlas run`
     table.mean("induction")                  (layers, heads), NaN where there is none
     table.half("induction")                  half of each 95 % confidence interval
-    table.interval                           "student", or "sequence" after a run that
-                                             had a stopping rule (confidence.py)
-    table.examples("induction", 18, 8)       where that head did it most
+    table.interval                           "student", or "sequence" after a run with
+                                             a stopping rule (confidence.py)
+    table.examples("induction", 18, 8)       where the values of that head are largest
 
-    compare(a, b, "induction").marked        differences that are no chance: larger than
+    compare_atlases(a, b, "induction").marked    significant differences: larger than
                                              the interval of 1 - 5 % / (layers · heads)
 
 Next: page.py
@@ -44,12 +44,12 @@ KINDS = {
     **dict.fromkeys(("left_out", "missed", "reasons"), dict),
     "set_aside": list,
 }
-NAN = re.compile("ArithmeticError: .*NaN")  # what worker.py raises, now and before
+NAN = re.compile("ArithmeticError: .*NaN")  # from worker.py of any version
 
 
 @dataclass(frozen=True)
 class Example:
-    """One of the places where a head did something most."""
+    """A token where a value of a head is among its largest, with the text around it."""
 
     value: float
     document: str
@@ -65,7 +65,7 @@ Found = Mapping[tuple[str, int, int], tuple[Example, ...]]
 
 @dataclass(frozen=True, eq=False)
 class AtlasTable:
-    """A tally, what it was made from, and the words around its examples."""
+    """A tally with its metadata and examples."""
 
     about: dict[str, Any]
     tally: Tally
@@ -78,16 +78,16 @@ class AtlasTable:
 
     @property
     def heads(self) -> tuple[int, ...]:
-        """How many heads each layer has."""
+        """The number of heads of each layer."""
         return self.tally.heads
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """What was measured."""
+        """The statistics that were measured."""
         return self.tally.statistics
 
     def mean(self, statistic: str) -> Numbers:
-        """Return the mean over all queries, or the largest, (layers, heads)."""
+        """Return the mean (or maximum, see is_largest) of queries, (layers, heads)."""
         tally = self.tally
         return self.lay(statistic, tally.peak if is_largest(statistic) else tally.mean)
 
@@ -98,14 +98,14 @@ class AtlasTable:
 
     @property
     def with_nan(self) -> int:
-        """How many documents were set aside because they have NaN."""
+        """The number of documents set aside because of NaN."""
         reasons = count_aside(self.about)
         return sum(count for reason, count in reasons.items() if NAN.match(reason))
 
     def half(self, statistic: str, sure: float = SURE) -> Numbers:
-        """Return half of the interval of each mean; NaN where it is not known."""
+        """Return half of the confidence interval of each mean; NaN if unknown."""
         s, tally = self.index(statistic), self.tally
-        packed = bool(self.about.get("packed"))  # no independent draws
+        packed = bool(self.about.get("packed"))  # draws are not independent
         if is_largest(statistic) or (self.interval == SEQUENCE and packed):
             return self.lay(statistic, tally.peak * np.nan)
         one = replace(
@@ -122,33 +122,33 @@ class AtlasTable:
         return self.lay(statistic, np.broadcast_to(half, tally.peak.shape))
 
     def count(self, statistic: str) -> Numbers:
-        """Return the documents behind each mean."""
+        """Return the number of documents behind each mean."""
         return self.lay(statistic, self.tally.sums[..., 0])
 
     def unit(self, statistic: str) -> str:
-        """Return what the numbers are counted in."""
+        """Return the unit of a statistic."""
         return find_statistic(statistic).unit
 
     def examples(self, statistic: str, layer: int, head: int) -> tuple[Example, ...]:
-        """Return where a head did it most, the largest first."""
+        """Return the examples of a head, largest first."""
         return self.found.get((statistic, layer, head), ())
 
     def index(self, statistic: str) -> int:
-        """Return the place of a statistic."""
+        """Return the index of a statistic."""
         if statistic not in self.statistics:
             known = ", ".join(self.statistics)
             raise OptionError(f"no statistic {statistic!r} here, expected {known}.")
         return self.statistics.index(statistic)
 
     def lay(self, statistic: str, numbers: Numbers) -> Numbers:
-        """Return the numbers of one statistic, a row for each layer."""
+        """Return the numbers of one statistic as an array (layers, heads)."""
         row = numbers[self.index(statistic)]
         grid = np.full((len(self.heads), max(self.heads, default=0)), np.nan)
         grid[np.arange(grid.shape[1]) < np.array(self.heads)[:, None]] = row
         return grid
 
     def list_rows(self) -> list[dict[str, Any]]:
-        """Return a dict for each statistic and head, for JSON: unknown is None."""
+        """Return a dict for each statistic and head, for JSON; None if unknown."""
         rows = []
         for name in self.statistics:
             grids = {x: getattr(self, x)(name) for x in ("mean", "half", "count")}
@@ -188,17 +188,17 @@ class AtlasTable:
 
 
 def is_largest(statistic: str) -> bool:
-    """Tell whether the number of a head is the largest of all its queries."""
+    """Return whether a statistic is reduced by the maximum over queries."""
     return find_statistic(statistic).reduction == "max"
 
 
 def read_table(folder: str | Path) -> AtlasTable:
-    """Return the table of the folder of an atlas."""
+    """Return the table in the folder of an atlas."""
     folder = Path(folder)
     try:
         tally, about = unpack((folder / TABLE).read_bytes())
         check_about(about)
-        if "interval" not in about:  # of an earlier version
+        if "interval" not in about:  # written by an earlier version
             about["interval"] = read_interval(folder)
         rows = json.loads((folder / EXAMPLES).read_bytes())
         found = {
@@ -217,9 +217,9 @@ def read_table(folder: str | Path) -> AtlasTable:
 
 
 def check_about(about: Any) -> None:
-    """Refuse what is told of a table if it is of another kind than we write."""
+    """Raise ValueError for metadata with other fields or types than we write."""
     if not isinstance(about, dict):
-        raise ValueError("it says nothing of itself")  # noqa: TRY004 (no bug of ours)
+        raise ValueError("it says nothing of itself")  # noqa: TRY004 (the file is invalid)
     for name, value in about.items():
         if type(value) is not KINDS.get(name) or (type(value) is int and value < 0):
             raise ValueError(f"{name!r:.40} is a {type(value).__name__}")
@@ -231,9 +231,9 @@ def check_about(about: Any) -> None:
 
 
 def count_aside(about: Mapping[str, Any]) -> dict[str, int]:
-    """Return how many documents were set aside for each reason.
+    """Return the number of documents set aside for each reason.
 
-    Tables of earlier versions name up to a thousand of them, and count all.
+    Tables of earlier versions list up to a thousand documents, and count all.
     """
     named = Counter(reason for _, reason in about.get("set_aside", ()))
     found = Counter(about.get("reasons") or named)
@@ -243,23 +243,23 @@ def count_aside(about: Mapping[str, Any]) -> dict[str, int]:
 
 @dataclass(frozen=True, eq=False)
 class AtlasDifference:
-    """One statistic of two atlases, the second less the first."""
+    """One statistic of two atlases: the second minus the first."""
 
     difference: Numbers  # (layers, heads)
     half: Numbers  # of its 95 % interval
     marked: NDArray[np.bool_]  # larger than its simultaneous interval
-    alone: int  # larger than their own interval
-    chance: float  # so many of these by chance, if nothing differed
-    interval: str = STUDENT  # else SEQUENCE: these are upper limits
+    alone: int  # how many are larger than their own interval
+    chance: float  # expected number of these if nothing differed
+    interval: str = STUDENT  # if SEQUENCE, chance is an upper bound
 
 
 def compare_atlases(a: AtlasTable, b: AtlasTable, statistic: str) -> AtlasDifference:
-    """Return what differs between two atlases of models with the same heads.
+    """Compare two atlases of models with the same heads.
 
-    Of 270 heads one in twenty would differ by its own interval where nothing does; so
-    a mark needs an interval that holds for all heads at once (Bonferroni). Two Student
-    intervals add in quadrature. A confidence sequence does not: if either atlas has
-    one, both intervals share the error, and their halves are added.
+    If nothing differed, one head in twenty would still exceed its own 95 % interval, so
+    a mark requires an interval that holds for all heads at once (Bonferroni). Student
+    intervals add in quadrature. Confidence sequences do not: if either atlas has one,
+    the error is split between the two intervals, and their halves are added.
     """
     if a.heads != b.heads:
         raise OptionError(

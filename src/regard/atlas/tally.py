@@ -1,19 +1,19 @@
-"""What some documents add up to, for every head and statistic: it merges.
+"""Mergeable sums over documents, for every head and statistic.
 
-    y, n      of one document: the sum of a number over its queries, and how many
+    y, n      of one document: the sum of a statistic over its queries, their number
     mean      Σ y / Σ n                                       over all queries
     half      t · √(D/(D - 1) · Σ n²(y/n - mean)²) / Σ n      of a 95 % interval
 
-Documents are what is drawn at random, not tokens: the tokens of one text resemble each
-other, so the interval is that of a ratio of two sums over D documents. Its squares are
-kept around their own centre c, where nothing cancels, and moved when tallies merge:
+The random draws are documents, not tokens: the tokens of one text are correlated, so
+the interval is that of a ratio of two sums over D documents. Its squares are kept
+around their own centre c, to avoid cancellation, and shifted when tallies merge:
 
     W = Σ n²,   c = Σ n²·y/n / W,   S = Σ n²(y/n - c)²
     S of all = Σ S_i + Σ W_i (c_i - c)²
 
-So six numbers are enough. The largest number and the places where a head did it most
-are kept beside them and merge too. The first token has no choice but to look at itself,
-so it is no place of note.
+So six numbers are enough. The maximum and the places of the largest values are kept
+too, and merge as well. The first token can only attend to itself, so it is never one
+of these places.
 
 Next: store.py
 """
@@ -32,45 +32,45 @@ from regard.stats.registry import find_statistic
 
 Numbers = NDArray[np.float64]
 SUMS = ("documents", "queries", "total", "weight", "centre", "spread")
-PLACE = np.dtype(  # where a head did something most
+PLACE = np.dtype(  # where the value of a head is largest
     [("value", "f8"), ("document", "i8"), ("piece", "i4"), ("position", "i4")]
 )
 NOWHERE = np.array((-np.inf, -1, -1, -1), PLACE)
-FEW = 8  # fewer documents have no interval
+FEW = 8  # minimum documents for an interval
 SURE = 0.95
 
 
 @dataclass(frozen=True, eq=False)
 class Tally:
-    """Sums by statistic and head; heads of all layers stand in one row."""
+    """Sums by statistic and head; the heads of all layers share one axis."""
 
     layers: tuple[str, ...]
     heads: tuple[int, ...]  # of each layer
     statistics: tuple[str, ...]
-    sums: Numbers  # (statistics, all heads, 6), as SUMS says
-    peak: Numbers  # (statistics, all heads), the largest number; -inf: none
+    sums: Numbers  # (statistics, all heads, 6), in the order of SUMS
+    peak: Numbers  # (statistics, all heads), the maximum; -inf if none
     top: NDArray[Any]  # (statistics, all heads, k) of PLACE, the largest first
 
     @property
     def places(self) -> list[tuple[int, int]]:
-        """The layer and the head of every row."""
+        """The (layer, head) of every row."""
         return [(x, head) for x, n in enumerate(self.heads) for head in range(n)]
 
     @property
     def mean(self) -> Numbers:
-        """Over all queries, (statistics, all heads); NaN where there were none."""
+        """The mean over all queries, (statistics, all heads); NaN if there are none."""
         return divide(self.sums[..., 2], self.sums[..., 1])
 
     @property
     def deviation(self) -> Numbers:
-        """Of the mean, as one more draw of documents would change it."""
+        """The standard error of the mean, over documents."""
         d, n, _, weight, centre, spread = np.moveaxis(self.sums, -1, 0)
         rest = spread + weight * (centre - self.mean) ** 2
         spare = np.where(d < FEW, np.nan, d - 1)
         return divide(np.sqrt(divide(d * rest, spare)), n)
 
     def half(self, sure: float = SURE) -> Numbers:
-        """Half of the interval of each mean; NaN for few documents."""
+        """Return half of the interval of each mean; NaN below FEW documents."""
         return student(sure, self.sums[..., 0] - 1) * self.deviation
 
 
@@ -81,10 +81,10 @@ def divide(a: Numbers, b: Numbers) -> Numbers:
 
 
 def student(sure: float, freedom: Numbers) -> Numbers:
-    """Return how many deviations an interval reaches, of Student's t.
+    """Return the quantile of Student's t for a two-sided interval.
 
-    Four terms of its expansion around the normal: at 7 degrees of freedom less than
-    0.01 % off, and 1 % if it is to hold for 2,000 heads at once.
+    Four terms of its expansion around the normal quantile: with 7 degrees of freedom
+    the error is below 0.01 %, and 1 % for an interval that holds for 2,000 heads.
     """
     z = NormalDist().inv_cdf((1 + sure) / 2)
     v = np.maximum(freedom, 1.0)
@@ -102,9 +102,9 @@ def tally_document(
     document: int,
     piece: int = 0,
 ) -> Tally:
-    """Return the tally of one piece of one document.
+    """Return the tally of one chunk of one document.
 
-    numbers: by layer, then by statistic, (H, Nq); a query without a number is NaN
+    numbers: by layer, then by statistic, (H, Nq); NaN for queries without a value
     """
     heads = [next(iter(found.values())).shape[0] for found in numbers]
     shape = (len(statistics), sum(heads))
@@ -115,7 +115,7 @@ def tally_document(
         for found, count in zip(numbers, heads, strict=True):
             at = slice(first, first + count)
             first += count
-            rows = found.get(name, np.full((count, 0), np.nan))  # no query has it
+            rows = found.get(name, np.full((count, 0), np.nan))  # no values
             there = ~np.isnan(rows)
             n, y = there.sum(1), np.where(there, rows, 0).sum(1)
             sums[s, at] = sum_draw(n, y)
@@ -134,29 +134,29 @@ def tally_document(
 
 
 def tally_nothing(statistics: tuple[str, ...]) -> Tally:
-    """Return the tally of no document, of which no layer is known."""
+    """Return an empty tally without layers."""
     s = len(statistics)
     sums, peak = np.zeros((s, 0, len(SUMS))), np.zeros((s, 0))
     return Tally((), (), statistics, sums, peak, np.zeros((s, 0, 1), PLACE))
 
 
 def join_pieces(pieces: Sequence[Tally]) -> Tally:
-    """Return the tally of one document from those of its pieces, which are no draws."""
+    """Merge the tallies of a document's chunks into one draw."""
     whole = merge_tallies(pieces, keep=1)
     n, y = whole.sums[..., 1], whole.sums[..., 2]
     return replace(whole, sums=sum_draw(n, y))
 
 
 def sum_draw(n: NDArray[Any], y: Numbers) -> Numbers:
-    """Return the six numbers of one document."""
+    """Return the six sums of one document."""
     return np.stack([n > 0, n, y, n * n, y / np.maximum(n, 1), 0 * y], -1)
 
 
 def merge_sums(sums: Numbers) -> Numbers:
-    """Return the six numbers of all, from (parts, statistics, heads, 6)."""
+    """Merge (parts, statistics, heads, 6) into (statistics, heads, 6)."""
     plain = sums[..., :4].sum(0)
     weight, centre, spread = np.moveaxis(sums[..., 3:], -1, 0)
-    # seen from one of them, as differences are small
+    # relative to the first centre: small differences keep their precision
     base = centre[0]
     share = np.divide(weight, plain[..., 3], out=0 * weight, where=weight > 0)
     middle = base + (share * (centre - base)).sum(0)
@@ -165,11 +165,11 @@ def merge_sums(sums: Numbers) -> Numbers:
 
 
 def merge_tallies(tallies: Sequence[Tally], *, keep: int) -> Tally:
-    """Return one tally of all; of the places, the `keep` largest of each head."""
+    """Merge tallies, with the `keep` largest places of each head."""
     tallies = align(tallies)
     first = tallies[0]
     top = np.concatenate([x.top for x in tallies], -1)
-    # a total order, so that no order of merging can show
+    # a total order, so the result does not depend on the merge order
     ranks = np.lexsort(
         (top["position"], top["piece"], top["document"], -top["value"]), axis=-1
     )
@@ -182,7 +182,7 @@ def merge_tallies(tallies: Sequence[Tally], *, keep: int) -> Tally:
 
 
 def align(tallies: Sequence[Tally]) -> list[Tally]:
-    """Return tallies of the same layers: one that a model left out adds nothing."""
+    """Return tallies with the same layers; a missing layer adds nothing."""
     names = {(x.layers, x.heads) for x in tallies}
     if len(names) == 1:
         return list(tallies)
@@ -192,13 +192,13 @@ def align(tallies: Sequence[Tally]) -> list[Tally]:
         for key in reversed([*zip(x.layers, x.heads, strict=True)]):
             if key in known:
                 at = known.index(key)
-            else:  # before what ran after it
+            else:  # before the layers that ran after it
                 known.insert(at, key)
     return [add_layers(x, tuple(known)) for x in tallies]
 
 
 def add_layers(tally: Tally, known: tuple[tuple[str, int], ...]) -> Tally:
-    """Return the same with more layers, in which nothing was seen."""
+    """Return a tally extended to all known layers; the new ones are empty."""
     ends = np.cumsum([0, *tally.heads])
     mine = {
         key: slice(a, b)

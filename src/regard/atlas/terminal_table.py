@@ -1,14 +1,14 @@
-"""An atlas in a terminal: a row for each layer, a cell for each head.
+"""Print an atlas in a terminal: a row for each layer, a cell for each head.
 
-    print(draw_table(table, "induction"))
+    print(draw_atlas_table(table, "induction"))
     print(draw_difference(prose, code, "induction", ("prose", "code"), color="dark"))
 
-    layer 17   ··· ░░░ ···      a shade, or a colour, is a mean
-    layer 18   ▓▓+ ··  ░░-      of a difference: + and - say what is marked, and whither
+    layer 17   ··· ░░░ ···      shades or colours show means
+    layer 18   ▓▓+ ··  ░░-      in a difference, + and - mark significant changes
 
-The words are also those of the page: what an atlas is made from, what it left out, the
-kind of its intervals, what is marked and how many would be by chance. Names come from
-anyone and can neither steer nor break a line.
+The page uses the same texts: what an atlas was made from, what it left out, the kind of
+its intervals, how many heads are marked, and how many would be by chance. Names are
+untrusted: control characters and line breaks in them have no effect.
 
 Next: page.py
 """
@@ -31,12 +31,12 @@ from regard.show.palette import LinearScale, Scale, Signed
 from regard.show.terminal_map import Color, clean_title, write_legend
 from regard.stats.registry import find_statistic
 
-MOST = 10  # heads that are listed
-WIDEST = 6  # columns of a cell
-MARGIN = 11  # of the name of a layer
-NARROWEST = 20  # columns of a terminal that has fewer, or says nothing of use
+MOST = 10  # heads listed
+WIDEST = 6  # maximum columns of a cell
+MARGIN = 11  # columns for the name of a layer
+NARROWEST = 20  # minimum columns to draw in
 WIDEST_TERMINAL = 1_000
-REASONS = 4  # why documents are left out: so many are listed
+REASONS = 4  # maximum reasons listed for documents left out
 INTERVALS = {
     STUDENT: "half of a 95 % Student interval over documents",
     SEQUENCE: "half of a 95 % confidence sequence over documents, valid for each head "
@@ -47,7 +47,7 @@ INTERVALS = {
 def draw_atlas_table(
     table: AtlasTable, statistic: str, *, color: Color = False, width: int = 80
 ) -> str:
-    """Draw one statistic of every head, and list the heads with the most of it."""
+    """Draw one statistic of every head, and list the top heads."""
     width = limit_width(width)
     mean, half = table.mean(statistic), table.half(statistic)
     scale, entry = fit_scale(mean), find_statistic(statistic)
@@ -71,7 +71,7 @@ def draw_atlas_table(
 
 
 def draw_head(table: AtlasTable, layer: int, head: int, *, width: int = 80) -> str:
-    """Tell all statistics of one head, and where it did each of them most."""
+    """List all statistics of one head, with its examples."""
     if not (0 <= layer < len(table.heads) and 0 <= head < table.heads[layer]):
         raise OptionError(
             f"there is no head {head} in layer {layer}; there are {len(table.heads)} "
@@ -96,7 +96,7 @@ def draw_head(table: AtlasTable, layer: int, head: int, *, width: int = 80) -> s
 
 
 def escape_line(text: str) -> str:
-    """Return a text on one line, in which nothing steers the terminal."""
+    """Return a text on one line, without control characters."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split(" "))
 
 
@@ -109,14 +109,14 @@ def draw_difference(
     color: Color = False,
     width: int = 80,
 ) -> str:
-    """Draw what two atlases differ by, b less a, and list what is marked."""
+    """Draw the difference b - a of two atlases, and list the marked heads."""
     width = limit_width(width)
     first, second = (clean_title(name) for name in names)
     found = compare_atlases(a, b, statistic)
     signs = np.where(found.difference > 0, "+", "-")
     values: Numbers = found.difference
     scale: LinearScale = fit_signs(found)
-    if not color:  # a shade has no sign
+    if not color:  # shades cannot show a sign
         values, scale = np.abs(values), LinearScale(0, scale.high)
     marks = np.where(found.marked, signs, " ")
     told = f"{statistic}: {find_statistic(statistic).summary}; {second} less {first}"
@@ -186,7 +186,7 @@ def draw_cells(
 def paint_row(
     row: Numbers, ends: Sequence[str], scale: Scale, cell: int, color: Color
 ) -> str:
-    """Return a line of cells; what has no value is blank."""
+    """Return a line of cells; cells without a value are blank."""
     known = np.isfinite(row)
     values = np.where(known, row, scale.low)
     shades = scale.shade(values)
@@ -207,7 +207,7 @@ def paint_row(
 
 
 def fit_scale(*grids: Numbers) -> LinearScale:
-    """Return a scale for all numbers: from 0, unless they are all far from it."""
+    """Return a scale for all numbers that starts at 0 unless all are far from it."""
     known = np.concatenate([x[np.isfinite(x)] for x in grids])
     low, high = float(known.min(initial=np.inf)), float(known.max(initial=-np.inf))
     if not low <= high:
@@ -218,24 +218,24 @@ def fit_scale(*grids: Numbers) -> LinearScale:
 
 
 def fit_signs(found: AtlasDifference) -> Signed:
-    """Return a scale with 0 in the middle for differences."""
+    """Return a scale for differences, centred on 0."""
     known = np.abs(found.difference[np.isfinite(found.difference)])
     return Signed(float(known.max(initial=0)) or 1.0)
 
 
 def list_places(values: Numbers) -> list[tuple[int, int]]:
-    """Return the layer and head of every number, the largest first."""
+    """Return the (layer, head) of every finite number, largest first."""
     places = [(i, j) for i, j in np.argwhere(np.isfinite(values)).tolist()]
     return sorted(places, key=lambda at: -values[at])
 
 
 def name_head(at: tuple[int, int]) -> str:
-    """Return a layer and a head in words, of one length."""
+    """Return the name of a head, padded to a fixed width."""
     return f"{f'layer {at[0]} head {at[1]}':<18}"
 
 
 def write_pair(mean: float, half: float) -> str:
-    """Return a mean and half its interval, in the digits that the interval allows."""
+    """Return a mean ± half its interval, rounded to two digits of the interval."""
     if not math.isfinite(mean):
         return "no value"
     if not math.isfinite(half):
@@ -247,7 +247,7 @@ def write_pair(mean: float, half: float) -> str:
 
 
 def tell_marked(found: AtlasDifference) -> str:
-    """Say how many differences are marked, and how many would be by chance."""
+    """Describe how many differences are marked, and how many would be by chance."""
     known = int(np.isfinite(found.half).sum())
     if not known:
         return "Nothing is marked: no interval is known."
@@ -262,7 +262,7 @@ def tell_marked(found: AtlasDifference) -> str:
 
 
 def tell_interval(tables: Sequence[AtlasTable]) -> str:
-    """Say what kind of interval is behind ±, of one atlas or of each of two."""
+    """Describe the kind of interval after ±, for one atlas or two."""
     kinds = [table.interval for table in tables]
     if len({*kinds}) == 1:
         return INTERVALS[kinds[0]]
@@ -271,12 +271,12 @@ def tell_interval(tables: Sequence[AtlasTable]) -> str:
 
 
 def limit_width(width: int) -> int:
-    """Return the columns to draw in; COLUMNS may be 0, 1 or a billion."""
+    """Clamp the terminal width: COLUMNS may be 0, 1 or a billion."""
     return min(max(width, NARROWEST), WIDEST_TERMINAL)
 
 
 def tell_left_out(about: Mapping[str, Any]) -> str:
-    """Say what of a corpus is in no number, with the reasons; "" for nothing."""
+    """Describe what the numbers leave out, and why; "" if nothing."""
     parts = []
     if out := about.get("left_out"):
         items = count_words(sum(out.values()), "item")
@@ -293,7 +293,7 @@ def tell_left_out(about: Mapping[str, Any]) -> str:
 
 
 def count_words(n: int, word: str, words: str = "") -> str:
-    """Return a number of things in words."""
+    """Return a count with its noun, singular or plural."""
     return f"{n:,} {word if n == 1 else words or word + 's'}"
 
 
@@ -307,7 +307,7 @@ def list_reasons(counts: Mapping[str, int]) -> str:
 
 
 def describe_atlas(about: Mapping[str, Any]) -> str:
-    """Say what an atlas was made from, as far as that is known."""
+    """Describe what an atlas was made from, as far as it is known."""
     who = " over ".join(
         clean_title(str(about[x])) for x in ("model", "corpus") if x in about
     )

@@ -1,10 +1,10 @@
-"""One shard of documents in, its result out: what every runner does.
+"""Run the model on one shard of documents and return the result; used by all runners.
 
-    pieces ─▶ model, watched ─▶ numbers of every query ─▶ tally of each document ─▶ sum
+    chunks ─▶ recorded model ─▶ values of every query ─▶ tally of each document ─▶ sum
 
-A document that cannot be done, for whatever reason, is set aside with that reason: the
-others of its batch run again without it, and the shard is done. So every mean is over
-documents of which all was counted; a NaN is a reason, never a number that is missing.
+A document that fails for any reason is set aside with that reason, and the rest of its
+batch runs again without it. So every mean is over complete documents; a NaN is a reason
+to set a document aside, and is never dropped silently.
 
 Next: supervisor.py
 """
@@ -39,15 +39,15 @@ from regard.stats.table import measure_rows
 
 @dataclass
 class Work:
-    """What became of a shard so far."""
+    """The state of a shard while it runs."""
 
-    aside: dict[str, str]  # digests of documents that cannot be done, and why
+    aside: dict[str, str]  # digests of documents set aside, and why
     tallies: list[tuple[Chunk, Tally]] = field(default_factory=list)
-    missed: dict[str, str] = field(default_factory=dict)  # layers
+    missed: dict[str, str] = field(default_factory=dict)  # layers not recorded, and why
 
 
 class Worker:
-    """A plan and its model, ready for any shard."""
+    """A plan and its loaded model, which runs any shard."""
 
     def __init__(self, plan: Settings, *, threads: int | None = 1) -> None:
         if threads is not None:
@@ -58,7 +58,7 @@ class Worker:
         )
 
     def __call__(self, shard: Shard, *, skip: Collection[str] = ()) -> bytes:
-        """Return the result of a shard, as a file.
+        """Return the result of a shard, packed as a file.
 
         skip: digests of documents to set aside
         """
@@ -71,14 +71,14 @@ class Worker:
             failed = work.aside.keys() - aside.keys()
             if not (self.plan.packed and failed):
                 return pack_result(self.finish(shard, work))
-            # the rest of a document stands in other packs: pack again without it
+            # other packs hold the rest of a failed document: pack again without it
             reasons |= {x: work.aside[x] for x in failed}
 
     def run(self, batch: Sequence[Chunk], work: Work) -> None:
-        """Tally some pieces of one length; what fails together runs alone."""
+        """Tally chunks of one length; if the batch fails, run each chunk alone."""
         try:
             work.tallies += list(self.measure(batch, work))
-        except Exception as error:  # noqa: BLE001 (whatever it is, it is told)
+        except Exception as error:  # noqa: BLE001 (any error becomes the reason)
             if len(batch) == 1:
                 work.aside |= dict.fromkeys(batch[0].owners, explain_error(error))
                 return
@@ -88,7 +88,7 @@ class Worker:
     def measure(
         self, batch: Sequence[Chunk], work: Work
     ) -> Iterator[tuple[Chunk, Tally]]:
-        """Yield the tally of each piece."""
+        """Yield the tally of each chunk."""
         seen = self.watch(batch)
         for covered in seen.coverage():
             if covered.reason:
@@ -112,11 +112,11 @@ class Worker:
             yield piece, tally
 
     def describe(self, record: Record, piece: Chunk) -> dict[str, np.ndarray]:
-        """Return the numbers of every query, (H, Nq), by statistic."""
+        """Return the values of every query, (H, Nq), by statistic."""
         lse = to_numpy(record.lse)
         found = measure_rows(record, piece.tokens, self.plan.statistics)
         lost = (find_nan(x).any() for x in found.values())
-        if np.isnan(lse).any() or any(lost):  # else the document would only count less
+        if np.isnan(lse).any() or any(lost):  # else these queries would be skipped
             raise ArithmeticError(f"NaN in {record.name}")
         rows = {name: to_numpy(x.values).astype("f8") for name, x in found.items()}
         if any(np.isinf(x).any() for x in rows.values()) or np.isposinf(lse).any():
@@ -124,16 +124,16 @@ class Worker:
         return rows
 
     def watch(self, batch: Sequence[Chunk]) -> Seen:
-        """Return what the model does with some pieces of one length."""
+        """Run the model on chunks of one length, and return the recording."""
         tokens = torch.tensor([piece.tokens for piece in batch])
         with watch(self.model.network) as seen, torch.inference_mode():
             self.model.run(tokens.to(self.plan.device))
         return seen
 
     def finish(self, shard: Shard, work: Work) -> Result:
-        """Return what a shard adds up to.
+        """Return the result of a shard.
 
-        One draw is a document, with all its pieces or not at all; or it is a pack.
+        One draw is a document with all its chunks; if packed, it is one pack.
         """
         packed, aside = self.plan.packed, work.aside
         draws: dict[tuple[int, int], list[Tally]] = {}

@@ -1,7 +1,7 @@
-"""The process in which a worker runs: `python -m regard.atlas.worker_process FD`.
+"""The process that runs a worker: `python -m regard.atlas.worker_process FD`.
 
-It reads a plan, then shards, from a pipe, and ends when the pipe does: whoever started
-it may be killed too.
+It reads a plan, then shards, from a pipe. It exits when the pipe closes, so it does not
+outlive a parent that is killed.
 
 Next: supervisor.py
 """
@@ -17,9 +17,9 @@ from regard.errors import RegardError
 
 
 def answer_shards(line: Connection) -> None:
-    """Answer shard after shard until nobody asks any more."""
+    """Answer shards from the pipe until it is closed."""
     plan, threads = line.recv()
-    if threads is not None:  # before torch counts the cores
+    if threads is not None:  # before torch is imported
         os.environ["OMP_NUM_THREADS"] = str(threads)
     try:
         from regard.atlas.worker import Worker  # noqa: PLC0415 (after the line above)
@@ -34,8 +34,8 @@ def answer_shards(line: Connection) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     try:
         answer_shards(Connection(int(sys.argv[1])))
-    except (EOFError, ConnectionError):  # nobody asks any more
+    except (EOFError, ConnectionError):  # the pipe is closed
         sys.exit(0)

@@ -1,10 +1,10 @@
-"""What is cut out of a model: whole heads, or some of what they see.
+"""An ablation ("cut"): whole heads, or some of the keys that they attend to.
 
-    no keys     the chosen heads give 0
-    keys        the chosen heads do not see these keys, from these queries or from all
+    no keys     the output of the chosen heads is 0
+    keys        the chosen heads cannot attend to these keys, from some or all queries
 
-A Cut says so once, for positions of the whole sequence. `make_edit` says what that
-means for one call whose queries and keys stand at known positions.
+A Cut is given once, for positions in the whole sequence. `make_edit` translates it to
+one call whose queries and keys have known positions.
 
 Next: editor.py
 """
@@ -23,19 +23,19 @@ from regard.errors import OptionError
 from regard.lens.edit import NOTHING, Edit
 from regard.recording.spans import Span
 
-EVERY_HEAD = ()  # which ones there are is the call's to say
+EVERY_HEAD = ()  # all heads; the call determines how many there are
 Layer = int | str
 Positions = slice | range | Sequence[int] | Span
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Positions of tokens. A slice may end behind the last token, numbers may not."""
+    """Token positions. A slice may end beyond the last token, indices may not."""
 
     at: slice | tuple[int, ...]
 
     def holds(self, positions: Tensor) -> Tensor:
-        """Tell of each position whether it is one of these; padding is at -1."""
+        """Return whether each position is one of these; padding is at -1."""
         if isinstance(self.at, tuple):
             return torch.isin(positions, torch.tensor(self.at, device=positions.device))
         start, stop, step = self.at.start or 0, self.at.stop, self.at.step or 1
@@ -49,7 +49,7 @@ class Tokens:
 
 
 def read_tokens(name: str, given: Any) -> Tokens | None:
-    """Return positions, or say what they should have been."""
+    """Validate and return positions, or raise OptionError."""
     if given is None:
         return None
     if isinstance(given, Span):  # it iterates over its two ends only
@@ -75,15 +75,15 @@ def read_tokens(name: str, given: Any) -> Tokens | None:
 
 @dataclass(frozen=True)
 class Cut:
-    """What is taken away, wherever it is asked for."""
+    """What is ablated."""
 
     heads: tuple[tuple[Layer, int], ...] | None  # None: all heads
     layers: tuple[Layer, ...] | None  # of which layers; None: of all
     keys: Tokens | None  # None: the heads are removed
-    queries: Tokens | None  # None: from everywhere
+    queries: Tokens | None  # None: from all queries
 
     def heads_of(self, number: int, name: str) -> tuple[int, ...] | None:
-        """Return the chosen heads of a layer, EVERY_HEAD, or None if it is not one."""
+        """Return the chosen heads of a layer: EVERY_HEAD for all, None for none."""
         if self.heads is not None:
             found = {h for layer, h in self.heads if is_layer(layer, number, name)}
             return tuple(sorted(found)) or None
@@ -93,12 +93,12 @@ class Cut:
 
     @property
     def asked(self) -> tuple[Layer, ...]:
-        """The layers that were named or numbered."""
+        """The layers given by name or number."""
         return tuple(x for x, _ in self.heads or ()) + (self.layers or ())
 
 
 def is_layer(layer: Layer, number: int, name: str) -> bool:
-    """Tell whether a layer is meant: by its number, its name, or that of its parent."""
+    """Return whether `layer` is the number, the name or a parent's name of a layer."""
     if isinstance(layer, int):
         return layer == number
     return name == layer or name.startswith(f"{layer}.")
@@ -110,7 +110,7 @@ def read_cut(
     spans: tuple[Positions | None, Positions | None],  # keys and queries
     names: Sequence[str],  # of the model's modules
 ) -> Cut:
-    """Return a cut, or say what is wrong with it."""
+    """Validate the arguments and return a Cut, or raise OptionError."""
     if heads is not None and layers is not None:
         raise OptionError(
             "heads= and layers= together: heads already name their layers. Write "
@@ -148,14 +148,14 @@ def read_pair(pair: Any) -> tuple[Layer, int]:
 
 
 def is_count(x: Any) -> bool:
-    """Tell whether x is 0, 1, 2 or more."""
+    """Return whether x is an integer of 0 or more."""
     return isinstance(x, int) and not isinstance(x, bool) and x >= 0
 
 
 def make_edit(
     cut: Cut, chosen: tuple[int, ...], heads: int, q_at: Tensor, k_at: Tensor
 ) -> Edit:
-    """Return what a cut means for a call at these positions, (B or 1, Nq or Nk)."""
+    """Return the edit of a cut to a call at these positions, (B or 1, Nq or Nk)."""
     some = torch.full((1, heads, 1, 1), chosen == EVERY_HEAD, device=k_at.device)
     some[:, list(chosen)] = True
     if cut.keys is None:

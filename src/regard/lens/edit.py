@@ -1,15 +1,15 @@
-"""What is taken from one call of attention, and how a door takes it.
+"""Edit one attention call for an ablation, where it is intercepted.
 
-    hidden cells     leave the mask, or the scores
-    a removed head   gives 0, before the output projection
-    a row that then sees nothing gives 0
+    hidden cells     are removed from the mask, or from the scores
+    a removed head   outputs 0, before the output projection
+    a row without any visible key outputs 0
 
-    with edited(Call(…)) as edit:      asks everyone who cuts, once for each call
+    with edited(PendingCall(…)) as edit:    combines all ablations, once for each call
         run it under edit.cells
     return edit.clear(out)
 
-A call meets several doors on its way: a lens in a lens, a kernel in a function. The
-first one edits it and all others let it pass, so an edit comes before any look.
+A call may be intercepted several times: by nested lenses, or as a kernel in a function.
+The first interception edits it and the others do not, so it is recorded as edited.
 
 Next: intercept.py
 """
@@ -31,30 +31,30 @@ from regard.lens.sight import may_see
 
 @dataclass(frozen=True, kw_only=True)
 class PendingCall:
-    """What a door knows of a call before it runs."""
+    """What is known of a call before it runs."""
 
     like: Tensor  # on its device, the batch is its first axis
-    heads: int | None  # None: they cannot be told from the batch
+    heads: int | None  # None: they are folded into the batch
     n_q: int
     n_k: int
-    aligned: bool = False  # query 0 stands at key 0, unless a cache says otherwise
-    sure: bool = True  # it is attention, and not a part of it that looks like one
+    aligned: bool = False  # query 0 is at key 0, unless a cache shifts it
+    sure: bool = True  # it is a whole attention call, not a part that looks like one
 
 
 @dataclass(frozen=True)
 class Edit:
-    """What is taken from one call; True is taken away."""
+    """What is removed from one call; True means removed."""
 
     cells: Tensor | None = None  # (B or 1, H or 1, Nq, Nk)
     gone: Tensor | None = None  # (1, H or 1, 1, 1)
 
     def __or__(self, other: Edit) -> Edit:
-        """Return what either takes."""
+        """Return the union of two edits."""
         pairs = ((self.cells, other.cells), (self.gone, other.gone))
         return Edit(*(y if x is None else x if y is None else x | y for x, y in pairs))
 
     def clear(self, out: Tensor, blank: Tensor | None = None) -> Tensor:
-        """Put 0 into removed heads, and into blank rows, of (…, H, Nq, D)."""
+        """Set removed heads, and blank rows, of (…, H, Nq, D) to 0."""
         for taken in (self.gone, blank):
             if taken is not None:
                 out = out.masked_fill(drop_axes(taken, out.ndim), 0)
@@ -62,20 +62,20 @@ class Edit:
 
 
 class Cutter(Protocol):
-    """Someone who cuts something out of a model."""
+    """An active ablation of a model."""
 
     def look(self, call: PendingCall) -> Edit:
-        """Return what is taken from a call of this thread."""
+        """Return what to remove from a call of this thread."""
 
     def owns(self, module: nn.Module) -> bool:
-        """Tell whether a module is a part of the model."""
+        """Return whether a module is a part of the model."""
 
     def is_running(self) -> bool:
-        """Tell whether the model is running in this thread."""
+        """Return whether the model is running in this thread."""
 
 
 class Passing(threading.local):
-    """Whether a door of this thread has a call in hand."""
+    """Whether a call of this thread is already being edited (thread-local)."""
 
     def __init__(self) -> None:
         self.busy = False
@@ -87,12 +87,12 @@ CUTTERS: list[Cutter] = []
 
 @contextmanager
 def edited(call: PendingCall) -> Iterator[Edit]:
-    """Give what all cuts together take from a call to the first door that it meets."""
+    """Yield the combined edit of all ablations where a call is first intercepted."""
     if PASSING.busy or not CUTTERS:
         yield NOTHING
         return
     edit = NOTHING
-    for cutter in tuple(CUTTERS):  # another thread may end one
+    for cutter in tuple(CUTTERS):  # another thread may remove one
         edit |= cutter.look(call)
     PASSING.busy = True
     try:
@@ -102,13 +102,13 @@ def edited(call: PendingCall) -> Iterator[Edit]:
 
 
 def hide(mask: Tensor | None, cells: Tensor, *, causal: bool = False) -> Tensor:
-    """Return a kernel's mask without some cells: bool is True = may see.
+    """Return a kernel's mask with some cells hidden; in a bool mask True is visible.
 
-    Numbers are added to the scores. transformers writes the lowest number for what is
-    masked, and a row of nothing else would be an average: it is made -inf throughout,
-    for which the kernels give 0.
+    Float masks are added to the scores. transformers masks with the lowest number, and
+    a row with nothing else would become an average: such a row is set to -inf, for
+    which the kernels output 0.
     """
-    if causal:  # query i sees the keys 0 … i, as torch counts them
+    if causal:  # query i may attend to keys 0 … i, as in torch
         early = torch.ones_like(cells[0, 0]).tril()
         mask = early if mask is None else hide(mask, ~early[None, None])
     if mask is None:
@@ -121,17 +121,17 @@ def hide(mask: Tensor | None, cells: Tensor, *, causal: bool = False) -> Tensor:
 
 
 def lower(scores: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
-    """Return scores without some cells, for a softmax, and which rows became blank.
+    """Return scores with some cells hidden, for a softmax, and which rows are blank.
 
-    The lowest number takes the place of -inf: a softmax of nothing but -inf is NaN, and
-    so would be the gradients of every row. Blank rows are for the door to clear.
+    The lowest number is used instead of -inf: a softmax over -inf alone is NaN, and so
+    would be the gradients of every row. The caller must clear the blank rows.
     """
     edited = torch.where(cells, torch.finfo(scores.dtype).min, scores)
     return edited, find_blank(edited, cells)
 
 
 def bend_less(bend: Callable[..., Tensor], cells: Tensor) -> Callable[..., Tensor]:
-    """Return a function that edits scores, and hides some cells (B, H, Nq, Nk)."""
+    """Return a score function of flex that also hides some cells (B, H, Nq, Nk)."""
 
     def edit(
         score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor, *more: Tensor
@@ -142,7 +142,7 @@ def bend_less(bend: Callable[..., Tensor], cells: Tensor) -> Callable[..., Tenso
 
 
 def add_of(mask: Tensor | None, like: Tensor) -> Tensor | None:
-    """Return a mask as the numbers that torch adds for it."""
+    """Return a mask as the float mask that torch adds for it."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     zeros = torch.zeros_like(mask, dtype=like.dtype)
@@ -150,7 +150,7 @@ def add_of(mask: Tensor | None, like: Tensor) -> Tensor | None:
 
 
 def find_blank(scores: Tensor, cells: Tensor) -> Tensor:
-    """Return which rows see nothing any more, (…, Nq, 1)."""
+    """Return which rows have no visible key left, (…, Nq, 1)."""
     seen = may_see(scores).any(-1, keepdim=True)
     return ~seen & cells.any(-1, keepdim=True)
 

@@ -1,12 +1,12 @@
-"""Where a call of attention comes from, and what a cut takes from it.
+"""Locate each attention call by layer and positions, and turn a cut into its edit.
 
-    a module is entered ─▶ note the tokens that it was given; the outermost one also
-                           says how many came before, and which ones are padding
-    a call meets a door ─▶ `look`: the innermost module is the layer, its queries and
-                           keys get their positions, the cut becomes an edit
+    a module is entered   ─▶ store the shape of its input; for the outermost module also
+                             the number of cached tokens and the padding mask
+    a call is intercepted ─▶ `look`: the innermost module is the layer, its queries and
+                             keys get their positions, the cut becomes an edit
 
-Positions are those of the whole sequence, in every step of a generation, and count real
-tokens: padding has none. A cut that missed something is refused at the end.
+Positions are those of the whole sequence, in every decoding step, and count real tokens
+only: padding has none. A cut that missed something raises OptionError at the end.
 
 Next: intervene.py
 """
@@ -31,7 +31,7 @@ from regard.lens.whereabouts import Whereabouts, is_recomputing
 
 
 class Pass(threading.local):
-    """What this thread's pass of the model was given."""
+    """The inputs of the forward pass in this thread (thread-local)."""
 
     def __init__(self) -> None:
         self.before: int | None = None  # tokens in the cache, None if there is none
@@ -54,28 +54,28 @@ class Editor:
         self.reached = {"keys": 0, "queries": 0}  # how many positions there were
 
     def owns(self, module: nn.Module) -> bool:
-        """Tell whether a module is a part of the model."""
+        """Return whether a module is a part of the model."""
         return id(module) in self.modules
 
     def is_running(self) -> bool:
-        """Tell whether the model is running in this thread."""
+        """Return whether the model is running in this thread."""
         return bool(self.here.stack)
 
     def visit(self, name: str, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        """Note what a module was given, before it runs."""
+        """Store what is needed of a module's inputs, before it runs."""
         given, now = (*args, *named.values()), self.now
         if not self.here.stack and not is_recomputing():
             caches = (x for x in given if callable(getattr(x, "get_seq_length", None)))
             now.before = count_tokens(next(caches, None))
             valid = read_padding(args, named)
-            if valid is not None or not now.before:  # a later step may not be told
+            if valid is not None or not now.before:  # later steps may have no mask
                 now.valid = valid
         tokens = next((x.shape for x in given if isinstance(x, Tensor)), ())
         now.sizes[name], now.slots[name] = tuple(tokens), named.get("slot")
         self.ran.add(name)
 
     def look(self, call: PendingCall) -> Edit:
-        """Return what the cut takes from a call."""
+        """Return the edit that the cut makes to a call."""
         if not self.here.stack:  # another model's
             return NOTHING
         name = self.here.name
@@ -102,12 +102,12 @@ class Editor:
     def find_place(
         self, name: str, call: PendingCall
     ) -> tuple[int | Tensor | None, int]:
-        """Return the slots of the first query, None if nobody knows, and first key."""
+        """Return the slots of the first query (None if unknown) and first key."""
         slot, n_q, n_k = self.now.slots.get(name), call.n_q, call.n_k
         if slot is not None:
             return slot.start, slot.first
         start = self.now.before
-        if start is not None:  # a cache that forgets gives its last keys
+        if start is not None:  # a sliding-window cache holds its last keys
             return start, 0 if is_cross(name) else max(0, start + n_q - n_k)
         if call.aligned or n_q == n_k or self.is_described or is_cross(name):
             return 0, 0
@@ -132,7 +132,7 @@ class Editor:
         known: bool,
         valid: Tensor | None,
     ) -> None:
-        """Refuse a call of which the cut cannot be taken."""
+        """Raise OptionError for a call to which the cut cannot be applied."""
         folded = call.heads is None
         if folded and (chosen != EVERY_HEAD or valid is not None):
             raise OptionError(
@@ -158,7 +158,7 @@ class Editor:
             )
 
     def check(self) -> None:
-        """Refuse a cut that missed something, after all was run."""
+        """Raise OptionError if the cut missed something, after the run."""
         layers = dict(enumerate(self.order))
         for layer in self.cut.asked:
             if not any(is_layer(layer, *x) for x in layers.items()):
@@ -188,14 +188,14 @@ class Editor:
 
 
 def is_cross(name: str) -> bool:
-    """Tell whether a layer looks at another sequence."""
+    """Return whether a layer is cross-attention, judged by its name."""
     return CROSS.search(name) is not None
 
 
 def is_whole(sizes: tuple[int, ...], n: int, batch: int) -> bool:
-    """Tell whether n queries are all tokens of what a module was given."""
+    """Return whether n queries are all tokens of a module's input."""
     if len(sizes) < 2:
-        return True  # nobody knows
+        return True  # unknown
     (*_, rows, _), inner = sizes, sizes[1:-1]  # (B, N, C), (N, C), (B, Y, X, C)
     return n in (rows, math.prod(inner)) or sizes[:2] == (n, batch)  # or (N, B, C)
 
@@ -216,7 +216,7 @@ def read_padding(args: tuple[Any, ...], named: Mapping[str, Any]) -> Tensor | No
 
 
 def number(slots: Tensor, valid: Tensor | None) -> Tensor:
-    """Return which tokens stand in these slots (B or 1, N); -1 is padding."""
+    """Return which tokens are in these slots (B or 1, N); -1 is padding."""
     if valid is None:
         return slots
     more = max(0, int(slots.max()) + 1 - valid.shape[1])  # generated since then

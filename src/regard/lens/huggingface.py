@@ -1,10 +1,10 @@
-"""What transformers does differently: its own functions between a layer and the kernel.
+"""Hook the attention functions of transformers, and those of our own engine.
 
 A layer calls `attention_interface(module, query, key, value, mask, scaling=…, …)`. For
 "sdpa" that function repeats shared heads and calls the kernel; "eager" ones are written
-out in each modeling file, with softcap and sinks. Both are handed q, k and v before any
-copy is made, so that is where we look, and edit. Nothing of transformers is imported
-here: a model of it brings it along. Our own engine is looked at in the same way.
+out in each modeling file, with softcap and sinks. Both receive q, k and v before any
+copy is made, so calls are recorded and edited there. transformers is never imported
+here: its models have imported it already. Our own engine is hooked in the same way.
 
 Next: ledger.py
 """
@@ -36,14 +36,14 @@ EAGER = "eager_attention_forward"
 
 
 def is_decoder(model: nn.Module, name: str) -> bool:
-    """Tell whether a layer is of the decoder of two: its queries are other tokens."""
+    """Return whether a layer is in the decoder of an encoder-decoder model."""
     config = getattr(model, "config", None)
     return bool(getattr(config, "is_encoder_decoder", False)) and "decoder" in name
 
 
 @contextmanager
 def open_doors(model: nn.Module, mode: Mode, here: Whereabouts) -> Iterator[None]:
-    """Look into the functions of transformers, if the model is one of its own."""
+    """Hook the functions of transformers and of our engine that a model uses."""
     with ExitStack() as stack:
         for name in sorted({type(module).__module__ for module in model.modules()}):
             file = sys.modules.get(name)
@@ -69,7 +69,7 @@ def open_doors(model: nn.Module, mode: Mode, here: Whereabouts) -> Iterator[None
 def watch_eager(
     original: Callable[..., Any], mode: Mode, here: Whereabouts
 ) -> Callable[..., Any]:
-    """Return a function that tells of a call and leaves it as it is."""
+    """Return an eager attention function that reports its calls."""
 
     def stand_in(
         module: nn.Module,
@@ -120,7 +120,7 @@ def watch_eager(
 
 
 def is_ours(file: Any) -> bool:
-    """Tell whether a file calls our own engine."""
+    """Return whether a module file calls our own engine."""
     found = vars(file).get("attend")
     return found is attend or getattr(found, "__wrapped__", None) is attend
 
@@ -128,7 +128,7 @@ def is_ours(file: Any) -> bool:
 def watch_engine(
     original: Callable[..., Any], mode: Mode, here: Whereabouts
 ) -> Callable[..., Any]:
-    """Return `regard.engine.attend` that tells of its calls."""
+    """Return a `regard.engine.attend` that reports its calls."""
 
     @wraps(attend)
     def stand_in(
@@ -155,10 +155,10 @@ def watch_engine(
 def see_engine(
     done: Attended, arrays: tuple[Tensor, ...], mask: Any, options: Mapping[str, Any]
 ) -> Sight:
-    """Return a call of our own engine, with all that it was told.
+    """Return a call of our own engine, with all of its options.
 
-    A scale that is an array goes into q. Where scores are capped, lse is left for the
-    ledger to compute again: it rebuilds no capped output.
+    An array scale is multiplied into q. With softcap, lse is None, and ledger.py
+    computes it again, because it cannot rebuild a capped output.
     """
     q, k, v = (make_four(x) for x in arrays)
     simple = mask == causal() if isinstance(mask, Mask) else False
@@ -211,7 +211,7 @@ def write(formula: Formula, q: Tensor, k: Tensor, options: Mapping[str, Any]) ->
 def watch_fast(
     original: Callable[..., Any], mode: Mode, here: Whereabouts
 ) -> Callable[..., Any]:
-    """Return a function that remembers the keys before they are repeated."""
+    """Return an sdpa function that stores the keys before they are repeated."""
 
     def stand_in(
         module: nn.Module,

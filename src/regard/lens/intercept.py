@@ -1,13 +1,13 @@
-"""The doors that attention goes through, watched without changing what passes.
+"""Interception points ("doors") for attention calls; results do not change.
 
-    door                 what it is handed                          lse
+    door                 what is captured                           lse
     sdpa                 q, k, v, mask of F.scaled_dot_product_…    from the same kernel
-    nn.MultiheadAttention  the same, inside of its own function     from the same kernel
+    nn.MultiheadAttention  the same, inside its function            from the same kernel
     transformers eager   q, k, v, mask, softcap, sinks              from the definition
-    softmax              the logits themselves                      from them
+    softmax              the logits                                 from the logits
 
-The first is a mode that sees every torch function. On a CPU the public function runs a
-kernel that also computes lse and drops it; the door calls that kernel with the same
+The first uses a mode that intercepts every torch function. On a CPU the public function
+runs a kernel that also computes lse and drops it; we call that kernel with the same
 arguments, so the model gets the same bits and lse costs nothing. For an ablation
 (edit.py), the call is edited first and recorded as edited. Nothing else is patched, and
 the patches are undone when the `with` is left.
@@ -51,20 +51,20 @@ Given = tuple[Tensor, Tensor, Tensor, Tensor | None, float, bool]  # to the kern
 
 
 class Inside(threading.local):
-    """Who waits for what torch's multi-head attention calls inside of itself."""
+    """Listeners for attention calls made inside nn.MultiheadAttention, per thread."""
 
     def __init__(self) -> None:
         self.waiting: list[list[Sight]] = []
-        self.deaf = False  # what a lens computes is no call of the model
+        self.deaf = False  # ignore calls that a lens makes itself
 
     def tell(self, sight: Sight) -> None:
-        """Tell all of them."""
+        """Pass a call to all listeners."""
         for sights in self.waiting:
             sights.append(sight)
 
     @contextmanager
     def wait(self, sights: list[Sight]) -> Iterator[None]:
-        """Be one of them for a while."""
+        """Append calls to `sights` while the `with` lasts."""
         self.waiting.append(sights)
         try:
             yield
@@ -73,7 +73,7 @@ class Inside(threading.local):
 
     @contextmanager
     def compute(self) -> Iterator[None]:
-        """Make all lenses of this thread deaf for a while."""
+        """Ignore all calls of this thread while the `with` lasts."""
         before, self.deaf = self.deaf, True
         try:
             yield
@@ -85,14 +85,14 @@ INSIDE = Inside()
 
 
 class Mode(TorchFunctionMode):  # type: ignore[misc]
-    """Sees every torch function of this thread while it is on."""
+    """Intercepts every torch function of this thread while it is active."""
 
     def __init__(
         self,
         listen: Callable[[Sight], None],
         here: Whereabouts,
         *,
-        aligned: bool = False,  # query 0 stands at key 0
+        aligned: bool = False,  # query 0 is at key 0
     ) -> None:
         super().__init__()
         self.listen, self.here, self.aligned = listen, here, aligned
@@ -113,7 +113,7 @@ class Mode(TorchFunctionMode):  # type: ignore[misc]
         return func(*args, **named) if door is None else door(func, args, named)
 
     def tell(self, sight: Sight) -> None:
-        """Tell of a call."""
+        """Report a call to the listener."""
         with INSIDE.compute():
             self.listen(sight)
 
@@ -161,7 +161,7 @@ class Mode(TorchFunctionMode):  # type: ignore[misc]
         attn_mask: Tensor | None = None,
         scale: float | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Run the kernel that was called by its own name, as a lens in a lens does."""
+        """Run the kernel when it is called directly, as a nested lens does."""
         with edited(self.describe(query, key, is_causal=is_causal)) as edit:
             if edit.cells is not None:
                 attn_mask = hide(attn_mask, edit.cells, causal=is_causal)
@@ -182,7 +182,7 @@ class Mode(TorchFunctionMode):  # type: ignore[misc]
     def tell_kernel(
         self, given: Given, scale: float | None, out: Tensor, lse: Tensor | None
     ) -> None:
-        """Tell of a call of the kernel, with the keys before they were repeated."""
+        """Report a kernel call, with the keys before they were repeated."""
         query, key, value, mask, dropout, causal = given
         shared = self.here.shared
         k, v = (key, value) if shared is None else shared
@@ -202,7 +202,7 @@ class Mode(TorchFunctionMode):  # type: ignore[misc]
         )
 
     def describe(self, query: Tensor, key: Tensor, *, is_causal: bool) -> PendingCall:
-        """Return what is known of a call of the kernel."""
+        """Return what is known of a kernel call before it runs."""
         return PendingCall(
             like=query,
             heads=query.shape[1] if query.ndim == 4 else None,
@@ -212,11 +212,11 @@ class Mode(TorchFunctionMode):  # type: ignore[misc]
         )
 
     def run_mha(self, func: Any, args: Any, named: Any) -> Any:
-        """Look inside of torch's own multi-head attention.
+        """Intercept the kernel call inside nn.MultiheadAttention.
 
-        Its function hides what it calls from modes, so the kernel's name is replaced
-        while it runs. Asked for weights it calls no kernel: then it is run once more
-        without, only to see q, k and v; or, if it is edited, only without.
+        Its function hides its calls from modes, so the kernel is monkeypatched while it
+        runs. With need_weights it calls no kernel: it is then run once more without,
+        only to capture q, k and v; or, if it is edited, only without.
         """
         sights: list[Sight] = []
         inner = Mode(INSIDE.tell, Whereabouts(), aligned=True)
@@ -225,7 +225,7 @@ class Mode(TorchFunctionMode):  # type: ignore[misc]
 
         def make(before: Any) -> Any:
             def stand_in(*args: Any, **named: Any) -> Any:
-                mine = threading.get_ident() == thread  # others go their own way
+                mine = threading.get_ident() == thread  # other threads are unaffected
                 return (inner.run_sdpa if mine else before)(*args, **named)
 
             return stand_in
@@ -250,9 +250,9 @@ class Mode(TorchFunctionMode):  # type: ignore[misc]
         return done
 
     def run_softmax(self, func: Any, args: Any, named: Any) -> Tensor:
-        """See a softmax over keys: the last resort, where nothing else is called.
+        """Intercept a softmax over keys: the last resort, if nothing else is called.
 
-        Its logits are a record too: q := logits, k := the identity, scale 1.
+        The record of its logits: q := logits, k := the identity, scale 1.
         """
         logits = args[0] if args else named["input"]
         axis = named.get("dim", args[1] if len(args) > 1 else None)
@@ -272,7 +272,7 @@ class Mode(TorchFunctionMode):  # type: ignore[misc]
         return edit.clear(weights, blank)
 
     def run_flex(self, func: Any, args: Any, named: Any) -> Any:
-        """See FlexAttention: its lse is to the base 2, its mask and edits are code."""
+        """Intercept FlexAttention: lse has base 2, mask and score_mod are code."""
         q, k, v, bend, block_mask, scale, *rest = args
         b, h, i, j = (
             torch.arange(n).reshape([-1 if axis == a else 1 for axis in range(4)])
@@ -319,10 +319,10 @@ def watch_closed(
     mode: Mode,
     here: Whereabouts,
 ) -> Callable[..., Any]:
-    """Return the forward pass of a module that torch runs otherwise when watched.
+    """Return a `forward` for modules that torch runs differently when hooked.
 
-    In eval it runs with all modes off, so that torch takes its fast path; then once
-    more, only to be seen. In training there is no fast path, and one run is enough.
+    In eval mode it runs with all modes off, so that torch takes its fast path, and then
+    again only to be recorded. In training there is no fast path: one run is enough.
     """
 
     def forward(module: nn.Module, *args: Any, **named: Any) -> Any:
@@ -352,7 +352,7 @@ def watch_closed(
 
 @contextmanager
 def open_modules(model: nn.Module, mode: Mode, here: Whereabouts) -> Iterator[None]:
-    """Look into the modules of torch that have a fast path of their own."""
+    """Hook the torch modules that have a fast path."""
     names = {
         id(module): name
         for name, module in model.named_modules()
@@ -372,10 +372,10 @@ PATCHED: dict[tuple[int, str], tuple[Any, list[Make]]] = {}
 
 @contextmanager
 def put(owner: Any, name: str, make: Make) -> Iterator[None]:
-    """Give something the value that `make` makes of it, for a while.
+    """Monkeypatch an attribute with `make(value)` while the `with` lasts.
 
-    Several may do so at once and end in any order: what is left is always the original,
-    seen through those who still look. When nobody does, it is the original itself.
+    Several patches may overlap and end in any order: the value is always the original
+    with the remaining patches applied. Without any, it is the original itself.
     """
     key = id(owner), name
     with LOCK:
@@ -393,7 +393,7 @@ def put(owner: Any, name: str, make: Make) -> Iterator[None]:
 
 
 def compose(original: Any, makers: Sequence[Make]) -> Any:
-    """Return the original as all of them see it."""
+    """Return the original with all patches applied."""
     value = original
     for make in makers:
         value = make(value)

@@ -1,14 +1,14 @@
-"""Cut heads, or what they see, out of a running model, and measure what changes.
+"""Ablate heads, or the keys they attend to, in a running model; measure the effect.
 
-    with knock_out(model, heads=[(3, 5)]):                  head 5 of layer 3 gives 0
+    with knock_out(model, heads=[(3, 5)]):                  head 5 of layer 3 outputs 0
         model(...)
     with knock_out(model, keys=range(4, 9), queries=[20]):  token 20 cannot see 4 … 8
         model.generate(...)
     print(effect(model, run, heads=[(3, 5)]))
 
-The model keeps its kernels; its calls are edited at the doors where a watch listens. A
-watch, inside or around, sees the edited calls. A head that is removed still attends,
-and a watch still shows it: only its output is gone.
+The model keeps its kernels; its calls are edited where `watch` intercepts them. A watch
+inside or around records the edited calls. A removed head still attends and is still
+recorded: only its output is 0.
 
 Next: watch.py
 """
@@ -42,16 +42,16 @@ def knock_out(
     keys: Positions | None = None,
     queries: Positions | None = None,
 ) -> Iterator[None]:
-    """Take something away from a model's attention while the `with` lasts.
+    """Ablate heads, or attention to some keys, while the `with` lasts.
 
     heads: (layer, head) pairs; all heads unless given
-    layers: all heads of these; a layer is its number, in the order in which they
-        attend, or the name of its module or of one around it
-    keys: tokens that the heads cannot see; without it their output is 0
-    queries: from which tokens they cannot see the keys; from all unless given
+    layers: ablate all heads of these layers; a layer is its number, in the order in
+        which layers attend, or the name of its module or of a parent module
+    keys: tokens that the heads cannot attend to; if not given, their output is 0
+    queries: tokens that cannot attend to the keys; all unless given
 
-    Tokens are numbered from 0 in the sequence that a layer attends over: in a
-    generation the prompt and all that follows, padding (attention_mask=) not counted.
+    Tokens are numbered from 0 in the sequence that a layer attends over: in generation,
+    the prompt and all generated tokens. Padding (attention_mask=) is not counted.
     """
     check_model(model)
     names = [name for name, _ in model.named_modules()]
@@ -72,7 +72,7 @@ def knock_out(
 
 
 def check_model(model: Any) -> None:
-    """Refuse what is no model."""
+    """Raise OptionError unless this is an nn.Module."""
     if not isinstance(model, nn.Module):
         raise OptionError(
             f"nothing can be cut out of a {type(model).__name__}, expected a "
@@ -81,12 +81,12 @@ def check_model(model: Any) -> None:
 
 
 def ignore(*_: Any) -> None:
-    """Do nothing: the calls are edited, not kept."""
+    """Do nothing: the calls are edited, not recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """What a cut changed. A tuple has one entry for each sequence of the batch."""
+    """The effect of an ablation. Tuples have one entry per sequence of the batch."""
 
     logits: float  # the largest change of any logit
     kl: tuple[float, ...]  # of the last token's distribution, before || after, in nats
@@ -115,10 +115,10 @@ def effect(
     keys: Positions | None = None,
     queries: Positions | None = None,
 ) -> Effect:
-    """Run a model with and without a cut, and say what it changed.
+    """Run a model with and without an ablation, and return what it changed.
 
-    run: called with the model; returns logits (..., vocabulary), or what has .logits
-        and perhaps .loss. The last token is the last of the second last axis.
+    run: called with the model; returns logits (..., vocabulary), or an object with
+        .logits and optionally .loss. The second-to-last axis is that of the tokens.
     """
     check_model(model)
     if model.training:
@@ -149,7 +149,7 @@ def effect(
 
 
 def read_logits(done: Any) -> tuple[Tensor, float | None]:
-    """Return the logits of what a model gave back, and its loss."""
+    """Return the logits and the loss of a model's output."""
     logits = done if isinstance(done, Tensor) else getattr(done, "logits", None)
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
         raise OptionError(

@@ -1,13 +1,13 @@
-"""Calls become records: one for each layer and sequence, by absolute positions.
+"""Assemble calls into records: one per layer and sequence, by absolute positions.
 
     prefill         q 0 … 9,   k 0 … 9
     decode          q 10,      k 0 … 10      ─▶   q 0 … 11,   k 0 … 11
     decode          q 11,      k 0 … 11
 
-A call whose keys are those of the last call, to the bit, and its own goes on with it;
-any other one begins a new group. Of the keys only the last are kept: they hold all
-others, but for those that the cache of a sliding window forgot, which are kept from
-before. Padding is taken out with the mask that the model was given, so that row i of a
+A call continues a group if its keys start, bit for bit, with the previous call's keys;
+otherwise it begins a new group. Only the keys of the last call are kept, which include
+all earlier ones except those that a sliding-window cache dropped; these are kept
+separately. Padding is removed according to the model's attention mask, so row i of a
 record is token q_positions[i] of its sequence.
 
 Next: watch.py
@@ -37,7 +37,7 @@ CHECKED = 8  # rows of a call that are rebuilt from what is kept
 
 @dataclass(frozen=True)
 class Kept:
-    """What is kept of a call: some rows, and its mask."""
+    """What is kept of a call: its rows, lse and mask."""
 
     q: Tensor | Pages  # (B, H, Nq, D)
     lse: Tensor | Pages  # (B, H, Nq)
@@ -50,7 +50,7 @@ class Kept:
 
 
 class Group:
-    """Calls of one layer that go on with each other."""
+    """Calls of one layer that continue each other, as in prefill and decode."""
 
     def __init__(self, name: str, sight: Sight, *, keep_v: bool) -> None:
         self.name, self.keep_v = name, keep_v
@@ -66,25 +66,25 @@ class Group:
         self.add(sight)
 
     def goes_on(self, sight: Sight) -> bool:
-        """Tell whether a call goes on where this group stands."""
+        """Return whether a call continues this group."""
         theirs, mine = self.overlap(sight)
         return bool(mine.numel()) and bool(torch.equal(theirs, mine))
 
     def is_reordered(self, sight: Sight) -> bool:
-        """Tell whether a call would go on, were its sequences in another order."""
+        """Return whether a call with reordered sequences would continue this group."""
         theirs, mine = self.overlap(sight)
         known = (any(torch.equal(x, y) for y in mine) for x in theirs)
         return bool(mine.numel()) and all(known)
 
     def overlap(self, sight: Sight) -> tuple[Tensor, Tensor]:
-        """Return marks that are the same if a call goes on, its own and ours."""
+        """Return key fingerprints, its and ours, that are equal if a call continues."""
         n, gone = self.count_shared(sight)
         return sight.marks[:, :n], self.known[:, gone : gone + n]
 
     def count_shared(self, sight: Sight) -> tuple[int, int]:
-        """Return how many keys a call has of the last one, if it goes on; none: 0.
+        """Return how many keys a call shares with the last one; 0 if it is another.
 
-        Also how many of them in front are gone, because a window slid past them.
+        Also return how many of the first keys a sliding window has dropped.
         """
         (*lead, before, width), (*given, n_k, size) = self.k.shape, sight.k.shape
         n_q, old = sight.q.shape[2], n_k - sight.q.shape[2]
@@ -101,7 +101,7 @@ class Group:
         return (old, before - old) if slid and 0 < old < before else (0, 0)
 
     def add(self, sight: Sight) -> None:
-        """Keep the rows of a call; its keys take the place of the last ones."""
+        """Store the rows of a call; its keys replace those of the last call."""
         n_q, n_k = sight.q.shape[2], sight.k.shape[2]
         if self.rows and (gone := self.count_shared(sight)[1]):
             kept = [bring(x) for x in (self.k, self.v) if x is not None]
@@ -175,7 +175,7 @@ class Group:
             )
 
     def join_keys(self) -> tuple[Tensor, Tensor | None]:
-        """Return all keys, and values if they are kept, also the forgotten ones."""
+        """Return all keys, and values if kept, including those that a cache dropped."""
         k = join_rows([*(x[0] for x in self.forgotten), self.k])
         if self.v is None:
             return k, None
@@ -198,11 +198,11 @@ class Group:
 
 
 def find_place(name: str, sight: Sight) -> tuple[int, bool]:
-    """Return where the rows of a first call start, and whether its keys are others'.
+    """Return where the rows of a first call start, and whether it is cross-attention.
 
-    With fewer queries than keys the rows stand behind a cache, or in a cache of fixed
-    size, or look at another sequence. In the first two cases each row of the mask ends
-    one key later than the row before.
+    With fewer queries than keys, the rows follow a cache, or are in a cache of fixed
+    size, or attend to another sequence. In the first two cases each row of the mask
+    ends one key later than the row before.
     """
     n_q, n_k = sight.q.shape[2], sight.k.shape[2]
     other = CROSS.search(name) is not None
@@ -223,7 +223,7 @@ def find_place(name: str, sight: Sight) -> tuple[int, bool]:
 
 
 def write_rows(kept: Kept, b: int, n_k: int) -> Tensor:
-    """Return what was added to the scores of some rows, -inf where no key was given."""
+    """Return what is added to the scores of some rows, -inf where a key is missing."""
     n_q, mask = kept.n_q, kept.mask
     if mask is None:
         cells = torch.zeros(1, n_q, kept.n_k)
@@ -259,14 +259,14 @@ def recognise(allowed: Tensor, rows: Tensor, keys: Tensor) -> Mask | Tensor | No
 
 
 def extend(valid: Tensor, n: int) -> Tensor:
-    """Return which of n tokens are real: those behind a prompt's mask are new."""
+    """Return which of n tokens are real; those after the prompt's mask are new."""
     return torch.cat([valid, valid.new_ones(max(0, n - len(valid)))])[:n]
 
 
 def mend_lse(sight: Sight) -> Sight:
-    """Return a call with the lse of its odd rows, for which the kernel writes 0.
+    """Return a call with corrected lse of rows for which the kernel writes 0.
 
-    A row that sees nothing has -inf, a row whose query is no number has NaN.
+    A row without visible keys gets -inf, a row whose query has NaN gets NaN.
     """
     lse, mask = sight.lse, sight.mask
     if lse is None or bool(lse.all()):  # none is 0
@@ -280,7 +280,7 @@ def mend_lse(sight: Sight) -> Sight:
 
 
 def settle(sight: Sight) -> tuple[Sight, float]:
-    """Return a call with its lse, and the error of its output, rebuilt from it.
+    """Return a call with its lse, and the error of the output rebuilt from it.
 
     The kernel's lse is checked on a few rows. Where no kernel gave one, the definition
     computes it, and all rows are checked.
@@ -347,7 +347,7 @@ def find_largest_difference(mine: Tensor, theirs: Tensor) -> float:
     """Return the largest difference, relative to the largest number; NaN is NaN."""
     wide = torch.promote_types(theirs.dtype, torch.float32)
     mine, theirs = mine.to(wide), theirs.detach().to(wide)
-    both = mine.isnan() & theirs.isnan()  # so it was: shown as it is
+    both = mine.isnan() & theirs.isnan()  # NaN in both counts as equal
     mine, theirs = mine.masked_fill(both, 0), theirs.masked_fill(both, 0)
     size = float(theirs.abs().max()) or 1.0
     return float((mine - theirs).abs().max()) / size

@@ -1,10 +1,10 @@
-"""Where kept arrays lie: in pages of their own, beside the heap.
+"""Store recorded arrays outside the heap, in memory maps.
 
 A pass allocates and frees the same sizes layer after layer. Anything that stays in
-between, even the hundred bytes of a tensor object, cuts a hole into pieces that the
-next layer cannot use, and the heap grows by a whole layer each time: 2.7 times what is
-kept, measured. So what is kept is a map of pages and three Python objects, and becomes
-a tensor again when the pass is over.
+between, even the hundred bytes of a tensor object, fragments the freed memory so that
+the next layer cannot use it, and the heap grows by a whole layer each time: 2.7 times
+what is kept, measured. So an array is kept as a memory map and three Python objects,
+and becomes a tensor again when the pass is over.
 
 Next: ledger.py
 """
@@ -16,11 +16,11 @@ import mmap
 import torch
 from torch import Tensor
 
-LARGE = 2**14  # bytes of an array that gets pages of its own
+LARGE = 2**14  # minimum bytes of an array that is stored in a memory map
 
 
 class Pages:
-    """A tensor outside of the heap."""
+    """A tensor in a memory map, outside the heap."""
 
     def __init__(self, x: Tensor) -> None:
         self.shape, self.dtype = x.shape, x.dtype
@@ -28,7 +28,7 @@ class Pages:
         self.tensor().copy_(x)
 
     def tensor(self) -> Tensor:
-        """Return the numbers, without a copy."""
+        """Return the tensor, without a copy."""
         return torch.frombuffer(self.bytes, dtype=self.dtype).view(self.shape)
 
 
@@ -39,11 +39,11 @@ def keep(x: Tensor) -> Tensor | Pages:
     if x.device.type == "cpu" and x.shape[2] > 1 and size >= LARGE:
         try:
             return Pages(x)
-        except OSError:  # the system gives a process only so many maps
+        except OSError:  # the number of maps per process is limited
             return x.clone()
     return x if x.untyped_storage().nbytes() <= 1.25 * size else x.clone()
 
 
 def bring(x: Tensor | Pages) -> Tensor:
-    """Return what was kept as a tensor."""
+    """Return as a tensor what `keep` returned."""
     return x.tensor() if isinstance(x, Pages) else x

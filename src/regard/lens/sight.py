@@ -1,4 +1,4 @@
-"""One call of attention as it passed a door: what a lens is told.
+"""One intercepted attention call, as it is reported to a lens.
 
     weights[i, j] = exp(capped(scale q_i · k_j) + bias_ij - lse_i)     where allowed
 
@@ -17,29 +17,29 @@ from torch import Tensor
 from regard.engine.choose import attend
 from regard.masks.patterns import causal
 
-MARKS = 8  # numbers of a key by which it is known again
+MARKS = 8  # leading numbers of a key, its fingerprint
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sight:
-    """One call of attention, as it passed through a door."""
+    """One intercepted attention call."""
 
     door: str
     q: Tensor  # (B, H, Nq, D)
     k: Tensor  # (B, Hk, Nk, D)
     v: Tensor | None  # (B, Hk, Nk, Dv)
     out: Tensor | None  # (B, H, Nq, Dv)
-    lse: Tensor | None  # (B, H, Nq), None if nobody computed it yet
+    lse: Tensor | None  # (B, H, Nq), None if not computed yet
     scale: float
     mask: Tensor | None = None  # bool, or numbers to add
-    causal: bool = False  # query i sees the keys 0 … i
+    causal: bool = False  # query i may attend to keys 0 … i
     softcap: float | None = None
     sink: Tensor | None = None  # (H,)
 
     @cached_property
     def marks(self) -> Tensor:
-        """A few numbers of each key, (B, Nk, few): other keys have other ones."""
-        return self.k.detach()[:, 0, :, :MARKS].clone()  # a cache may be written over
+        """A fingerprint of each key, (B, Nk, MARKS): its leading numbers."""
+        return self.k.detach()[:, 0, :, :MARKS].clone()  # a cache may be overwritten
 
 
 def see_logits(door: str, logits: Tensor) -> Sight:
@@ -60,7 +60,7 @@ def see_logits(door: str, logits: Tensor) -> Sight:
 
 
 def compute_weights(sight: Sight) -> Tensor:
-    """Return the weights (B, H, Nq, Nk) of a call that did not write them down."""
+    """Return the weights (B, H, Nq, Nk) of a call that did not return them."""
     allowed, bias = split_mask(sight)
     done = attend(
         sight.q,
@@ -76,7 +76,7 @@ def compute_weights(sight: Sight) -> Tensor:
 
 
 def split_mask(sight: Sight) -> tuple[Any, Tensor | None]:
-    """Return a call's mask as the engine takes it: truth values, and numbers."""
+    """Return a call's mask as the engine takes it: a bool mask and a bias."""
     mask = sight.mask
     if mask is None:
         return (causal() if sight.causal else None), None
@@ -88,7 +88,7 @@ def split_mask(sight: Sight) -> tuple[Any, Tensor | None]:
 
 
 def may_see(mask: Tensor) -> Tensor:
-    """Return a mask as truth values; the lowest numbers, and -inf, hide a cell."""
+    """Return a mask as bool; -inf and the lowest numbers hide a cell."""
     if not mask.is_floating_point():
         return mask.bool()
     return mask > torch.finfo(mask.dtype).min / 2
@@ -97,7 +97,7 @@ def may_see(mask: Tensor) -> Tensor:
 def arrange(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the arrays of a call with four axes, widened in front as torch does it."""
+    """Return the arrays of a call with four axes, broadcast in front as in torch."""
     if q.ndim > 4 or any(x.shape[:-3] != q.shape[:-3] for x in (k, v)):
         lead = torch.broadcast_shapes(*(x.shape[:-3] for x in (q, k, v)))
         q, k, v = (x.expand(*lead, *x.shape[-3:]) for x in (q, k, v))

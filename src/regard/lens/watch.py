@@ -1,13 +1,13 @@
-"""Watch a running model: its own kernels, its own bits, nothing missed.
+"""Record a running model; it keeps its kernels and computes the same bits.
 
     with capture(model) as watcher:       regard.watch (seen.py) wraps this
         model(...)                        or model.generate(...), or a training step
     watcher.recording
 
-Every attention call that passes a door (intercept.py) is kept as q, k and lse, and its
-output is rebuilt from them on a few rows; a layer that cannot be rebuilt is named with
-its error instead of being shown. A module that is called attention and was never heard
-is named too.
+Every intercepted attention call (intercept.py) is kept as q, k and lse, and a few rows
+of its output are rebuilt from them; a layer that cannot be rebuilt is reported with its
+error instead of being shown. A module that is named attention but made no intercepted
+call is reported too.
 
 Next: show/map_source.py
 """
@@ -33,7 +33,7 @@ from regard.lens.whereabouts import Hooks, Whereabouts, is_recomputing
 from regard.recording.record import Covered, Record, Recording
 
 KEEP = ("qk", "qkv")
-CHECKED, OFTEN = 2, 64  # calls of a layer that are rebuilt: the first, and every …th
+CHECKED, OFTEN = 2, 64  # calls of a layer that are checked: the first, every …th
 MIXED = (
     "its sequences changed places between steps, as in a beam search: watch one pass "
     "over the final ones instead"
@@ -50,9 +50,9 @@ class Notes:
         self.valid: list[Tensor | None] = []
         self.sizes: list[int] = []  # sequences of each group
         self.now: tuple[Tensor | None, Tensor | None] = (None, None)
-        self.fresh = False  # a pass began, and no layer spoke yet
+        self.fresh = False  # a pass began, and no layer has attended yet
         self.inside = False  # the pass is not over
-        self.anew = False  # it goes on with no other one
+        self.anew = False  # it does not continue an earlier one
         self.mixed = False  # sequences changed places between calls
 
     def add(self, name: str, sight: Sight, *, keep_v: bool) -> None:
@@ -60,7 +60,7 @@ class Notes:
         groups = self.groups.setdefault(name, [])
         last, fresh = groups[-1] if groups else None, self.fresh
         if last is not None and last.is_cross and self.anew and not fresh:
-            last = None  # the same keys, looked at by other queries
+            last = None  # the same keys, other queries
         if last is not None and last.goes_on(sight):
             last.add(sight)
         else:
@@ -71,13 +71,13 @@ class Notes:
             groups[-1].turn = len(self.valid) - (self.inside and not fresh)
         if not fresh:
             return
-        self.fresh, self.anew = False, last is None  # the first layer of a pass says so
+        self.fresh, self.anew = False, last is None  # the first layer decides
         if self.anew:
             self.tokens.append([])
             self.valid.append(None)
             self.sizes.append(sight.q.shape[0])
         tokens, valid = self.now
-        whole = groups[-1].rows[0].start == 0  # else what came before is not known
+        whole = groups[-1].rows[0].start == 0  # else the tokens before are unknown
         if self.tokens and tokens is not None and whole:
             self.tokens[-1].append(tokens)
         if self.valid and valid is not None:
@@ -87,7 +87,7 @@ class Notes:
         """Yield turn and number of each sequence, its tokens, how much was padding."""
         for turn, pieces in enumerate(self.tokens):
             valid, size = self.valid[turn], self.sizes[turn]
-            if {x.shape[0] for x in pieces} != {size}:  # not told, or not of this batch
+            if {x.shape[0] for x in pieces} != {size}:  # unknown, or another batch
                 continue
             for b, row in enumerate(torch.cat(pieces, 1)):
                 whole = torch.ones(len(row), dtype=torch.bool, device=row.device)
@@ -96,7 +96,7 @@ class Notes:
 
 
 class Watcher:
-    """Listens at the doors and keeps what it hears, layer by layer."""
+    """Records the intercepted calls, layer by layer."""
 
     recording: Recording  # once the `with` is left
 
@@ -119,7 +119,7 @@ class Watcher:
         return self.notes.setdefault(threading.get_ident(), Notes())
 
     def begin(self, _module: nn.Module, args: Any, named: Any) -> None:
-        """Note the tokens and the padding of a pass."""
+        """Store the tokens and the padding of a pass."""
         if is_recomputing():
             return
         tokens = named.get("input_ids", args[0] if args else None)
@@ -135,13 +135,13 @@ class Watcher:
         self.mine.inside = False
 
     def note(self, sight: Sight) -> None:
-        """Keep one call."""
+        """Record one call."""
         name = self.here.name
         self.hooks.spoke[name] = sight.door
         self.calls[name] = self.calls.get(name, 0) + 1
         self.doors[name] = sight.door
         asked = self.layers is None or name in self.layers
-        if not asked or not sight.q.numel():  # nobody looks
+        if not asked or not sight.q.numel():  # not asked for, or empty
             return
         count, sight = self.calls[name], mend_lse(sight)
         if sight.lse is None or count <= CHECKED or count % OFTEN == 0:
@@ -195,13 +195,13 @@ class Watcher:
         )
 
     def find_valid(self, notes: Notes, name: str, turn: int) -> Tensor | None:
-        """Return which keys are no padding, if the model was told so."""
+        """Return which keys are no padding, if the model was given a mask."""
         if turn >= len(notes.valid) or is_decoder(self.model, name):
             return None
         return notes.valid[turn]
 
     def cover(self) -> Iterator[Covered]:
-        """Yield what became of each module that spoke, or is called attention."""
+        """Yield the coverage of each module that attended, or is named attention."""
         for name, door in self.doors.items():
             reason = self.wrong.get(name, "")
             if self.layers is not None and name not in self.layers:
@@ -233,7 +233,7 @@ def read_valid(mask: Any, tokens: Tensor | None) -> Tensor | None:
     square = isinstance(mask, Tensor) and mask.ndim == 4
     if square and tokens is not None and tokens.shape[1] > 1:
         seen = may_see(mask)[:, 0]
-        return seen.any(-2)[:, : tokens.shape[1]]  # padding is seen by nobody
+        return seen.any(-2)[:, : tokens.shape[1]]  # no query attends to padding
     return None
 
 

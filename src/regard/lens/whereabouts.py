@@ -1,12 +1,12 @@
-"""Which module is speaking? A stack of names, kept by hooks, for each thread.
+"""Track which module is running: a stack of names per thread, maintained by hooks.
 
-    enter a module ─▶ push its name        leave it, also by an error ─▶ pop it
+    enter a module ─▶ push its name        leave it, even by an error ─▶ pop it
 
-While any of our modules is being run, the intercepting mode is on; at all other times
-the model runs as if nobody looked. After the first pass only the modules that spoke,
-and those that are called attention, keep their hooks: a step of a generation is short,
-and hooks on hundreds of modules would be felt. A cut, which notes nobody who
-spoke, keeps them all, and visits forward passes inside of a backward pass too.
+The intercepting mode is active only while a module of the model is running. After the
+first pass only the modules that attended ("spoke"), and those named attention, keep
+their hooks: a decoding step is short, and hooks on hundreds of modules would slow it
+down. An ablation does not track which modules attended, so it keeps all hooks; it also
+visits forward passes inside a backward pass.
 
 Next: intercept.py
 """
@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 Visit = Callable[[str, tuple[Any, ...], dict[str, Any]], None]
-SILENT = (nn.ModuleList, nn.ModuleDict, nn.Softmax, nn.Dropout)  # never speak
+SILENT = (nn.ModuleList, nn.ModuleDict, nn.Softmax, nn.Dropout)  # never attend
 CLOSED = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
 
 
@@ -31,11 +31,11 @@ class Whereabouts(threading.local):
 
     def __init__(self) -> None:
         self.stack: list[str] = []
-        self.on = 0  # how often the mode was entered here
-        self.held = False  # a door further out tells of this call
+        self.on = 0  # how often the mode was entered in this thread
+        self.held = False  # an outer interception reports this call
         self.shared: tuple[Any, Any] | None = None  # k and v before they are repeated
-        self.closed = False  # inside of a module that must not be looked into
-        self.shadow = False  # such a module is run once more, only to be looked into
+        self.closed = False  # inside a module that runs without modes
+        self.shadow = False  # such a module is run again, only to be recorded
 
     @property
     def name(self) -> str:
@@ -44,7 +44,7 @@ class Whereabouts(threading.local):
 
     @contextmanager
     def inside(self, name: str, mode: Any) -> Iterator[None]:
-        """Be in a module for a while, with the mode on."""
+        """Push a module's name while the `with` lasts, with the mode active."""
         with nullcontext() if self.stack else mode:
             self.stack.append(name)
             try:
@@ -54,16 +54,16 @@ class Whereabouts(threading.local):
 
 
 class Hooks:
-    """Hooks that keep the whereabouts of a model's modules."""
+    """The hooks that track which module of a model is running."""
 
     def __init__(
         self, model: nn.Module, mode: Any, here: Whereabouts, visit: Visit | None = None
     ) -> None:
         self.model, self.mode, self.here = model, mode, here
-        self.visit = visit  # is told of every module that is entered, always
+        self.visit = visit  # called for every module that is entered
         self.handles: dict[str, list[Any]] = {}
         self.spoke: dict[str, str] = {}  # module: door
-        self.narrow: set[str] = set()  # modules whose door turns the mode on by itself
+        self.narrow: set[str] = set()  # modules whose door activates the mode itself
         self.passes = self.running = 0  # done, and now, in all threads
         self.over: Callable[[], None] | None = None
         self.lock = threading.Lock()
@@ -71,7 +71,7 @@ class Hooks:
     def attach(
         self, begin: Callable[..., None], over: Callable[[], None] | None = None
     ) -> None:
-        """Hook every module; `begin` is told of each pass of the whole, and `over`."""
+        """Hook every module; call `begin` before, and `over` after, each pass."""
         self.over = over
         closed: list[str] = []
         for name, module in self.model.named_modules():
@@ -96,7 +96,7 @@ class Hooks:
         ]
 
     def make_begin(self, begin: Callable[..., None]) -> Callable[..., None]:
-        """Return what runs before a pass of the whole model."""
+        """Return the hook that runs before a pass of the whole model."""
 
         def enter(module: nn.Module, args: Any, named: Any) -> None:
             if not is_recomputing():
@@ -107,7 +107,7 @@ class Hooks:
         return enter
 
     def make_enter(self, name: str) -> Callable[..., None]:
-        """Return what runs before a module."""
+        """Return the hook that runs before a module."""
 
         def enter(_module: nn.Module, args: Any, named: Any = None) -> None:
             if self.visit is not None:
@@ -122,7 +122,7 @@ class Hooks:
         return enter
 
     def make_leave(self, name: str) -> Callable[..., None]:
-        """Return what runs after a module, whatever happened in it."""
+        """Return the hook that runs after a module, even if it raised."""
 
         def leave(_module: nn.Module, _args: Any, _out: Any) -> None:
             if self.here.stack and self.here.stack[-1] == name:
@@ -134,7 +134,7 @@ class Hooks:
         return leave
 
     def end(self, _module: nn.Module, _args: Any, out: Any) -> None:
-        """Note that a pass of the whole model is over."""
+        """Count a finished pass of the whole model."""
         if is_recomputing():
             return
         if self.over is not None:
@@ -148,7 +148,7 @@ class Hooks:
             self.passes += 1
 
     def thin(self) -> None:
-        """Keep only the hooks of modules that spoke, or are called attention."""
+        """Keep only the hooks of modules that attended, or are named attention."""
         names = dict(self.model.named_modules())
         doors = self.spoke.items()
         self.narrow = {name for name, door in doors if door.startswith("transformers")}
@@ -159,7 +159,7 @@ class Hooks:
                     handle.remove()
 
     def detach(self) -> None:
-        """Take everything away, also what an interrupt left behind."""
+        """Remove all hooks, and reset what an interrupt left behind."""
         for handles in self.handles.values():
             for handle in handles:
                 handle.remove()
@@ -171,5 +171,5 @@ class Hooks:
 
 
 def is_recomputing() -> bool:
-    """Tell whether this is a forward pass inside of a backward pass (checkpointing)."""
+    """Return whether this is a forward pass inside a backward pass (checkpointing)."""
     return bool(torch._C._current_graph_task_id() != -1)  # noqa: SLF001
