@@ -133,7 +133,7 @@ def find_padding(recording: Recording, sequence: int, pad: int) -> Tensor:
 
 
 def judge_coverage(recording: Recording) -> Iterator[Finding]:
-    """Yield a finding for each layer that was not recorded."""
+    """Yield a finding for each layer that was not kept."""
     for x in recording.coverage:
         if x.reason and x.reason != "not asked for":
             odd = not math.isfinite(x.error)

@@ -110,7 +110,7 @@ def measure(mine: AuditedRecord, theirs: AuditedRecord) -> tuple[Tensor, Tensor]
             tiles = [tile for tile in some if tile is not None]
             if not tiles:
                 continue
-            off = tiles[0].weights  # cells that the other masks have weight 0 there
+            off = tiles[0].weights  # a masked tile has weights of 0
             if len(tiles) == 2:
                 far = find_distance(*tiles)
                 apart[pair[0].number] = apart[pair[0].number].maximum(far)

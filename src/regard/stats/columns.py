@@ -34,7 +34,7 @@ BLOCK = 512  # rows and keys of a tile in which queries are counted
 def received(
     record: Record, features: Array | None = None, *, rows: slice = ALL
 ) -> NamedArray:
-    """Return the mass on each key, (H, Nk), or its sum with features, (H, Nk, F).
+    """Return the mass on each key, (H, Nk), or weighted sums of features, (H, Nk, F).
 
     features: of the queries, (Nq, F) or (H, Nq, F); 1 by default
     rows: the queries to sum over

@@ -46,7 +46,7 @@ def mark_spans(
 
 
 def read_span(span: Iterable[int]) -> tuple[int, int]:
-    """Return a span as two integers; raise OptionError if it is none."""
+    """Return a span as two integers; raise OptionError if it is invalid."""
     try:
         first, last = map(operator.index, span)
     except (TypeError, ValueError):

@@ -3,7 +3,7 @@
     logs    = capped(scale * q kᵀ) + bias - lse      -inf where the mask forbids
     weights = exp(logs)
 
-All statistics compute their tiles here. The mask classifies the tiles once for each
+No other file of the statistics computes tiles. The mask classifies them once for each
 head: tiles proved empty are never computed, and those proved full skip the mask.
 Tiles are float32, or float64 if q or k is.
 

@@ -9,7 +9,7 @@ the largest of a tile also holds for the positions in the tile.
 
 A band, lo <= q - k <= hi, needs neither if positions are consecutive. Transposed, with
 both axes flipped, it is the same band: causal stays causal, and the kernel needs no
-mask array. This makes columns as cheap as rows.
+mask. This makes columns as cheap as rows.
 
 Next: replay.py
 """

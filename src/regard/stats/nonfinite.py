@@ -51,7 +51,7 @@ def mark_nonfinite(record: Record) -> Record:
 
 
 def find_nonfinite(record: Record) -> Array | None:
-    """Return which rows have no weights, (H, Nq); None if all numbers are finite."""
+    """Return which rows use nonfinite numbers, (H, Nq); None if all are finite."""
     xp, (q, k, lse) = namespace(q=record.q), (record.q, record.k, record.lse)
     lost = xp.logical_not(lse < math.inf)  # NaN or +inf
     bias = None if record.bias is None else xp.logical_not(record.bias < math.inf)

@@ -60,7 +60,7 @@ def list_cases(whole: Tile) -> Iterator[tuple[str, Groups]]:
     upper, lower = (
         crop_tile(whole, rows, ALL) for rows in (slice(0, 7), slice(7, ROWS))
     )
-    corner = crop_tile(whole, slice(0, 7), slice(0, 11))  # the rest is masked
+    corner = crop_tile(whole, slice(0, 7), slice(0, 11))  # its right is masked
     yield "when walked again (keep what you know in the state, not in self)", [[whole]]
     yield "once the memory of a tile is used again (copy what you keep)", [[whole]]
     yield "when the keys come in two tiles", [[left, right]]

@@ -18,7 +18,7 @@ must be added after the cap, as a bias. A query whose lse is NaN makes the keys 
 may attend to NaN, and no others; a second call finds these keys.
 
 Half precision is computed in float32, as the kernel would round the weights to 8 bits:
-the error of masses of a bfloat16 record falls from 4e-3 to 5e-5, at 2.4 times the cost.
+the error of masses of a bfloat16 record falls from 4e-3 to 5e-5, in 2.4 times the time.
 NumPy arrays are passed to torch and back without a copy; without torch, the definition
 runs in tiles. Memory is linear in N.
 

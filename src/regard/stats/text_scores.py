@@ -119,7 +119,7 @@ def find_copies(
 
 
 def lookback_ratio(record: Record, context: int) -> NamedArray:
-    """Return the share of each new token's attention on the context, (H, new tokens).
+    """Return the lookback ratio of each new token, (H, new tokens).
 
     The mean of A over the context, divided by that mean plus the mean over the new
     tokens, which are those from `context` up to the query itself (Chuang et al. 2024,
