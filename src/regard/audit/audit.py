@@ -1,12 +1,12 @@
-"""Is there weight where none belongs? Faults of masks, found in what a model did.
+"""Find mask errors in recorded attention: weight on cells that should have none.
 
     for finding in audit(seen.recording, expect=causal() & window(4095)):
         print(finding)
 
 Every number is a mass, exact for each head and row (row_summary.py): on padding, on the
-future, on other documents, on all that `expect` forbids. What a row holds in all must
-be 1: if it is not, the row saw other keys than its mask says. Faults that only show
-beside a healthy run of the same tokens are found by compare.py.
+future, on other documents, on all cells that `expect` forbids. A row must sum to 1;
+otherwise it used other keys than its mask allows. Errors that only show in comparison
+with a correct run of the same tokens are found by compare.py.
 
 Next: compare.py
 """
@@ -35,23 +35,23 @@ from regard.audit.row_summary import RowSummary, summarize_rows
 from regard.errors import OptionError
 from regard.recording.record import Recording
 
-LEAK = 1e-6  # mass that is no rounding
-WHOLE = 0.999  # of a row: all of it
-EVEN = 1e-3  # how far the weights of a dead head are from 1 / keys
-MOST = 0.9  # of the rows of a saturated head
-SINK = 0.95  # of the weight of a head, on the first token
+LEAK = 1e-6  # a larger mass is not a rounding error
+WHOLE = 0.999  # a larger share of a row counts as all of it
+EVEN = 1e-3  # relative deviation of a dead head's weights from 1 / keys
+MOST = 0.9  # fraction of the rows of a saturated head
+SINK = 0.95  # share of a head's weight on the first token
 Option = Any  # a value, or a mapping from patterns of layer names to values
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trait:
-    """What is kept of a record to compare its layer with others."""
+    """Properties of a record that are compared with those of other layers."""
 
     name: str
     sequence: int
-    causal: bool | None  # None if the question does not arise
-    widths: tuple[int | None, ...]  # how far each head looks back, if in a window
-    ahead: tuple[Finding, ...]  # weight on the future, which may be right
+    causal: bool | None  # None if not applicable
+    widths: tuple[int | None, ...]  # the window of each head, if it has one
+    ahead: tuple[Finding, ...]  # weight on the future, which may be correct
 
 
 def audit(
@@ -62,16 +62,16 @@ def audit(
     documents: Option = None,
     expect: Option = None,
 ) -> tuple[Finding, ...]:
-    """Return what is wrong with the attention of a recording, errors first.
+    """Return the findings of an audit of a recording, errors first.
 
-    valid: (B, N), True for tokens, False for padding; a row for each sequence
-    pad: the id of the padding token instead, if the recording knows its tokens
+    valid: (B, N), True for tokens, False for padding; one row for each sequence
+    pad: the id of the padding token, instead of `valid`, if tokens were recorded
     documents: ids (N,) or (B, N) of packed documents
-    expect: a mask, who may see whom at the positions of the records
+    expect: the expected mask, at the positions of the records
 
     Each may be a mapping from patterns of layer names to values, as in
-    expect={"decoder.*.SelfAttention": causal()}. `valid` and `documents` are for all
-    tokens of the input, also where padding is gone because the model was told of it.
+    expect={"decoder.*.SelfAttention": causal()}. `valid` and `documents` cover all
+    tokens of the input, including padding that an attention mask removed from records.
     """
     if valid is not None and pad is not None:
         raise OptionError("valid= and pad= together: give one of them.")
@@ -86,7 +86,7 @@ def audit(
             "model inside of `with regard.watch(model) as seen:`, and print(seen)."
         )
     for record, sequence in zip(recording.records, recording.sequences, strict=True):
-        if not record.q.shape[1]:  # a sequence of nothing but padding
+        if not record.q.shape[1]:  # the sequence is all padding
             continue
         known = {name: pick(option, record.name) for name, option in options.items()}
         if pad is not None and record.k.shape[1]:
@@ -104,7 +104,7 @@ def audit(
 
 
 def check_patterns(name: str, option: Option, layers: Iterable[str]) -> None:
-    """Refuse patterns that no layer has: nothing would be checked."""
+    """Raise OptionError for patterns that match no layer and would check nothing."""
     for pattern in option if isinstance(option, Mapping) else ():
         if not any(fnmatchcase(layer, pattern) for layer in layers):
             raise OptionError(
@@ -114,7 +114,7 @@ def check_patterns(name: str, option: Option, layers: Iterable[str]) -> None:
 
 
 def pick(option: Option, layer: str) -> Any:
-    """Return what an option says of a layer."""
+    """Return the value of an option for a layer."""
     if not isinstance(option, Mapping):
         return option
     fits = (x for pattern, x in option.items() if fnmatchcase(layer, pattern))
@@ -122,7 +122,7 @@ def pick(option: Option, layer: str) -> Any:
 
 
 def find_padding(recording: Recording, sequence: int, pad: int) -> Tensor:
-    """Return which tokens are not `pad` at an end: inside, it may end a text."""
+    """Return which tokens are not leading or trailing `pad`; inside, it ends a text."""
     if not any(recording.tokens[sequence : sequence + 1]):
         raise OptionError(
             f"pad={pad}, but the tokens of sequence {sequence} are not known. Give "
@@ -133,7 +133,7 @@ def find_padding(recording: Recording, sequence: int, pad: int) -> Tensor:
 
 
 def judge_coverage(recording: Recording) -> Iterator[Finding]:
-    """Name the layers that were not kept."""
+    """Yield a finding for each layer that was not kept."""
     for x in recording.coverage:
         if x.reason and x.reason != "not asked for":
             odd = not math.isfinite(x.error)
@@ -146,7 +146,7 @@ def judge_coverage(recording: Recording) -> Iterator[Finding]:
 
 
 def audit_record(look: RowSummary) -> Iterator[Finding]:
-    """Yield everything that one record shows by itself."""
+    """Yield the findings of a single record."""
     yield from judge_numbers(look)
     yield from judge_sums(look)
     yield from judge_regions(look)
@@ -158,13 +158,13 @@ def audit_record(look: RowSummary) -> Iterator[Finding]:
 
 
 def judge_numbers(look: RowSummary) -> Iterator[Finding]:
-    """Look for rows that are no numbers, or see nothing."""
+    """Find rows that are not finite, or have no keys."""
     case, record = look.case, look.case.record
     odd = ~(record.lse < math.inf) | ~record.q.isfinite().all(-1)
     yield from tell(case, "not finite", odd & case.real, case.at_q, unit="last")
     group = record.heads // record.k.shape[0]
     keys = ~record.k.isfinite().flatten(1).all(1).repeat_interleave(group)  # (H,)
-    behind = (keys & ~odd.any(1))[:, None] & case.real  # a mask keeps it from harm
+    behind = (keys & ~odd.any(1))[:, None] & case.real  # masked, so harmless
     yield from tell(case, "not finite", behind, case.at_q, unit="last", level="warning")
     empty = look.empty & ~odd
     level: Level = "error" if case.told else "warning"
@@ -172,12 +172,12 @@ def judge_numbers(look: RowSummary) -> Iterator[Finding]:
 
 
 def judge_sums(look: RowSummary) -> Iterator[Finding]:
-    """Rows must hold 1; if not, find out which keys they saw instead."""
+    """Find rows that do not sum to 1, and which keys they used instead."""
     case, record, total = look.case, look.case.record, look.total
     if record.sink is not None:
         total = total + (record.sink[:, None] - record.lse).exp()
     slack = torch.full_like(total, 1e-3)
-    if not case.from_logits:  # what float32 rounds off of large logits
+    if not case.from_logits:  # float32 rounding of large logits
         longest = record.k.norm(dim=-1).max() if record.k.numel() else 0.0
         slack = slack + 3e-7 * record.q.norm(dim=-1) * longest * abs(record.scale)
     lost = 1 - total
@@ -199,7 +199,7 @@ def judge_sums(look: RowSummary) -> Iterator[Finding]:
 
 
 def is_prefix(look: RowSummary, row: int) -> bool:
-    """Tell whether a row saw the keys up to another one than its mask says."""
+    """Return whether a row attended to a prefix of the keys, not that of its mask."""
     record, good = look.case.record, look.good[:, row]
     s = replace(record, mask=None).logits(slice(row, row + 1))[good, 0]  # (H, Nk)
     off = s.logcumsumexp(-1) - record.lse[good, row, None]
@@ -207,7 +207,7 @@ def is_prefix(look: RowSummary, row: int) -> bool:
 
 
 def judge_regions(look: RowSummary) -> Iterator[Finding]:
-    """Report the mass on forbidden cells, under the name of its likely cause."""
+    """Report the mass on forbidden cells, named after its likely cause."""
     case = look.case
     for name, mass in look.mass.items():
         if name == FUTURE and not case.square:
@@ -219,12 +219,12 @@ def judge_regions(look: RowSummary) -> Iterator[Finding]:
         hit = hit & ~soft & ~flipped
         if name == OUTSIDE:
             yield from judge_outside(look, hit)
-        elif name != FUTURE:  # who knows whether that is forbidden
+        elif name != FUTURE:  # the future may be allowed: see judge_layers
             yield from tell(case, name, hit, mass)
 
 
 def judge_outside(look: RowSummary, hit: Tensor) -> Iterator[Finding]:
-    """Tell the future, and a window that is too wide, from other keys."""
+    """Separate the future and a window that is too wide from other keys."""
     case, mass, ahead = look.case, look.mass[OUTSIDE], look.mass[FUTURE]
     first, last = look.due
     if bool((last <= case.at_q)[hit].all()):  # the future is forbidden
@@ -239,7 +239,7 @@ def judge_outside(look: RowSummary, hit: Tensor) -> Iterator[Finding]:
 
 
 def is_window(look: RowSummary, hit: Tensor) -> bool:
-    """Tell whether these rows see runs of keys, and should see equal ones."""
+    """Return whether these rows use consecutive keys, and expect equal windows."""
     first, last = look.seen
     run = (last - first + 1 == look.count)[hit].all()
     reach = (look.case.at_q - look.due[0])[hit]
@@ -247,14 +247,14 @@ def is_window(look: RowSummary, hit: Tensor) -> bool:
 
 
 def judge_reach(look: RowSummary) -> Iterator[Finding]:
-    """Look for keys that rows should see and do not."""
+    """Find keys that rows should attend to but do not."""
     case, (first, last) = look.case, look.seen
     if case.expected is None:
         short = case.at_q - last
         hit = look.good & (short > 0) & torch.isin(case.at_q, case.at_k)
         level: Level = "error" if case.told else "warning"
         ahead = look.good & (look.mass[FUTURE] > LEAK)
-        if case.placed and not bool(ahead.any()):  # causal, as it seems
+        if case.placed and not bool(ahead.any()):  # seems causal
             yield from judge_short(look, hit, short, level)
         return
     hit = look.good & (look.missed > 0) & ~look.is_flipped(OUTSIDE)[:, None]
@@ -264,14 +264,14 @@ def judge_reach(look: RowSummary) -> Iterator[Finding]:
     elif is_window(look, hit) and bool(((late > 0) & (short == 0))[hit].all()):
         yield from tell(case, "window too narrow", hit, late, unit="keys")
     else:
-        what, keys = "expected keys hidden", look.missed  # less is no leak
+        what, keys = "expected keys hidden", look.missed  # not a leak
         yield from tell(case, what, hit, keys, unit="keys", level="warning")
 
 
 def judge_short(
     look: RowSummary, hit: Tensor, short: Tensor, level: Level
 ) -> Iterator[Finding]:
-    """Tell rows that miss only themselves from rows that stand elsewhere."""
+    """Distinguish rows that miss only their own token from misaligned rows."""
     all_rows = look.good & hit.any(1, keepdim=True)
     own = bool((short == 1)[all_rows].all())
     what = "own token hidden" if own else "cache misaligned"
@@ -279,7 +279,7 @@ def judge_short(
 
 
 def judge_heads(look: RowSummary) -> Iterator[Finding]:
-    """Look for heads (H,) that do the same in all rows that have a choice."""
+    """Find heads with the same pattern in all rows that have several keys."""
     case = look.case
     rows = look.good & (look.count > 1) & (look.total > 0)
     many = rows.sum(1).clamp(min=1)
@@ -298,10 +298,10 @@ def judge_heads(look: RowSummary) -> Iterator[Finding]:
 
 
 def find_trait(look: RowSummary) -> Trait:
-    """Return what other layers can be compared with."""
+    """Return the properties that are compared across layers."""
     case, (first, last) = look.case, look.seen
     asked = case.square and case.expected is None
-    known = look.is_flipped(FUTURE) | look.is_soft(FUTURE)  # said under other names
+    known = look.is_flipped(FUTURE) | look.is_soft(FUTURE)  # other findings
     hit = look.good & (look.mass[FUTURE] > LEAK) & ~known[:, None]
     ahead = tell(case, FUTURE, hit, look.mass[FUTURE], level="warning") if asked else ()
     lost = look.good & (first > int(case.at_k[:1].sum())) & (last == case.at_q)
@@ -316,7 +316,7 @@ def find_trait(look: RowSummary) -> Trait:
 
 
 def judge_layers(model: str, traits: list[Trait]) -> Iterator[Finding]:
-    """Compare each layer with the others of its kind: names that differ in a number."""
+    """Compare layers of the same kind: their names differ only in a number."""
     kinds, sequences = defaultdict(list), defaultdict(list)
     for x in traits:
         kinds[x.sequence, re.sub(r"\d+", "#", x.name)].append(x)
@@ -331,7 +331,7 @@ def judge_layers(model: str, traits: list[Trait]) -> Iterator[Finding]:
 
 
 def judge_widths(some: list[Trait]) -> Iterator[Finding]:
-    """Look for heads whose window is one key off the usual one."""
+    """Find heads whose window differs by one key from the most common one."""
     counts = Counter(w for x in some for w in x.widths if w is not None)
     ((usual, _),) = counts.most_common(1) or ((0, 0),)
     for x in some:

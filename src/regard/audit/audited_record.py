@@ -1,8 +1,8 @@
-"""A record as an audit reads it, with what its owner knows of the tokens.
+"""A record prepared for an audit, with what the user knows about its tokens.
 
-The owner may say which tokens are padding, which document each belongs to, and who is
-expected to see whom. Everything else is read from the record: in torch, on the host, in
-float32 or wider, and with the cells masked that were hidden by low numbers.
+The user may specify which tokens are padding, which document each belongs to, and the
+expected mask. Everything else is read from the record: as torch tensors on the host, in
+float32 or wider, and with a mask instead of large negative scores.
 
 Next: row_summary.py
 """
@@ -23,21 +23,21 @@ from regard.masks.patterns import causal, expect_array, padding, same
 from regard.masks.tiles import Edges, Proof
 from regard.recording.record import Record, covers_record
 
-HIDDEN = -3e4  # a logit below is what masks are filled with, not a score
+HIDDEN = -3e4  # lower logits are fill values of masks, not scores
 HOST = torch.empty(0)
 FUTURE, OUTSIDE = "weight on the future", "weight outside of expect"
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditedRecord:
-    """A record in torch, and what is known of its tokens."""
+    """A record in torch, and what is known about its tokens."""
 
     record: Record
     sequence: int
     from_logits: bool  # q holds the logits themselves, and k rows of the identity
-    real: Tensor  # (Nq,), rows that are no padding
-    told: bool = False  # somebody said which tokens are padding
-    forbidden: dict[str, Mask] = field(default_factory=dict)  # cells of no business
+    real: Tensor  # (Nq,), rows that are not padding
+    told: bool = False  # whether the user specified the padding
+    forbidden: dict[str, Mask] = field(default_factory=dict)  # cells, by finding
     expected: Mask | None = None
 
     @property
@@ -52,24 +52,24 @@ class AuditedRecord:
 
     @property
     def sees(self) -> Tensor:
-        """Which rows (H, Nq) see something, and are numbers."""
+        """Which rows (H, Nq) have keys and are finite."""
         lse: Tensor = self.record.lse
         return (lse > -math.inf) & (lse < math.inf)
 
     @property
     def square(self) -> bool:
-        """Whether a whole sequence looks at itself."""
+        """Whether this is self-attention over a whole sequence."""
         return len(self.at_q) > 2 and torch.equal(self.at_q, self.at_k)
 
     @property
     def placed(self) -> bool:
-        """Whether the last query is the last key: not so in cross-attention."""
+        """Whether the last query is the last key, unlike in cross-attention."""
         return bool(torch.equal(self.at_q[-1:], self.at_k[-1:]))
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class OneSequence(Mask):
-    """What a mask says of one sequence of its batch."""
+    """A mask restricted to one sequence of its batch."""
 
     mask: Mask
     sequence: int
@@ -78,14 +78,14 @@ class OneSequence(Mask):
         return self.mask(b * 0 + self.sequence, h, q, k)
 
     def prove(self, edges: Edges) -> Proof:
-        """Return what the mask proves of this sequence."""
+        """Return the proof for this sequence."""
         proof = self.mask.prove(edges)
         empty, full = (x[min(self.sequence, len(x) - 1)][None] for x in proof)
         return Proof(empty, full)
 
 
 def read_audited_record(record: Record, sequence: int) -> AuditedRecord:
-    """Return a record on the host, in float32 or wider."""
+    """Return a record as tensors on the host, in float32 or wider."""
     arrays = [convert(x, HOST).detach() for x in (record.q, record.k, record.lse)]
     q, k, lse = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in arrays)
     columns = find_columns(k) if record.scale == 1 else None
@@ -112,7 +112,7 @@ def read_audited_record(record: Record, sequence: int) -> AuditedRecord:
 
 
 def mask_low(record: Record, columns: Tensor | None) -> Record:
-    """Return a record whose mask also hides what was hidden by low numbers."""
+    """Return a record whose mask also covers cells with large negative scores."""
     filled = record.bias if columns is None else record.q[..., columns]
     if filled is None:
         return record
@@ -125,15 +125,15 @@ def mask_low(record: Record, columns: Tensor | None) -> Record:
 
 
 def find_columns(k: Tensor) -> Tensor | None:
-    """Return where keys stand that are rows of the identity, as a softmax has them."""
+    """Return the columns of keys that are rows of the identity, or None otherwise."""
     at = k[0].argmax(-1)
     ones = ((k != 0).sum(-1) == 1).all() & (k.amax(-1) == 1).all()
-    rising = (at.diff() > 0).all()  # no two the same
+    rising = (at.diff() > 0).all()  # no duplicates
     return at if len(k) == 1 and bool(ones & rising) else None
 
 
 def read_padding(case: AuditedRecord, valid: Any) -> Tensor | None:
-    """Return which tokens of this sequence are no padding, (N,)."""
+    """Return which tokens of this sequence are not padding, (N,)."""
     if valid is None:
         return None
     x = convert(expect_array(valid, "valid", (("N",), ("B", "N")), "bool"), HOST)
@@ -146,10 +146,10 @@ def read_padding(case: AuditedRecord, valid: Any) -> Tensor | None:
 def add_knowledge(
     case: AuditedRecord, valid: Any, documents: Any, expected: Any
 ) -> AuditedRecord:
-    """Return a case with what its owner knows of the tokens.
+    """Return a case with what the user knows about the tokens.
 
-    Padding that the model was told of is not in the record, but `valid` and `documents`
-    still count it; what such rows gave to padding is then missing from their sums.
+    Padding in the model's attention mask is not in the record, but `valid` and
+    `documents` still count it; the mass on it is then missing from the row sums.
     """
     forbidden, row = {FUTURE: ~causal()}, read_padding(case, valid)
     if row is not None and len(row) == len(case.at_k):
@@ -172,7 +172,7 @@ def add_knowledge(
         check_reach(case, expected)
         expected = OneSequence(expected.place(HOST), case.sequence)
         forbidden[OUTSIDE] = ~expected
-        if "weight on padding" in forbidden:  # hidden padding is not missed
+        if "weight on padding" in forbidden:  # padding may be masked
             expected = expected & ~forbidden["weight on padding"]
     elif expected is not None:
         raise OptionError(
@@ -188,7 +188,7 @@ def add_knowledge(
 
 
 def pick_row(x: Tensor, case: AuditedRecord, name: str) -> Tensor:
-    """Return what belongs to the sequence of a case."""
+    """Return the row of the case's sequence."""
     if x.ndim == 1:
         return x
     if case.sequence < len(x):
@@ -200,7 +200,7 @@ def pick_row(x: Tensor, case: AuditedRecord, name: str) -> Tensor:
 
 
 def misfit(case: AuditedRecord, name: str, row: Tensor) -> ShapeError:
-    """Say that the tokens are not those of the record."""
+    """Return the error for tokens that do not match those of the record."""
     return ShapeError(
         f"{name} is for {len(row)} tokens, and {case.record.name} has "
         f"{len(case.at_k)} keys in sequence {case.sequence}. Give all tokens of the "
@@ -210,13 +210,13 @@ def misfit(case: AuditedRecord, name: str, row: Tensor) -> ShapeError:
 
 
 def by_position(case: AuditedRecord, x: Tensor, fill: int) -> Tensor:
-    """Return by position what was given for each key."""
+    """Return values indexed by position, from values for each key."""
     last = max(int(at.max()) if len(at) else 0 for at in (case.at_q, case.at_k))
     return torch.full((last + 1,), fill, dtype=x.dtype).index_put((case.at_k,), x)
 
 
 def check_reach(case: AuditedRecord, mask: Mask) -> None:
-    """Refuse a formula whose data does not reach the cells of a record."""
+    """Raise MaskError if a formula does not cover all cells of a record."""
     for node in mask.walk():
         if not covers_record(node.extent, case.record, case.sequence):
             ends = [f"{at.min()} to {at.max()}" for at in (case.at_q, case.at_k)]

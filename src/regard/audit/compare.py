@@ -1,11 +1,11 @@
-"""Where the weights of two runs of the same tokens first differ, and why.
+"""Find where the weights of two runs of the same tokens first differ, and why.
 
-    logits alike, weights not                    the masks differ
-    q alike, k those of another head             the heads are grouped otherwise
-    q or k not, in the first layer               positions: padding was not taken off
-    q or k not, in a later one                   something else ran before it
+    logits equal, weights differ                 the masks differ
+    q equal, k is that of another head           the head grouping differs
+    q or k differ in the first layer             positions: padding was not subtracted
+    q or k differ in a later layer               the inputs of the layer differ
 
-The weights of both are computed again tile by tile, from q, k and lse.
+The weights of both are recomputed tile by tile, from q, k and lse.
 
 Next: lens/watch.py
 """
@@ -37,8 +37,8 @@ def compare(
 ) -> tuple[Finding, ...]:
     """Return the first layer of each sequence in which the weights differ.
 
-    Run a text alone and in a padded batch, or a model and its reference. The layers
-    after the first that differs are not named: their inputs differ because of it.
+    Run a text alone and in a padded batch, or a model and its reference. Layers after
+    the first one that differs are not reported: their inputs differ because of it.
     """
     if one.tokens and other.tokens and one.tokens != other.tokens:
         raise OptionError(
@@ -75,7 +75,7 @@ def compare(
 def find_first(
     pairs: list[tuple[AuditedRecord, AuditedRecord]], tolerance: float
 ) -> Iterator[Finding]:
-    """Yield what is different in the first layer that is."""
+    """Yield the finding of the first layer that differs."""
     for i, (mine, theirs) in enumerate(pairs):
         gap, apart = measure(mine, theirs)
         hit = gap > tolerance
@@ -89,7 +89,7 @@ def find_first(
 
 
 def measure(mine: AuditedRecord, theirs: AuditedRecord) -> tuple[Tensor, Tensor]:
-    """Return how far weights are apart, (H, Nq), and logits that both see, (H,)."""
+    """Return the largest differences of weights, (H, Nq), and common logits, (H,)."""
     shapes = [tuple(x.record.lse.shape) for x in (mine, theirs)]
     if shapes[0] != shapes[1] or len(mine.at_k) != len(theirs.at_k):
         raise ShapeError(
@@ -110,7 +110,7 @@ def measure(mine: AuditedRecord, theirs: AuditedRecord) -> tuple[Tensor, Tensor]
             tiles = [tile for tile in some if tile is not None]
             if not tiles:
                 continue
-            off = tiles[0].weights  # what the other one hides has no weight there
+            off = tiles[0].weights  # a masked tile has weights of 0
             if len(tiles) == 2:
                 far = find_distance(*tiles)
                 apart[pair[0].number] = apart[pair[0].number].maximum(far)
@@ -120,7 +120,7 @@ def measure(mine: AuditedRecord, theirs: AuditedRecord) -> tuple[Tensor, Tensor]
 
 
 def find_distance(one: Tile, other: Tile) -> Tensor:
-    """Return the largest difference of two logits, of cells that both see."""
+    """Return the largest difference of logits over cells that both masks allow."""
     far = (one.logs + one.lse[:, None] - other.logs - other.lse[:, None]).abs()
     for allowed in (one.allowed, other.allowed):
         if allowed is not None:
@@ -129,7 +129,7 @@ def find_distance(one: Tile, other: Tile) -> Tensor:
 
 
 def name_cause(mine: AuditedRecord, theirs: AuditedRecord, heads: Tensor) -> str | None:
-    """Return what differs in these heads (H,), if their queries do not."""
+    """Return what differs in these heads (H,) if their queries are equal, or None."""
     q = is_alike(mine.record.q, theirs.record.q)
     if mine.from_logits or not bool(q[heads].all()):
         return None
@@ -141,11 +141,11 @@ def name_cause(mine: AuditedRecord, theirs: AuditedRecord, heads: Tensor) -> str
 
 
 def spread(case: AuditedRecord) -> Tensor:
-    """Return the keys that each head of the queries sees, (H, Nk, D)."""
+    """Return the keys of each query head, (H, Nk, D)."""
     k: Tensor = case.record.k
     return k.repeat_interleave(case.record.heads // len(k), 0)
 
 
 def is_alike(x: Tensor, y: Tensor) -> Tensor:
-    """Tell of which heads (H,) the numbers are equal, up to rounding."""
+    """Return for which heads (H,) the numbers are equal up to rounding."""
     return (x - y).abs().flatten(1).amax(1) <= 1e-3 * y.abs().max()

@@ -1,8 +1,8 @@
-"""What an audit can find, in which layer and heads, and what to do about it.
+"""The findings of an audit: what, in which layer and heads, and what to do about it.
 
-    error     weight where none belongs, or numbers that are none
-    warning   probably a fault; it depends on what was meant
-    note      worth knowing, and no fault
+    error     weight on forbidden cells, or values that are not finite
+    warning   probably an error, depending on what was intended
+    note      worth knowing, not an error
 
 Next: audit.py
 """
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from regard.audit.audited_record import FUTURE, OUTSIDE, AuditedRecord
 
-ADVICE = {  # everything that can be found, and what to do about it
+ADVICE = {  # all possible findings, and what to do about them
     "weight on padding": "Hide padding from all queries, as in mask & padding(valid).",
     FUTURE: "Mask it with is_causal=True or causal(). It is right only in an encoder.",
     "weight on other documents": "Packed texts need causal() & same(documents).",
@@ -52,9 +52,9 @@ LEVELS: tuple[Level, ...] = ("error", "warning", "note")
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What was found in one layer; the numbers are those of the worst sequence."""
+    """A finding in one layer; the numbers are those of the worst sequence."""
 
-    what: str  # of ADVICE
+    what: str  # a key of ADVICE
     layer: str
     worst: dict[int, float] = field(default_factory=dict)  # first number, by head
     numbers: dict[str, float] = field(default_factory=dict)
@@ -62,12 +62,12 @@ class Finding:
 
     @property
     def heads(self) -> tuple[int, ...]:
-        """The heads in which it was found; none if that is not known."""
+        """The affected heads; empty if they are not known."""
         return tuple(self.worst)
 
     @property
     def advice(self) -> str:
-        """What to do about it."""
+        """What to do about the finding."""
         return ADVICE[self.what]
 
     def __str__(self) -> str:
@@ -82,12 +82,12 @@ def tell(
     case: AuditedRecord,
     what: str,
     hit: Tensor,  # (H, Nq)
-    values: Tensor,  # fits it
+    values: Tensor,  # broadcasts to hit
     *,
     unit: str = "mass",
     level: Level = "error",
 ) -> Iterator[Finding]:
-    """Yield a finding for the rows that were hit, if there are any."""
+    """Yield one finding for the rows in `hit`, if there are any."""
     if not bool(hit.any()):
         return
     values = values.double().expand(hit.shape).masked_fill(~hit, -math.inf)
@@ -107,7 +107,7 @@ def tell(
 
 
 def combine(found: list[Finding], names: list[str]) -> tuple[Finding, ...]:
-    """Return one finding of a kind for each layer, over all sequences."""
+    """Return the findings merged over all sequences: one per kind and layer."""
     groups = defaultdict(list)
     for x in found:
         groups[x.level, x.what, x.layer].append(x)

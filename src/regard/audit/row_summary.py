@@ -1,10 +1,10 @@
-"""What the rows of a record hold, from one walk over its tiles (stats/tile_walk.py).
+"""Summarize the rows of a record in one walk over its tiles (stats/tile_walk.py).
 
     mass of row i on cells R  =  sum over j in R of exp(s_ij - lse_i)
                               =  exp(lse under R - lse_i)                   exactly
 
-RowReducer keeps a few numbers for each row while tiles come and go. Tiles in which the
-mask of the record, or of a region R, is proved empty are never looked into.
+RowReducer keeps a few numbers for each row. Tiles in which the mask of the record is
+proved empty are not computed; those in which a region R is empty are skipped for R.
 
 Next: audit.py
 """
@@ -28,7 +28,7 @@ from regard.stats.reducer import Rows, Scope, Tile, start_rows
 from regard.stats.tile_walk import cut_strips, walk
 
 BLOCK = 512  # rows and keys of a tile
-FAR = 2**31 - 1  # beyond any position
+FAR = 2**31 - 1  # larger than any position
 WIDE = torch.float64
 TOTAL, FIRST, COUNT, MET = range(4)  # columns of the sums; mass and cells follow
 Ends = tuple[Tensor, Tensor]  # the first and the last key of each row
@@ -36,19 +36,19 @@ Ends = tuple[Tensor, Tensor]  # the first and the last key of each row
 
 @dataclass(frozen=True, kw_only=True)
 class RowSummary:
-    """What the rows (H, Nq) of a record hold."""
+    """Statistics of the rows (H, Nq) of a record."""
 
     case: AuditedRecord
     total: Tensor  # mass on all keys
     top: Tensor  # the largest weight
     first: Tensor  # the weight of the first key
-    count: Tensor  # of keys that are seen
-    seen: Ends
-    due: Ends  # the same for the keys that are expected
-    missed: Tensor  # how many expected keys are hidden
+    count: Tensor  # of allowed keys
+    seen: Ends  # of the allowed keys
+    due: Ends  # of the expected keys
+    missed: Tensor  # how many expected keys are masked
     mass: dict[str, Tensor]  # on forbidden cells
-    cells: dict[str, Tensor]  # how many of those are seen
-    low: dict[str, Tensor]  # (H,), the smallest logit of those
+    cells: dict[str, Tensor]  # how many forbidden cells are allowed by the mask
+    low: dict[str, Tensor]  # (H,), the smallest logit of these
     high: dict[str, Tensor]
 
     @property
@@ -58,22 +58,22 @@ class RowSummary:
 
     @property
     def empty(self) -> Tensor:
-        """Rows of tokens that see nothing."""
+        """Rows of tokens without keys."""
         case = self.case
         return case.real & (~case.sees | self.blind) & ~case.record.lse.isnan()
 
     @property
     def good(self) -> Tensor:
-        """Rows of tokens that see something."""
+        """Rows of tokens with keys."""
         return self.case.real & self.case.sees & ~self.blind
 
     def is_flipped(self, name: str) -> Tensor:
-        """Tell of which heads (H,) all rows see forbidden keys, and only those."""
+        """Return for which heads (H,) all rows attend to forbidden keys only."""
         rows = self.good & (self.count > 0)
         return ((self.cells[name] == self.count) | ~rows).all(1) & (rows.sum(1) > 1)
 
     def is_soft(self, name: str) -> Tensor:
-        """Tell of which heads (H,) the forbidden cells have one logit, not the top."""
+        """Return for which heads (H,) forbidden cells share one logit, not the top."""
         one = self.high[name] - self.low[name] <= 1e-3
         peak = (self.case.record.lse + self.top.log()).masked_fill(
             ~self.good, -math.inf
@@ -84,13 +84,13 @@ class RowSummary:
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """The cells of a mask, and what is proved of its tiles."""
+    """The cells of a mask, and the kinds of its tiles."""
 
     record: Record  # with this mask
     kinds: Numbers  # (H, query tiles, key tiles)
 
     def look(self, tile: Tile) -> Tensor | None:
-        """Return the cells of a tile that are seen and in the region; None if none."""
+        """Return the allowed cells of a tile in the region; None if there are none."""
         at = tile.rows.start // BLOCK, tile.keys.start // BLOCK
         kind = self.kinds[tile.head, *at]
         if kind == EMPTY:
@@ -105,7 +105,7 @@ class Region:
 
 @dataclass(frozen=True)
 class RowState:
-    """What is known of the rows of one head so far."""
+    """The state of RowReducer for one head."""
 
     sums: Rows  # (n, 4 + 2 * regions): TOTAL, FIRST, COUNT, MET; mass, cells, …
     tops: Rows  # (n, 3): the largest weight, the last key, minus the first key
@@ -114,13 +114,13 @@ class RowState:
 
 @dataclass(frozen=True)
 class RowReducer:
-    """Adds up what rows hold: in all, on expected keys, and on forbidden regions."""
+    """Sums of each row: in total, on expected keys, and on forbidden regions."""
 
     expected: Region | None
     regions: tuple[Region, ...]  # of forbidden cells
 
     def start(self, scope: Scope) -> RowState:
-        """Begin with nothing."""
+        """Return the initial state."""
         n = len(self.regions)
         return RowState(
             start_rows(scope, 4 + 2 * n, dtype=WIDE),
@@ -129,7 +129,7 @@ class RowReducer:
         )
 
     def add(self, state: RowState, tile: Tile) -> RowState:
-        """Add a tile."""
+        """Add the sums and extremes of a tile."""
         sums, tops = state.sums.at(tile.rows), state.tops.at(tile.rows)
         weights = tile.weights
         sums[:, TOTAL] += weights.sum(1)
@@ -155,7 +155,7 @@ class RowReducer:
         return state
 
     def merge(self, state: RowState, other: RowState) -> RowState:
-        """Add up sums, and keep the larger ends."""
+        """Add the sums, and keep the larger extremes."""
         mine, theirs = state.sums.pair(other.sums)
         mine.add_(theirs)
         mine, theirs = state.tops.pair(other.tops)
@@ -163,7 +163,7 @@ class RowReducer:
         return replace(state, ends=torch.maximum(state.ends, other.ends))
 
     def finish(self, states: Sequence[RowState]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the sums, tops and ends of all heads, the columns first."""
+        """Return the sums, tops and ends of all heads, with the columns first."""
         return (
             torch.stack([x.sums.whole().T for x in states], 1),
             torch.stack([x.tops.whole().T for x in states], 1),
@@ -172,7 +172,7 @@ class RowReducer:
 
 
 def summarize_rows(case: AuditedRecord) -> RowSummary:
-    """Return what the rows of a record hold."""
+    """Return the statistics of the rows of a record."""
     record, names = case.record, tuple(case.forbidden)
     masks = case.forbidden.values()
     regions = tuple(read_region(replace(record, mask=mask)) for mask in masks)
@@ -203,13 +203,13 @@ def summarize_rows(case: AuditedRecord) -> RowSummary:
 
 
 def read_region(record: Record) -> Region:
-    """Return the cells of a record's mask, with the proofs of all tiles."""
+    """Return the region of a record's mask, with the kinds of all tiles."""
     heads = read_heads(record, range(record.heads), ALL, ALL)
     return Region(record, np.stack([head.prove(BLOCK)[2] for head in heads]))
 
 
 def measure_mask(record: Record) -> Tensor:
-    """Return the first and the last key that rows may see, and how many, (3, H, Nq)."""
+    """Return each row's first and last allowed key, and their number, (3, H, Nq)."""
     shape = record.heads, record.q.shape[1]
     found = torch.stack([torch.full(shape, x) for x in (FAR, -1, 0)])
     for head in read_heads(record, range(record.heads), ALL, ALL):
@@ -230,9 +230,9 @@ def measure_mask(record: Record) -> Tensor:
 def find_mask_ends(
     allowed: Tensor | None, at: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | int]:
-    """Return the first and the last of the keys at these positions, and how many."""
+    """Return the first and last allowed position of each row, and their number."""
     if allowed is None:
         return at.min(), at.max(), len(at)
-    at = at.int()  # half of the memory
+    at = at.int()  # halves the memory
     first = torch.where(allowed, at, FAR).amin(1)
     return first, torch.where(allowed, at, -1).amax(1), allowed.sum(1)

@@ -1,8 +1,8 @@
-"""What attention did: exact statistics of a record, without its matrix.
+"""Exact statistics of a record's attention, without storing its matrix.
 
-    entropy(record)                        one call of the kernel
-    received(record)                       what each key received: one more
-    walk(record, TopK(8), LargestLogit())  what needs every weight, tile by tile
+    entropy(record)                        one kernel call
+    received(record)                       mass on each key: one kernel call
+    walk(record, TopK(8), LargestLogit())  statistics that need every weight, by tile
 
 A walk needs torch; everything else also runs on the plain definition.
 
@@ -96,7 +96,7 @@ LATER = dict.fromkeys(
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs torch when it is first used."""
+    """Import the names that need torch on first use."""
     if name not in LATER:
         raise AttributeError(f"module 'regard.stats' has no attribute '{name}'")
     try:

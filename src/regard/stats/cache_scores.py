@@ -1,11 +1,11 @@
-"""Published scores of the keys in a cache: which of them to keep.
+"""Published scores that rank the keys of a KV cache: which of them to keep.
 
     h2o      Σ_i A[i, j], all queries                                 Zhang et al. 2023
     snapkv   Σ over the last queries of A[i, j], then a mean of neighbours     Li 2024
     tova     mean over heads of the last row                          Oren et al. 2024
     kvzip    max over a repetition of the context and a group         Kim et al. 2025
 
-They are what a full cache gives: nothing has been evicted when they are computed.
+All scores are computed from the full cache, before any key is evicted.
 
 Next: published.py
 """
@@ -40,20 +40,20 @@ __all__ = [
 
 
 def h2o(record: Record) -> NamedArray:
-    """Return what each key received from all queries, (H, Nk), a sum.
+    """Return the sum of the weights on each key over all queries, (H, Nk).
 
     Σ_i A[i, j], the accumulated attention score of Zhang et al. 2023 ("H2O: Heavy-
-    Hitter Oracle"), of each head by itself.
+    Hitter Oracle"), for each head separately.
     """
     return received(record)
 
 
 def observed_attention(record: Record) -> NamedArray:
-    """Return what each key received over T - j, mean over the group, (groups, Nk).
+    """Return the mass on each key divided by T - j, mean over the group, (groups, Nk).
 
-    Σ_i A[i, j] / (T - j), where T - j queries come at key j or after it: what kvpress
-    computes for H2O in its ObservedAttentionPress. `mean_received` divides by the
-    queries that may see the key.
+    Σ_i A[i, j] / (T - j), where T - j is the number of queries at or after key j, as in
+    ObservedAttentionPress, the H2O of kvpress. `mean_received` divides by the number of
+    queries that may attend to the key.
     """
     found = divide_quietly(to_float64(received(record)), count_after(record))
     how = "C: received / (T - j)"
@@ -62,11 +62,10 @@ def observed_attention(record: Record) -> NamedArray:
 
 
 def snapkv(record: Record, *, last: int = 64, pool: int = 5) -> NamedArray:
-    """Return the score of the keys before the last queries, (H, Nk - last).
+    """Return the scores of the keys before the last queries, (H, Nk - last).
 
-    Σ over the last queries of A[i, j], for each query head, then a mean over `pool`
-    keys with zeros outside (Li et al. 2024, "SnapKV", and the average pooling of their
-    code).
+    Σ over the last queries of A[i, j] for each query head, then average pooling over
+    `pool` keys with zero padding (Li et al. 2024, "SnapKV", and their code).
     """
     scores = sum_window(record, last, pool)
     how = f"C: sum over the last {last} queries, pooled over {pool} keys"
@@ -74,10 +73,10 @@ def snapkv(record: Record, *, last: int = 64, pool: int = 5) -> NamedArray:
 
 
 def snapkv_grouped(record: Record, *, last: int = 64, pool: int = 5) -> NamedArray:
-    """Return SnapKV for shared keys, (groups, Nk - last), as kvpress computes it.
+    """Return SnapKV scores per key head, (groups, Nk - last), as kvpress does.
 
-    The mean over the last queries and over the query heads of a group in place of the
-    sum, pooled in the same way.
+    The mean over the last queries and the query heads of a group replaces the sum; the
+    pooling is the same.
     """
     scores = sum_window(record, last, pool).share(record.k.shape[0], "mean")
     how = f"C: mean over the last {last} queries and the group, pooled over {pool} keys"
@@ -87,7 +86,7 @@ def snapkv_grouped(record: Record, *, last: int = 64, pool: int = 5) -> NamedArr
 
 
 def sum_window(record: Record, last: int, pool: int) -> NamedArray:
-    """Return what each key received from the last queries, (H, Nk)."""
+    """Return the mass on each key from the last queries, (H, Nk)."""
     n_q, n = record.q.shape[1], record.k.shape[1]
     if not 0 < last < n or last > n_q or pool < 1 or pool % 2 == 0:
         raise OptionError(
@@ -98,17 +97,17 @@ def sum_window(record: Record, last: int, pool: int) -> NamedArray:
 
 
 def pool_keys(scores: Numbers, last: int, pool: int) -> Numbers:
-    """Return means over neighbouring keys, without the last keys."""
+    """Return the scores averaged over neighbouring keys, without the last keys."""
     some = torch.as_tensor(scores[:, : scores.shape[1] - last])
     pooled = torch.nn.functional.avg_pool1d(some, pool, 1, pool // 2)
     return pooled.numpy()  # type: ignore[no-any-return]
 
 
 def tova(record: Record) -> NamedArray:
-    """Return what the last query gives each key, in the mean of all heads, (Nk,).
+    """Return the last query's weight on each key, averaged over all heads, (Nk,).
 
-    (Oren et al. 2024, "Transformers are Multi-State RNNs", whose code averages the last
-    row over the heads of a layer)
+    As in the code of Oren et al. 2024 ("Transformers are Multi-State RNNs"), which
+    averages the last row over the heads of a layer.
     """
     weights = mark_nonfinite(record).weights(slice(-1, None))  # (H, 1, Nk)
     values = torch.as_tensor(weights).detach().double().mean((0, 1)).numpy()
@@ -118,13 +117,13 @@ def tova(record: Record) -> NamedArray:
 def kvzip(record: Record, context: Span) -> NamedArray:
     """Return the importance of each key of a context, (groups, keys of the context).
 
-    The largest weight that any query of a second input gives the key, over the query
-    heads of a group. The second input makes the model repeat its context: "Repeat the
+    The largest weight on the key over all queries of a second input and all query heads
+    of a group. The second input makes the model repeat its context: "Repeat the
     previous context:", then the context again (Kim et al. 2025, "KVzip", Section 3 and
-    the pseudo code of Appendix A, for a context of one chunk).
+    the pseudocode of Appendix A, for a context of one chunk).
 
-    record: context and second input in one sequence
-    context: its span; queries are all that come after it
+    record: the context and the second input in one sequence
+    context: the span of the context; all later queries count
     """
     first, last = read_span(context)
     rows = np.flatnonzero(to_numpy(record.q_positions) >= last)

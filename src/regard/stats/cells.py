@@ -1,14 +1,14 @@
-"""Single weights, each from one dot product.
+"""Single weights, each computed from one dot product.
 
     w_ij = exp(capped(scale q_i · k_j) + bias_ij - lse_i)    [D] gather and multiply
 
     cells       given pairs of positions
-    offset      key q - n: 0 is the token itself, 1 the one before
+    offset      key q - n: 0 is the token itself, 1 the previous token
     induction   the key after the last earlier occurrence of the query's token
 
-A cell that the mask forbids is 0. A cell whose key is not there is NaN and marked as
-missing: the first token has none before it, and a mean should not count it. All cells
-of a row without weights (nonfinite.py) are NaN.
+A masked cell is 0. A cell whose key does not exist is NaN and marked as missing, so
+that means can skip it: the first token has no previous token. All cells of a row
+without weights (nonfinite.py) are NaN.
 
 Next: gradients.py
 """
@@ -32,13 +32,13 @@ from regard.stats.plan import DirectAsk, answer_one
 from regard.stats.replay import to_compute_dtype
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
-NUMBERS = 2**22  # of q gathered at once
+NUMBERS = 2**22  # elements of q gathered at once
 
 
 def cells(record: Record, queries: Array, keys: Array) -> NamedArray:
     """Return the weights at pairs of positions, (H, pairs).
 
-    queries, keys: (pairs,) positions that the record has
+    queries, keys: (pairs,) positions; the record must contain them
     """
     wanted = [to_numpy(as_array(x)) for x in (queries, keys)]
     if wanted[0].ndim != 1 or wanted[0].shape != wanted[1].shape:
@@ -56,28 +56,28 @@ def cells(record: Record, queries: Array, keys: Array) -> NamedArray:
 
 
 def offset(record: Record, n: int) -> NamedArray:
-    """Return the weight of each query on the key n before it, (H, Nq).
+    """Return the weight of each query on the key n positions before it, (H, Nq).
 
-    n: 0 is the diagonal, 1 the previous token, below 0 a later one
+    n: 0 for the diagonal, 1 for the previous token, negative for a later token
     """
     return answer_one(ask_offset(record, n))
 
 
 def ask_offset(record: Record, n: int) -> DirectAsk:
-    """Ask for the weights on the keys n before the queries."""
+    """Return a request for the weights on the keys n positions before the queries."""
     return ask_targets(record, to_numpy(record.q_positions) - n, f"{n} before")
 
 
 def induction(record: Record, tokens: Sequence[int] | Array) -> NamedArray:
-    """Return the weight on the key after the last earlier same token, (H, Nq).
+    """Return the weight on the key after the last earlier equal token, (H, Nq).
 
-    tokens: of the whole sequence, by position
+    tokens: the token ids of the whole sequence, by position
     """
     return answer_one(ask_induction(record, tokens))
 
 
 def ask_induction(record: Record, tokens: Sequence[int] | Array) -> DirectAsk:
-    """Ask for the weights on the induction targets of the queries."""
+    """Return a request for the weights on the induction targets of the queries."""
     targets, at = find_targets(tokens), to_numpy(record.q_positions)
     if at.size and at.max() >= targets.size:
         raise OptionError(
@@ -88,7 +88,7 @@ def ask_induction(record: Record, tokens: Sequence[int] | Array) -> DirectAsk:
 
 
 def find_targets(tokens: Sequence[int] | Array) -> Numbers:
-    """Return where each token's induction target is; -1 is: nowhere.
+    """Return the position of each token's induction target, -1 if it has none.
 
     >>> find_targets([7, 8, 9, 7, 8]).tolist()
     [-1, -1, -1, 1, 2]
@@ -102,7 +102,7 @@ def find_targets(tokens: Sequence[int] | Array) -> Numbers:
 
 
 def ask_targets(record: Record, targets: Numbers, which: str) -> DirectAsk:
-    """Ask for the weight of each query on one key; NaN where there is none."""
+    """Return a request for the weight of each query on one key; NaN without a key."""
     how = f"D: one dot product for each query, with the key {which}"
 
     def compute() -> NamedArray:
@@ -134,7 +134,7 @@ def weigh_pairs(record: Record, rows: Numbers, columns: Numbers) -> Array:
 
 
 def weigh_part(record: Record, i: Array, j: Array) -> Array:
-    """Return exp(logits - lse) at some pairs: tiles of one query and one key."""
+    """Return exp(logits - lse) at some pairs, as tiles of one query and one key."""
     xp, (q, k) = namespace(q=record.q), to_compute_dtype(record)
     bias, allowed = (pick_pairs(record, x, i, j) for x in (record.bias, record.mask))
     *_, logits = compute_logits(
@@ -163,7 +163,7 @@ def pick_pairs(record: Record, x: Any, i: Array, j: Array) -> Array | None:
 
 
 def find_positions(wanted: Numbers, known: Numbers) -> Numbers:
-    """Return where the known positions have each wanted one; -1 is: nowhere."""
+    """Return the index of each wanted position in `known`, -1 if it is not there."""
     if known.size == 0:
         return np.full(wanted.shape, -1)
     order = np.argsort(known, kind="stable")

@@ -1,11 +1,11 @@
-"""What each key received, without writing the weights down.
+"""The mass that each key receives, without storing the weights.
 
-    received        sum_i w_ij G_i        [C] the kernel with the roles changed over
-    queries_of      how many queries may see each key
-    mean_received   sum_i w_ij over that number
+    received        sum_i w_ij G_i        [C] the kernel with q and k exchanged
+    queries_of      n_j, the number of queries that may attend to key j
+    mean_received   sum_i w_ij / n_j
 
-G are features of the queries: 1, a span of generated tokens, a gradient. `rows` takes
-some queries only, as slice(-32, None) for the last 32, and costs so much less.
+G are features of the queries: 1, a span of generated tokens, a gradient. `rows` selects
+some queries, such as slice(-32, None) for the last 32, and lowers the cost accordingly.
 
 Next: cells.py
 """
@@ -34,10 +34,10 @@ BLOCK = 512  # rows and keys of a tile in which queries are counted
 def received(
     record: Record, features: Array | None = None, *, rows: slice = ALL
 ) -> NamedArray:
-    """Return what each key received, (H, Nk), or times features, (H, Nk, F).
+    """Return the mass on each key, (H, Nk), or weighted sums of features, (H, Nk, F).
 
-    features: of the queries, (Nq, F) or (H, Nq, F); 1 unless given
-    rows: the queries that count
+    features: of the queries, (Nq, F) or (H, Nq, F); 1 by default
+    rows: the queries to sum over
     """
     return answer_one(ask_received(record, features, rows=rows))
 
@@ -45,7 +45,7 @@ def received(
 def ask_received(
     record: Record, features: Array | None = None, *, rows: slice = ALL
 ) -> Ask:
-    """Ask for what each key received from some of the queries."""
+    """Return a request for the mass on each key from some of the queries."""
     how = "C: the kernel, keys look at queries"
     axes: tuple[str, ...] = ("head", "key")
     if features is not None:
@@ -65,12 +65,12 @@ def ask_received(
 
 
 def mean_received(record: Record, *, rows: slice = ALL) -> NamedArray:
-    """Return what each key received in the mean of the queries that may see it."""
+    """Return the mean weight on each key over the queries that may attend to it."""
     return answer_one(ask_mean_received(record, rows=rows))
 
 
 def ask_mean_received(record: Record, *, rows: slice = ALL) -> Ask:
-    """Ask for what each key received, over the number of queries that may see it."""
+    """Return a request for the mean over the queries that may attend to each key."""
     asked = ask_received(record, rows=rows)
     how = "C: the kernel, keys look at queries; mean of the queries that may see a key"
 
@@ -82,13 +82,13 @@ def ask_mean_received(record: Record, *, rows: slice = ALL) -> Ask:
 
 
 def queries_of(record: Record, *, rows: slice = ALL) -> NamedArray:
-    """Return how many queries may see each key, (H, Nk): whole numbers."""
+    """Return how many queries may attend to each key, (H, Nk), as integers."""
     counts = count_queries(cut_rows(record, rows))
     return NamedArray(counts, ("head", "key"), "counted from the mask")
 
 
 def count_queries(record: Record) -> Array:
-    """Count the queries that the mask, and a bias of -inf, leave to each key."""
+    """Count the queries that the mask and the bias (unless -inf) allow for each key."""
     xp, n_q, n_k = namespace(q=record.q), record.q.shape[1], record.k.shape[1]
     none, lies = (
         xp.zeros_like(count_from(0, n_k, record.q))[None, :],
@@ -112,18 +112,18 @@ def count_queries(record: Record) -> Array:
 
 
 def find_allowed(record: Record, rows: slice, keys: slice) -> Array:
-    """Return which cells of a tile may be seen, (H or 1, rows, keys)."""
+    """Return which cells of a tile are allowed, (H or 1, rows, keys), as integers."""
     cells, bias = record.allowed(rows, keys), record.bias
     if bias is not None:
         open_cells = bias[:, rows, keys] > -math.inf
         cells = open_cells if cells is None else cells & open_cells
     xp = namespace(q=record.q)
-    assert cells is not None  # a tile that no proof decides has a mask or a bias
+    assert cells is not None  # an undecided tile has a mask or a bias
     return xp.astype(cells, xp.int64)
 
 
 def cut_rows(record: Record, rows: slice | Array) -> Record:
-    """Return some queries of a record, a run or by number, with all of its keys."""
+    """Return some queries of a record, by slice or index, with all of its keys."""
 
     def pick(x: Array, *lead: slice) -> Array:
         at = rows if isinstance(rows, slice) else convert(rows, x)

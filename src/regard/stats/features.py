@@ -1,7 +1,7 @@
-"""What is summed over the keys or the queries, read from what people write.
+"""Features that are summed over keys or queries, parsed from user input.
 
-    (N, F)          the same for all heads: True and False, or numbers
-    (heads, N, F)   for each head
+    (N, F)          the same for all heads, booleans or numbers
+    (heads, N, F)   different for each head
     spans           (first, last) positions, last not included: one feature each
 
 Next: rows.py
@@ -18,11 +18,11 @@ from regard.arrays import Array, accumulator, as_array, convert, namespace, to_n
 from regard.errors import OptionError, ShapeError
 from regard.recording.record import Record
 
-Spans = Sequence[Iterable[int]]  # pairs, or what seen.spans found
+Spans = Sequence[Iterable[int]]  # pairs, or the spans that seen.spans returns
 
 
 def read_features(record: Record, features: Array, heads: int, n: int) -> Array:
-    """Return features as (1 or heads, n, F) numbers beside the record's arrays."""
+    """Return features (1 or heads, n, F) in the library and device of the record."""
     x = convert(as_array(features), record.q)
     lead = {2: (1,), 3: (1, heads, record.heads)}.get(x.ndim, ())
     full = x[None, ...] if x.ndim == 2 else x
@@ -39,14 +39,14 @@ def read_features(record: Record, features: Array, heads: int, n: int) -> Array:
 def mark_spans(
     spans: Spans, positions: Array
 ) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
-    """Return which positions lie in which span, (N, spans)."""
+    """Return which positions are in which span, (N, spans)."""
     ends = np.asarray([read_span(span) for span in spans]).reshape(-1, 2)
     at = to_numpy(positions)[:, None]
     return (at >= ends[:, 0]) & (at < ends[:, 1])
 
 
 def read_span(span: Iterable[int]) -> tuple[int, int]:
-    """Return a span, which is two whole numbers in order."""
+    """Return a span as two integers; raise OptionError if it is invalid."""
     try:
         first, last = map(operator.index, span)
     except (TypeError, ValueError):

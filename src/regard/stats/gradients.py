@@ -1,11 +1,11 @@
-"""Weight times gradient, which is all in what a backward pass already has.
+"""Weight times gradient, from values that a backward pass already has.
 
     sum_j w_ij dL/dw_ij = out_i · dL/dout_i            gradient_rows, free
     sum_i w_ij dL/dw_ij = v_j · dL/dv_j                gradient_keys, free
                         = v_j · sum_i w_ij dL/dout_i   gradient_received, one call
 
 because dL/dw_ij = dL/dout_i · v_j. The second sums over the query heads that share a
-key head; the third tells them apart, by the kernel with the roles changed over.
+key head; the third separates them, using the kernel with q and k exchanged.
 
 Next: tile_walk.py
 """
@@ -24,23 +24,23 @@ from regard.stats.replay import share
 
 
 def gradient_rows(out: Array, grad_out: Array) -> NamedArray:
-    """Return the sum of weight times gradient of each query, (H, Nq).
+    """Return the sum of weight times gradient for each query, (H, Nq).
 
-    out, grad_out: (H, Nq, Dv), what attention gave and the gradient of it
+    out, grad_out: (H, Nq, Dv), the output of attention and its gradient
     """
     return multiply(out, grad_out, ("head", "query"), "A: out · dL/dout")
 
 
 def gradient_keys(v: Array, grad_v: Array) -> NamedArray:
-    """Return the sum of weight times gradient of each key of a group, (Hk, Nk).
+    """Return the sum of weight times gradient for each key and key head, (Hk, Nk).
 
-    v, grad_v: (Hk, Nk, Dv), the values and the gradient of them
+    v, grad_v: (Hk, Nk, Dv), the values and their gradient
     """
     return multiply(v, grad_v, ("group", "key"), "A: v · dL/dv")
 
 
 def gradient_received(record: Record, grad_out: Array) -> NamedArray:
-    """Return the sum of weight times gradient of each key, by query head, (H, Nk).
+    """Return the sum of weight times gradient for each key and query head, (H, Nk).
 
     grad_out: (H, Nq, Dv); the record must have v
     """
@@ -48,7 +48,7 @@ def gradient_received(record: Record, grad_out: Array) -> NamedArray:
 
 
 def ask_gradient_received(record: Record, grad_out: Array) -> Ask:
-    """Ask for weight times gradient of each key."""
+    """Return a request for weight times gradient of each key."""
     if record.v is None:
         raise OptionError(
             f'{record.name} has no v. Write regard.watch(model, keep="qkv").'
@@ -69,7 +69,7 @@ def ask_gradient_received(record: Record, grad_out: Array) -> Ask:
 
 
 def multiply(x: Array, grad: Array, axes: tuple[str, ...], how: str) -> NamedArray:
-    """Return x · grad over the last axis."""
+    """Return the dot products x · grad over the last axis."""
     if x.ndim != 3 or tuple(x.shape) != tuple(grad.shape):
         raise ShapeError(
             f"shapes {tuple(x.shape)} and {tuple(grad.shape)}, expected the same three "

@@ -1,6 +1,6 @@
-"""Published scores of what kind of head it is: one number for each head, or key.
+"""Published scores that classify heads: one number for each head, or for each key.
 
-    A[i, j]   weight of query i on key j of one head; T tokens, positions from 0 on
+    A[i, j]   weight of query i on key j in one head; T tokens, positions from 0
 
     sink_rate             Σ_{i≥k} A[i, k] / (T - k)                     Gu et al. 2024
     previous_token        mean of A[i, i-1]                             TransformerLens
@@ -9,9 +9,9 @@
     laplacian_diagonal    Σ_i A[i, j] / (T - j) - A[j, j]               Binkowski 2025
     largest_logit         max of scale q_i · k_j                        Kimi Team 2025
 
-T - k is how many queries come at key k or after it, whether a mask lets them see it or
-not. The `visible_…` variants divide by the queries that may see the key: in a layer
-with a window these are far fewer.
+T - k is the number of queries at or after key k, whether or not a mask lets them attend
+to it. The `visible_…` variants divide by the number of queries that may attend to the
+key, which is much smaller in a layer with a window.
 
 Next: text_scores.py
 """
@@ -55,10 +55,10 @@ __all__ = [
 def sink_rate(record: Record, *, key: int = 0) -> NamedArray:
     """Return the importance score of a key, (H,): α_k of Gu et al. 2024.
 
-    α_k = Σ_{i≥k} A[i, k] / (T - k): the weight on key k, averaged over all queries from
-    its own on. A query that a window keeps from seeing it counts as 0. The paper calls
+    α_k = Σ_{i≥k} A[i, k] / (T - k): the weight on key k, averaged over all queries at
+    or after it. A query whose window excludes the key counts as 0. The paper calls
     a head a sink if α_0 > 0.3 ("When Attention Sink Emerges in Language Models").
-    Generated rows alone are averaged over these rows.
+    If the record has generated rows only, the average is over these.
     """
     check_key(record, key)
     first = to_numpy(record.k_positions)[key]
@@ -73,9 +73,9 @@ def sink_rate(record: Record, *, key: int = 0) -> NamedArray:
 
 
 def visible_sink_rate(record: Record, *, key: int = 0) -> NamedArray:
-    """Return the weight on a key, averaged over the queries that may see it, (H,).
+    """Return the weight on a key, averaged over queries that may attend to it, (H,).
 
-    A variant of `sink_rate` for layers with a window, where α_k falls with T.
+    A variant of `sink_rate` for layers with a window, where α_k decreases with T.
     """
     check_key(record, key)
     values = to_float64(mean_received(record))[:, key]
@@ -83,20 +83,20 @@ def visible_sink_rate(record: Record, *, key: int = 0) -> NamedArray:
 
 
 def previous_token(record: Record) -> NamedArray:
-    """Return the mean weight on the token before, (H,).
+    """Return the mean weight on the previous token, (H,).
 
     The mean of the diagonal below the main one, A[i, i-1], over the T - 1 queries that
-    have a token before them, as the tutorials of TransformerLens have it.
+    have a previous token, as in the tutorials of TransformerLens.
     """
     return mean_of(offset(record, 1))
 
 
 def previous_token_share(record: Record) -> NamedArray:
-    """Return the share of the weight that is on the token before, (H,).
+    """Return the share of the weight that is on the previous token, (H,).
 
     Σ A·P / Σ A with P[i, j] = (j == i - 1): `detect_head` of TransformerLens with
-    "previous_token_head" and its default error measure, "mul". The first query counts
-    in the denominator, unlike in `previous_token`.
+    "previous_token_head" and its default error measure, "mul". Unlike in
+    `previous_token`, the denominator includes the first query.
     """
     found = offset(record, 1)
     total = np.where(find_missing(found), 0, to_float64(found)).sum(1)
@@ -105,12 +105,12 @@ def previous_token_share(record: Record) -> NamedArray:
 
 
 def induction_score(record: Record, tokens: Sequence[int]) -> NamedArray:
-    """Return the mean weight on the key after the last earlier same token, (H,).
+    """Return the mean weight on the key after the last earlier equal token, (H,).
 
     The mean of A[i, j+1], j the last position before i with token_j == token_i, over
-    the queries that have one. On random tokens that are written twice it is the mean of
-    the induction stripe, as `prefix_matching` is; with more repeats, or on a text, only
-    the last occurrence counts here.
+    the queries that have one. On random tokens repeated once it is the mean of the
+    induction stripe, like `prefix_matching`; with more repeats, or on natural text,
+    only the last occurrence counts here.
     """
     return mean_of(induction(record, tokens))
 
@@ -118,9 +118,9 @@ def induction_score(record: Record, tokens: Sequence[int]) -> NamedArray:
 def prefix_matching(record: Record, tokens: Sequence[int]) -> NamedArray:
     """Return the prefix matching score, (H,), of Olsson et al. 2022.
 
-    The mean of all A[i, j+1] with j < i and token_j == token_i: from each token to what
-    followed it in every earlier repeat ("In-context Learning and Induction Heads"). The
-    paper takes 25 random tokens, repeated four times.
+    The mean of all A[i, j+1] with j < i and token_j == token_i: from each token to its
+    successor in every earlier repeat ("In-context Learning and Induction Heads"). The
+    paper uses 25 random tokens, repeated four times.
     """
     ids, at = np.asarray(tokens), to_numpy(record.q_positions)
     if at.max(initial=-1) >= ids.size:
@@ -139,7 +139,7 @@ def prefix_matching(record: Record, tokens: Sequence[int]) -> NamedArray:
 
 
 def duplicate_token(record: Record, tokens: Sequence[int]) -> NamedArray:
-    """Return the share of the weight on earlier tokens that are the same, (H,).
+    """Return the share of the weight that is on earlier equal tokens, (H,).
 
     Σ A·P / Σ A with P[i, j] = (token_i == token_j and j < i): `detect_head` of
     TransformerLens with "duplicate_token_head" and its error measure "mul".
@@ -154,10 +154,10 @@ def duplicate_token(record: Record, tokens: Sequence[int]) -> NamedArray:
 def laplacian_diagonal(record: Record) -> NamedArray:
     """Return the diagonal of the attention's Laplacian, (H, T), by key.
 
-    L = D - A with D[j, j] = Σ_i A[i, j] / (T - j). If no query looks ahead, L is
-    triangular and its diagonal holds its eigenvalues, of which the authors take the
+    L = D - A with D[j, j] = Σ_i A[i, j] / (T - j). If attention is causal, L is
+    triangular and its diagonal holds its eigenvalues, of which the authors use the
     largest (Binkowski et al. 2025, "Hallucination Detection in LLMs Using Spectral
-    Features of Attention Maps"). Their released code differs from the paper: it takes
+    Features of Attention Maps"). Their released code differs from the paper: it uses
     the diagonal of the next layer for the edges of a token to itself.
     """
     check_square(record)
@@ -167,7 +167,7 @@ def laplacian_diagonal(record: Record) -> NamedArray:
 
 
 def visible_laplacian_diagonal(record: Record) -> NamedArray:
-    """Return the same with D[j, j] over the queries that may see key j, (H, T)."""
+    """Return the same, with D[j, j] over queries that may attend to key j, (H, T)."""
     check_square(record)
     values = to_float64(mean_received(record)) - to_float64(offset(record, 0))
     return NamedArray(values, ("head", "key"), "C and D: mean received - diagonal")
@@ -178,12 +178,12 @@ def largest_logit(record: Record) -> NamedArray:
 
     S_max = max over i, j of q_i · k_j / √d (Kimi Team 2025, "Kimi K2: Open Agentic
     Intelligence"), with the record's scale in place of 1 / √d: before a softcap, which
-    would hide its growth, and without a bias. Only pairs that may see each other count.
-    A batch has the largest of its sequences.
+    would hide its growth, and without a bias. Masked pairs do not count. For a batch,
+    take the largest of its sequences.
     """
     record = mark_nonfinite(record)
     bias = record.bias
-    if bias is not None:  # what it hides stays hidden
+    if bias is not None:  # cells with a bias of -inf stay masked
         hidden = bias == -math.inf
         bias = namespace(x=bias).where(hidden, bias, constant(0, bias))
     (found,) = walk(replace(record, softcap=None, bias=bias), LargestLogit())
@@ -191,7 +191,7 @@ def largest_logit(record: Record) -> NamedArray:
 
 
 def largest_softmax_logit(record: Record) -> NamedArray:
-    """Return the largest number that enters the softmax, (H,): capped, with the bias.
+    """Return the largest input of the softmax, (H,): after the softcap and the bias.
 
     The column "logit" of `seen.table()`.
     """
@@ -200,7 +200,7 @@ def largest_softmax_logit(record: Record) -> NamedArray:
 
 
 def check_key(record: Record, key: int) -> None:
-    """Refuse the number of a key that is not there."""
+    """Raise OptionError if the record has no key with this index."""
     n = record.k.shape[1]
     if not 0 <= key < n:
         raise OptionError(
@@ -209,7 +209,7 @@ def check_key(record: Record, key: int) -> None:
 
 
 def check_square(record: Record) -> None:
-    """Refuse queries that are other tokens than the keys."""
+    """Raise OptionError unless queries and keys are the same tokens."""
     places = to_numpy(record.q_positions), to_numpy(record.k_positions)
     if not np.array_equal(*places):
         raise OptionError(
@@ -219,13 +219,13 @@ def check_square(record: Record) -> None:
 
 
 def count_after(record: Record) -> Numbers:
-    """Return how many queries come at each key or after it, (Nk,): T - j."""
+    """Return the number of queries at or after each key, (Nk,): T - j."""
     q, k = np.sort(to_numpy(record.q_positions)), to_numpy(record.k_positions)
     return (q.size - np.searchsorted(q, k)).astype("float64")
 
 
 def count_entries(ids: Numbers, keys: Numbers) -> Numbers:
-    """Return how many earlier same tokens each token has, whose next one is a key."""
+    """Count, for each token, the earlier equal tokens whose successor is a key."""
     there, seen = set(keys.tolist()), dict[int, int]()
     counts = []
     for at, token in enumerate(ids.tolist()):

@@ -1,11 +1,11 @@
-"""The weights of one head of a record, as tiles that are computed when they are needed.
+"""The weights of one head of a record, as tiles that are computed on demand.
 
     logs    = capped(scale * q kᵀ) + bias - lse      -inf where the mask forbids
     weights = exp(logs)
 
-No other file of the statistics computes a tile again. The mask is asked for its proofs
-once for each head: tiles proved empty are never computed, full ones never meet it.
-Computed in float32, or in float64 if q or k is, in two buffers that are used again.
+No other file of the statistics computes tiles. The mask classifies them once for each
+head: tiles proved empty are never computed, and those proved full skip the mask.
+Tiles are float32, or float64 if q or k is.
 
 Next: tile_walk.py
 """
@@ -41,15 +41,15 @@ from regard.stats.replay import to_torch
 
 @dataclass(frozen=True)
 class Head:
-    """One head of a record whose arrays are in torch."""
+    """One head of a record whose arrays are torch tensors."""
 
     number: int
     scope: Scope
     record: Record
-    unmasked: Record  # the same without its mask, for tiles that are proved full
+    unmasked: Record  # the same without its mask, for tiles proved full
 
     def compute(self, rows: slice, keys: slice, kind: int) -> Tile | None:
-        """Return one tile; None if all of it turns out to be masked."""
+        """Return one tile, or None if all of its cells are masked."""
         h, allowed = self.number, None
         if kind == UNDECIDED:
             allowed = self.record.allowed(rows, keys, heads=h)
@@ -69,7 +69,7 @@ class Head:
         return Tile(h, rows, keys, q_at, k_at, logs.exp(), logs, lse, allowed)
 
     def prove(self, block: int) -> tuple[tuple[slice, ...], tuple[slice, ...], Numbers]:
-        """Return the blocks of rows and of keys, and what is known of each tile."""
+        """Return the blocks of rows and of keys, and the kind of each tile."""
         ends = [split_blocks(n, block) for n in (self.scope.n_q, self.scope.n_k)]
         rows, keys = (to_slices(*x) for x in ends)
         kinds = np.full((len(rows), len(keys)), FULL, "i1")
@@ -97,7 +97,7 @@ def find_ends(positions: Tensor, first: Numbers) -> tuple[Numbers, Numbers]:
 def read_heads(
     record: Record, numbers: Sequence[int], rows: slice, keys: slice
 ) -> Iterator[Head]:
-    """Yield some rows and keys of the heads with these numbers."""
+    """Yield the heads with these indices, restricted to some rows and keys."""
 
     def read(x: Any, *part: slice) -> Any:
         return x if x is None or isinstance(x, Mask) else to_torch(x[part]).detach()
@@ -112,7 +112,7 @@ def read_heads(
         name=record.name,
         q=q,
         k=k,
-        lse=lse.masked_fill(lse == -math.inf, 0),  # of a row that sees nothing
+        lse=lse.masked_fill(lse == -math.inf, 0),  # rows without keys
         scale=record.scale,
         softcap=record.softcap,
         q_positions=q_at,
@@ -127,7 +127,7 @@ def read_heads(
 
 
 def read_slice(name: str, part: slice, n: int) -> slice:
-    """Return a run of rows or keys with both ends; refuse steps."""
+    """Return a slice with explicit ends; raise OptionError if it has a step."""
     if not isinstance(part, slice) or part.step not in (None, 1):
         raise OptionError(
             f"{name}={part!r}, expected a run of them. Write {name}=slice(0, {n})."

@@ -1,15 +1,15 @@
-"""The mask of a record by row and column, and with the two changed over.
+"""The mask of a record indexed by row and column, and its transpose.
 
-    mask(b, h, q, k)  at absolute positions      what a record holds
-    Placed            at rows i and columns j    mask(q_positions[i], k_positions[j])
-    Turned            keys look at queries       mask(k, q)
+    mask(b, h, q, k)  at absolute positions      as in the record
+    PlacedMask        at rows i and columns j    mask(q_positions[i], k_positions[j])
+    TransposedMask    keys attend to queries     mask(k, q)
 
-Both keep the proofs about tiles: what holds for all positions between the smallest and
-the largest of a tile holds for those that are there.
+Both keep the proofs about tiles: a property of all positions between the smallest and
+the largest of a tile also holds for the positions in the tile.
 
-A band, lo <= q - k <= hi, needs neither where positions follow each other. Turned, with
-both axes flipped, it is the same band again: causal stays causal, and the kernel needs
-no mask. That is what makes columns as cheap as rows.
+A band, lo <= q - k <= hi, needs neither if positions are consecutive. Transposed, with
+both axes flipped, it is the same band: causal stays causal, and the kernel needs no
+mask. This makes columns as cheap as rows.
 
 Next: replay.py
 """
@@ -28,12 +28,12 @@ from regard.masks.primitives import Band, find_range
 from regard.masks.tiles import EMPTY, Edges, Numbers, Proof, prove_tiles
 from regard.recording.record import Record, check_mask_extent
 
-ROWS, KEYS = 256, 128  # of a tile
+ROWS, KEYS = 256, 128  # size of a tile
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class PlacedMask(Mask):
-    """A mask asked by row and column."""
+    """A mask indexed by row and column."""
 
     mask: Mask
     q_positions: Array  # (Nq,)
@@ -41,14 +41,14 @@ class PlacedMask(Mask):
 
     @property
     def positional(self) -> bool:
-        """Rows and columns are compared."""
+        """Always True: the mask depends on rows and columns."""
         return True
 
     def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
         return self.mask(b, h, self.q_positions[q], self.k_positions[k])
 
     def prove(self, edges: Edges) -> Proof:
-        """Ask about all positions from the smallest to the largest of a tile."""
+        """Return the proof for all positions between a tile's smallest and largest."""
         q = find_range(self.q_positions, edges.q_first, edges.q_last)
         k = find_range(self.k_positions, edges.k_first, edges.k_last)
         return self.mask.prove(Edges(*q, *k))
@@ -59,20 +59,20 @@ class PlacedMask(Mask):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class TransposedMask(Mask):
-    """A mask in which keys look at queries."""
+    """A mask with queries and keys exchanged."""
 
     mask: Mask
 
     @property
     def positional(self) -> bool:
-        """As the mask itself."""
+        """Always True, as for PlacedMask."""
         return True
 
     def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
         return self.mask(b, h, k, q)
 
     def prove(self, edges: Edges) -> Proof:
-        """Ask about the tiles on the other side of the diagonal."""
+        """Return the proof of the transposed tiles."""
         q_first, q_last, k_first, k_last = map(transpose_tiles, edges)
         empty, full = self.mask.prove(Edges(k_first, k_last, q_first, q_last))
         return Proof(transpose_tiles(empty), transpose_tiles(full))
@@ -82,15 +82,15 @@ class TransposedMask(Mask):
 
 
 class MaskLayout(NamedTuple):
-    """How a mask lies over rows and columns."""
+    """How a mask applies to rows and columns."""
 
     mask: Mask | Array | None
     start: int = 0  # position of the first row, for a formula
-    flipped: bool = False  # both axes run backwards
+    flipped: bool = False  # both axes are reversed
 
 
 def read_mask_layout(record: Record, within: Mask | None = None) -> MaskLayout:
-    """Lay a record's mask, and another one inside it, over its rows and columns."""
+    """Return the layout of a record's mask, restricted to `within` if given."""
     if within is None and not isinstance(record.mask, Mask):
         return MaskLayout(record.mask)
     formula = combine_with_record(record, within)
@@ -103,7 +103,7 @@ def read_mask_layout(record: Record, within: Mask | None = None) -> MaskLayout:
 
 
 def read_transposed_layout(record: Record) -> MaskLayout:
-    """Lay a record's mask over its columns, which now look at its rows."""
+    """Return the layout of a record's transposed mask: its keys attend to queries."""
     mask, (n_q, n_k) = record.mask, (record.q.shape[1], record.k.shape[1])
     if mask is None:
         return MaskLayout(None)
@@ -117,7 +117,7 @@ def read_transposed_layout(record: Record) -> MaskLayout:
 
 
 def count_cells(record: Record, within: Mask | None = None) -> int:
-    """Return how many cells the kernel meets: those of tiles not proved empty."""
+    """Return how many cells the kernel computes: those of tiles not proved empty."""
     mask, start, _ = read_mask_layout(record, within)
     formula = mask if isinstance(mask, Mask) else everything()
     shape = (record.heads, record.q.shape[1], record.k.shape[1])
@@ -130,7 +130,7 @@ def count_cells(record: Record, within: Mask | None = None) -> int:
 
 
 def combine_with_record(record: Record, within: Mask | None) -> Mask:
-    """Return the formulas that must both allow a cell."""
+    """Return the intersection of the record's formula and `within`."""
     if within is None:
         assert isinstance(record.mask, Mask)
         return record.mask
@@ -139,14 +139,14 @@ def combine_with_record(record: Record, within: Mask | None) -> Mask:
 
 
 def place_mask(record: Record, mask: Mask) -> PlacedMask:
-    """Return a mask that is asked by the rows and columns of a record."""
+    """Return a mask indexed by the rows and columns of a record."""
     like, positions = record.q, (record.q_positions, record.k_positions)
     xp = namespace(like=like)
     return PlacedMask(mask, *(xp.astype(convert(x, like), xp.int64) for x in positions))
 
 
 def find_shift(record: Record) -> int | None:
-    """Return how far the first row is past the first key, if both count in ones."""
+    """Return first row minus first key; None if positions are not consecutive."""
     both = [to_numpy(x) for x in (record.q_positions, record.k_positions)]
     if any(x.size == 0 or (np.diff(x) != 1).any() for x in both):
         return None
@@ -154,12 +154,12 @@ def find_shift(record: Record) -> int | None:
 
 
 def from_zero(record: Record) -> bool:
-    """Tell whether the first key is at position 0."""
+    """Return whether the first key is at position 0."""
     return int(record.k_positions[0]) == 0
 
 
 def is_banded(mask: Mask) -> bool:
-    """Tell whether only distances matter."""
+    """Return whether a mask depends on distances only."""
     leaves = [node for node in mask.walk() if not node.parts]
     return all(isinstance(leaf, Band) for leaf in leaves)
 

@@ -1,13 +1,13 @@
-"""An array that says what its axes are, and where its numbers came from.
+"""An array with the names of its axes and a description of how it was computed.
 
     entropy(record)      axes ("head", "query")
     received(record)     axes ("head", "key")
 
-Statistics are per query head. What is told of a shared key head is a reduction over the
-query heads of its group, and which one is said: there is no default.
+Statistics are per query head. A statistic of a shared key head is a reduction over the
+query heads of its group; the reduction must be named, as there is no default.
 
-A NaN that `missing` marks stands for no value: the first token has none before it. Any
-other NaN is the result of the computation; reductions must not drop it.
+A NaN marked in `missing` means that there is no value: the first token has no previous
+token. Any other NaN is a result of the computation; reductions must not drop it.
 
 Next: rows.py
 """
@@ -27,15 +27,15 @@ Reduction = Literal["mean", "max", "sum"]
 
 @dataclass(frozen=True, eq=False)
 class NamedArray:
-    """The numbers of one statistic."""
+    """The values of one statistic."""
 
     values: Array
     axes: tuple[str, ...]  # of "head", "query", "key", "feature", …
     how: str  # the identity, and what ran: "H: the kernel with V := K"
-    missing: Array | None = None  # bool, as values: there is no value; None: nowhere
+    missing: Array | None = None  # bool, shaped like values; None: no value is missing
 
     def share(self, n_shared: int, reduction: Reduction) -> NamedArray:
-        """Return one number for each of the shared key heads, over its query heads."""
+        """Return one value for each shared key head, reduced over its query heads."""
         heads = self.values.shape[0]
         if self.axes[0] != "head" or n_shared < 1 or heads % n_shared:
             raise OptionError(
@@ -55,6 +55,6 @@ class NamedArray:
         return NamedArray(values, axes, how, missing)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        """Let NumPy take the numbers."""
+        """Return the values as a NumPy array."""
         values = to_numpy(self.values)
         return np.asarray(values, dtype=dtype, copy=copy)

@@ -1,14 +1,14 @@
-"""Rows whose weights are not numbers, which every statistic must report as NaN.
+"""Rows whose weights are not finite; every statistic must report them as NaN.
 
     weights[i, j] = exp(capped(scale q_i · k_j) + bias_ij - lse_i)
 
-Row i has no weights if lse_i is NaN or +inf, if q_i is not finite, or if it may see a
-key or a bias that is not finite. A row whose lse is -inf is not one of them: its
-weights are 0, because it sees no key, or because all of its scores are -inf.
+Row i has no weights if lse_i is NaN or +inf, if q_i is not finite, or if it may attend
+to a key or a bias that is not finite. A row whose lse is -inf is not one of them: its
+weights are 0, because it has no keys, or because all of its scores are -inf.
 
-`mark_nonfinite` sets the lse of these rows to NaN, which then reaches everything that
-is computed from the row, and 0 in place of what is not finite, so that it reaches
-nothing else: neither a row that may not see the key, nor its neighbours in a kernel.
+`mark_nonfinite` sets the lse of these rows to NaN, which propagates to everything that
+is computed from the row, and replaces values that are not finite by 0, so that they do
+not reach rows that may not attend to the key, or neighbouring rows in a kernel.
 
 Next: rows.py
 """
@@ -25,19 +25,19 @@ from regard.recording.record import Record
 from regard.stats.replay import share
 
 SILENT = 1e30  # the lse of a row whose weights are all 0
-CELLS = 2**22  # of a strip in which keys that are not finite are looked up
+CELLS = 2**22  # in a strip of rows that is searched for keys that are not finite
 
 
 def mark_nonfinite(record: Record) -> Record:
     """Return a record of finite numbers whose lse is NaN in the rows without weights.
 
-    The record itself is returned if all of its numbers are finite.
+    If all numbers are finite, the record itself is returned.
     """
     rows = find_nonfinite(record)
     if rows is None:
         return record
     xp, bias, lse = namespace(q=record.q), record.bias, record.lse
-    # exp(0 - SILENT) is 0, whatever stood where there is a 0 now
+    # exp(0 - SILENT) is 0, so the values replaced by 0 get no weight
     without = constant(SILENT, lse), constant(math.nan, lse)
     if bias is not None:
         bias = xp.where(bias < math.inf, bias, constant(0, bias))
@@ -51,7 +51,7 @@ def mark_nonfinite(record: Record) -> Record:
 
 
 def find_nonfinite(record: Record) -> Array | None:
-    """Return which rows meet what is not finite, (H, Nq); None if all is finite."""
+    """Return which rows use nonfinite numbers, (H, Nq); None if all are finite."""
     xp, (q, k, lse) = namespace(q=record.q), (record.q, record.k, record.lse)
     lost = xp.logical_not(lse < math.inf)  # NaN or +inf
     bias = None if record.bias is None else xp.logical_not(record.bias < math.inf)
@@ -67,7 +67,7 @@ def find_nonfinite(record: Record) -> Array | None:
 
 
 def find_affected_rows(record: Record, keys: Array) -> Array:
-    """Return which rows may see one of these keys (Hk, Nk), or a bias not finite."""
+    """Return which rows may attend to these keys (Hk, Nk) or to a nonfinite bias."""
     xp = namespace(q=record.q)
     keys = share(keys[..., None], record.heads)[:, None, :, 0]  # (H, 1, Nk)
     bias = record.bias
@@ -92,13 +92,13 @@ def find_affected_rows(record: Record, keys: Array) -> Array:
 
 
 def is_finite(x: Array) -> bool:
-    """Tell whether all numbers are finite: by their sum, if it does not overflow."""
+    """Return whether all numbers are finite; a finite sum proves it cheaply."""
     xp = namespace(x=x)
     with np.errstate(all="ignore"):
         return bool(xp.isfinite(xp.sum(x))) or bool(xp.all(xp.isfinite(x)))
 
 
 def fill_zeros(x: Array) -> Array:
-    """Return 0 in place of what is not finite."""
+    """Return x with 0 in place of values that are not finite."""
     xp = namespace(x=x)
     return xp.where(xp.isfinite(x), x, constant(0, x))

@@ -1,11 +1,11 @@
-"""From a number for each query to one for each head.
+"""Reductions over queries: from one number for each query to one for each head.
 
     mean_of       over the queries that have a value
-    max_of        over the queries that see a key
+    max_of        over the queries that have a key
     count_nan     queries whose value is NaN
 
-Queries without a value (`NamedArray.missing`) are left out. Queries whose value is NaN
-are not: the result is NaN, and `count_nan` returns how many there are.
+Queries without a value (`NamedArray.missing`) are skipped. A query whose value is NaN
+makes the result NaN; `count_nan` returns how many there are.
 
 Next: registry.py
 """
@@ -23,24 +23,24 @@ Numbers = np.ndarray[Any, np.dtype[Any]]
 
 
 def to_float64(named: NamedArray) -> Numbers:
-    """Return the numbers of a statistic in float64."""
+    """Return the values of a statistic in float64."""
     return to_numpy(named.values).astype("float64")
 
 
 def find_missing(named: NamedArray) -> Numbers:
-    """Return where there is no value, bool in the shape of the values."""
+    """Return which values are missing, bool in the shape of the values."""
     if named.missing is None:
         return np.zeros(named.values.shape, bool)
     return to_numpy(named.missing)
 
 
 def find_nan(named: NamedArray) -> Numbers:
-    """Return which values are NaN although there should be one."""
+    """Return which values are NaN but not missing."""
     return np.isnan(to_float64(named)) & ~find_missing(named)
 
 
 def count_nan(named: NamedArray) -> Numbers:
-    """Return how many queries of each head have a value that is NaN, (H,)."""
+    """Return how many queries of each head have the value NaN, (H,)."""
     counts: Numbers = find_nan(named).sum(1)
     return counts
 
@@ -59,7 +59,7 @@ def mean_of(named: NamedArray) -> NamedArray:
 
 
 def max_of(named: NamedArray) -> NamedArray:
-    """Return the largest of all queries, (H,).
+    """Return the largest value over all queries, (H,).
 
     NaN if one of them is NaN; marked as missing if all are -inf, or there are none.
     """

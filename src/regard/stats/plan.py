@@ -1,12 +1,12 @@
-"""What many statistics need together, and what it costs, before anything runs.
+"""Plan the kernel calls of many statistics, and their cost, before anything runs.
 
     plan = make_plan({"system": ask_mass(record, x), "entropy": ask_entropy(record)})
-    print(plan)           the calls of the kernel, in units of the record's own
+    print(plan)           the kernel calls; a forward call of the record costs 1
     found = plan.run()    {"system": …, "entropy": …}
 
-A statistic is asked for as an Ask: features of the keys, or of the queries, and what to
-make of their sums. Asks of the same record, side and mask lie side by side in the width
-of the kernel, so 64 features cost as much as one. What the kernel cannot do is Direct.
+An Ask requests a statistic: features of the keys, or of the queries, and a function of
+their sums. Asks of the same record, side and mask are concatenated up to the width of
+the kernel, so 64 features cost as much as one. A DirectAsk does not use the kernel.
 
 Next: rows.py
 """
@@ -30,24 +30,24 @@ Finish = Callable[[Array, Array], NamedArray]  # of sums (H, N, F) and totals (H
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ask:
-    """One statistic on the kernel: what it sums, and what it makes of the sums."""
+    """A request for a statistic on the kernel: the features, and how to finish."""
 
     record: Record
     side: Literal["rows", "columns"]
-    features: Array | None  # (1 or heads, N, F); None: the weights alone are summed
+    features: Array | None  # (1 or heads, N, F); None: sum the weights alone
     finish: Finish
-    within: Mask | None = None  # rows: only these cells
-    unit: Record | None = None  # whose forward call is 1; the record's own
+    within: Mask | None = None  # restricts the cells, if side is "rows"
+    unit: Record | None = None  # whose forward call costs 1; by default, `record`
 
     @property
     def width(self) -> int:
-        """How many features it has."""
+        """The number of features."""
         return 0 if self.features is None else int(self.features.shape[-1])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DirectAsk:
-    """One statistic that needs no call of the kernel, or cannot use it."""
+    """A request for a statistic that does not need the kernel, or cannot use it."""
 
     what: str
     cost: float  # in forward calls
@@ -72,12 +72,12 @@ class KernelCall:
 
     @property
     def ask(self) -> Ask:
-        """The first of those who share the call."""
+        """The first of the asks that share the call."""
         return self.pieces[0].ask
 
     @property
     def cost(self) -> float:
-        """The cells it meets, as a part of those that the forward call meets."""
+        """The cells that it computes, as a fraction of those of the forward call."""
         ask = self.ask
         if ask.within is None and ask.unit is None:
             return 1.0
@@ -104,19 +104,19 @@ class KernelCall:
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """The calls that answer all questions."""
+    """The kernel calls that compute all requested statistics."""
 
     asks: Mapping[str, Ask | DirectAsk]
     steps: tuple[KernelCall, ...]
 
     @property
     def cost(self) -> float:
-        """In forward calls of the record, or of all records together."""
+        """The total cost in forward calls of the record, or of all records together."""
         direct = [ask.cost for ask in self.asks.values() if isinstance(ask, DirectAsk)]
         return sum(step.cost for step in self.steps) + sum(direct)
 
     def run(self) -> dict[str, NamedArray]:
-        """Answer every question."""
+        """Compute every statistic."""
         parts: dict[str, list[tuple[Array, Array]]] = {}
         call, key = None, None
         for step in self.steps:
@@ -127,7 +127,7 @@ class KernelPlan:
         return {name: self.finish(name, parts.get(name, [])) for name in self.asks}
 
     def finish(self, name: str, parts: list[tuple[Array, Array]]) -> NamedArray:
-        """Make a statistic of its sums."""
+        """Return a statistic, computed from its sums."""
         ask = self.asks[name]
         if isinstance(ask, DirectAsk):
             return ask.compute()
@@ -150,7 +150,7 @@ class KernelPlan:
 
 
 def make_plan(asks: Mapping[str, Ask | DirectAsk]) -> KernelPlan:
-    """Lay the features of all questions side by side into as few calls as can be."""
+    """Concatenate the features of all asks into as few kernel calls as possible."""
     groups: dict[tuple[object, ...], list[FeatureBlock]] = {}
     for name, ask in asks.items():
         if isinstance(ask, Ask):
@@ -167,7 +167,7 @@ def make_plan(asks: Mapping[str, Ask | DirectAsk]) -> KernelPlan:
 
 
 def fill_steps(pieces: list[FeatureBlock]) -> list[KernelCall]:
-    """Cut features at the width of the kernel, the widest first."""
+    """Split features into calls of at most the kernel's width, the widest first."""
     width = room = find_width(pieces[0].ask)
     calls: list[list[FeatureBlock]] = [[]]
     for piece in sorted(pieces, key=lambda piece: -piece.last):
@@ -179,12 +179,12 @@ def fill_steps(pieces: list[FeatureBlock]) -> list[KernelCall]:
             last = min(piece.last, first + room)
             calls[-1].append(replace(piece, first=first, last=last))
             room, first = room - (last - first), last
-    calls[0] += [piece for piece in pieces if not piece.last]  # any call has totals
+    calls[0] += [piece for piece in pieces if not piece.last]  # all calls return totals
     return [KernelCall(tuple(call)) for call in calls]
 
 
 def stack_features(pieces: tuple[FeatureBlock, ...]) -> Array | None:
-    """Return the features of a call side by side, (1 or heads, N, F)."""
+    """Return the concatenated features of a call, (1 or heads, N, F)."""
     cuts = [
         p.ask.features[..., p.first : p.last]
         for p in pieces
@@ -197,7 +197,7 @@ def stack_features(pieces: tuple[FeatureBlock, ...]) -> Array | None:
 
 
 def name_call(ask: Ask) -> tuple[object, ...]:
-    """Return what asks must have in common to share calls."""
+    """Return a key; asks with equal keys can share calls."""
     return id(ask.record), ask.side, ask.within
 
 
@@ -209,11 +209,11 @@ def make_call(ask: Ask) -> KernelReplay:
 
 
 def find_width(ask: Ask) -> int:
-    """Return how many features one call takes."""
+    """Return how many features fit in one call."""
     more = ask.side == "columns" and ask.record.softcap is None
     return int(ask.record.q.shape[-1]) + more
 
 
 def answer_one(ask: Ask | DirectAsk) -> NamedArray:
-    """Answer a single question."""
+    """Compute a single statistic."""
     return make_plan({"": ask}).run()[""]

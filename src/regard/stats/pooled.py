@@ -1,11 +1,11 @@
-"""A map of the weights, smaller than the square: one pixel for many cells.
+"""A downsampled map of the weights: one pixel for many cells.
 
-    max     the largest weight of a pixel: the strongest link
+    max     the largest weight in a pixel
     mass    summed over the keys of a pixel, averaged over its queries: their share of
-            attention; a row of the map adds up to what a row of weights does
+            attention; a row of the map has the same sum as a row of weights
 
-Pixels are counted from the first row and key that are walked; the last ones may hold
-fewer cells. Rows that see nothing count as queries, with no mass.
+Pixels are counted from the first row and key that are walked; the last ones may have
+fewer cells. Rows without keys count as queries, with no mass.
 
 Next: pyramid.py
 """
@@ -33,7 +33,7 @@ AXES = ("head", "query pixel", "key pixel")
 
 @dataclass(frozen=True)
 class Drawn:
-    """The state of a map; of mass it holds sums, not yet averages."""
+    """The state of a map; for mass it holds sums, not yet averages."""
 
     n_q: int
     values: Tensor  # (query pixels, key pixels)
@@ -41,7 +41,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class PooledMap:
-    """One map, of pixels with so many queries and keys."""
+    """One map, whose pixels have a fixed number of queries and keys."""
 
     cells: int | Sides = 32
     how: Pooling = "max"
@@ -56,23 +56,23 @@ class PooledMap:
 
     @property
     def sides(self) -> Sides:
-        """How many queries and keys a pixel has."""
+        """The number of queries and of keys in a pixel."""
         return self.cells if isinstance(self.cells, tuple) else (self.cells,) * 2
 
     def start(self, scope: Scope) -> Drawn:
-        """Begin with an empty map."""
+        """Return an empty map."""
         shape = count_pixels((scope.n_q, scope.n_k), self.sides)
         values = torch.zeros(shape, dtype=scope.dtype, device=scope.device)
         return Drawn(scope.n_q, values)
 
     def add(self, state: Drawn, tile: Tile) -> Drawn:
-        """Put the tile's pixels in their place."""
+        """Combine the tile's pixels with those of the map."""
         found = pool_weights(tile, self.sides, self.how)
         blend(state.values[locate_pixels(tile, self.sides)], found, self.how)
         return state
 
     def merge(self, state: Drawn, other: Drawn) -> Drawn:
-        """Lay one map over the other."""
+        """Combine two maps pixel by pixel."""
         blend(state.values, other.values, self.how)
         return state
 
@@ -85,16 +85,16 @@ class PooledMap:
 
 
 def locate_pixels(tile: Tile, sides: Sides) -> tuple[slice, slice]:
-    """Return which pixels a tile touches, down and across."""
+    """Return the rows and columns of pixels that a tile overlaps."""
     parts = zip((tile.rows, tile.keys), sides, strict=True)
     down, across = (slice(x.start // n, -(-x.stop // n)) for x, n in parts)
     return down, across
 
 
 def pool_weights(tile: Tile, sides: Sides, how: Pooling) -> Tensor:
-    """Return what the weights of a tile bring to each pixel that it touches."""
+    """Return the pooled weights of a tile, for each pixel that it overlaps."""
     eights = tile.rows.start, tile.rows.stop, sides[0]
-    if how == "max" and not any(n % FOLD for n in eights):  # then half of it is done
+    if how == "max" and not any(n % FOLD for n in eights):  # row_peaks are cached
         start, stop, size = (n // FOLD for n in eights)
         at = slice(start, stop), tile.keys
         return pool_cells(tile.row_peaks, at, (size, sides[1]), how)
@@ -104,7 +104,7 @@ def pool_weights(tile: Tile, sides: Sides, how: Pooling) -> Tensor:
 def pool_cells(
     x: Tensor, at: tuple[slice, slice], sides: Sides, how: Pooling
 ) -> Tensor:
-    """Return what some cells x, those at these rows and keys, bring to each pixel."""
+    """Return the pooled cells x, which are at these rows and keys, by pixel."""
     for axis, (part, size) in enumerate(zip(at, sides, strict=True)):  # rows first
         x = pad_zeros(x, axis, part.start % size, -part.stop % size)
         x = pool(x, axis, size, how)
@@ -112,7 +112,7 @@ def pool_cells(
 
 
 def pad_zeros(x: Tensor, axis: int, before: int, after: int) -> Tensor:
-    """Put zeros around x, which neither a sum nor a largest weight notices."""
+    """Pad x with zeros, which change neither a sum nor a largest weight."""
     if not before and not after:
         return x
     ends = [before, after]
@@ -120,7 +120,7 @@ def pad_zeros(x: Tensor, axis: int, before: int, after: int) -> Tensor:
 
 
 def pool(x: Tensor, axis: int, size: int, how: Pooling) -> Tensor:
-    """Return the largest or the sum of every `size` neighbours along an axis of x."""
+    """Return the max or sum of every `size` neighbours along an axis of x."""
     if size == 1:
         return x
     x = x.unflatten(axis, (x.shape[axis] // size, size))
@@ -129,7 +129,7 @@ def pool(x: Tensor, axis: int, size: int, how: Pooling) -> Tensor:
 
 
 def blend(below: Tensor, above: Tensor, how: Pooling) -> None:
-    """Lay pixels over others, in place."""
+    """Combine pixels with others, in place."""
     if how == "max":
         torch.maximum(below, above, out=below)
     else:
@@ -137,18 +137,18 @@ def blend(below: Tensor, above: Tensor, how: Pooling) -> None:
 
 
 def count_pixels(n: Sides, sides: Sides) -> Sides:
-    """Return how many pixels there are, down and across."""
+    """Return the number of pixels along both axes."""
     return math.ceil(n[0] / sides[0]), math.ceil(n[1] / sides[1])
 
 
 def count_pixel_queries(like: Tensor, n_q: int, size: int) -> Tensor:
-    """Return how many queries each row of pixels has, (query pixels, 1)."""
+    """Return the number of queries in each row of pixels, (query pixels, 1)."""
     first = torch.arange(0, n_q, size, device=like.device)
     return (n_q - first).clamp(max=size).to(like.dtype)[:, None]
 
 
 def describe_pixel(how: Pooling, sides: Sides) -> str:
-    """Say what a pixel is."""
+    """Return a description of a pixel."""
     if sides == (1, 1):
         return "walk: one weight a pixel"
     what = "largest weight" if how == "max" else "sum over keys, mean over queries,"

@@ -1,15 +1,15 @@
-"""Scores of papers by name, each under its published definition.
+"""Scores from papers, each with its published definition.
 
-    head_scores.py     what kind of head it is: a sink, induction, previous token
-    text_scores.py     how it uses the parts of a text: a needle, documents, words
-    cache_scores.py    which keys a cache should keep
+    head_scores.py     the kind of a head: sink, induction, previous token
+    text_scores.py     how a head uses parts of a text: a needle, documents, words
+    cache_scores.py    which keys a KV cache should keep
 
-They differ in what seems a detail: a mean or a sum, over which rows, before or after
-the heads of a group are put together. Each says it, and is tested against its formula
-written out on the whole matrix. A name of a paper is exactly that paper's score; what
-others made of it has a name of its own. A row whose weights are NaN makes every score
-NaN that counts it. A score is a mass, not what caused an answer: knock the head out
-(lens/intervene.py) before saying so.
+Definitions differ in details: a mean or a sum, over which rows, before or after the
+heads of a group are combined. Each docstring states them, and each score is tested
+against its formula on the full matrix. A paper's name is used only for its exact score;
+variants by others have different names. A score is NaN if it includes a row whose
+weights are NaN. A score is a mass, not a cause: ablate the head (lens/intervene.py)
+before drawing causal conclusions.
 
 Next: registry.py
 """

@@ -1,13 +1,13 @@
-"""Maps of the weights at every zoom, max and mass, from a single walk.
+"""Maps of the weights at every zoom level, max and mass, from a single walk.
 
-    level finest         a pixel has 8 × 8 cells; what is finer, tile.py reads live
+    level finest         a pixel has 8 × 8 cells; tile.py computes finer ones on demand
     level finest + 1                 16 × 16
     …
-    level coarsest       all of them: one pixel
+    level coarsest       one pixel for all cells
 
-Level l has pixels of 2^l × 2^l cells. A level follows exactly from the one below it:
-the largest of the largest, the sum of the sums. So the walk fills only the finest, for
-any length, rectangle and mask.
+Level l has pixels of 2^l × 2^l cells. Each level follows exactly from the next finer
+one: the max of the maxima, the sum of the sums. So the walk fills only the finest
+level, for any length, rectangle and mask.
 
 Next: tile.py
 """
@@ -35,8 +35,8 @@ from regard.stats.pooled import (
 )
 from regard.stats.reducer import Rows, Scope, Tile
 
-FINEST = 3  # 256 × 256 such pixels are read live in 10 ms
-PIXELS = 4096  # the most on a side that are stored: 134 MB for both maps
+FINEST = 3  # tile.py computes 256 × 256 such pixels in 10 ms
+PIXELS = 4096  # the largest stored side: 134 MB for both maps
 KINDS: tuple[Pooling, Pooling] = ("max", "mass")
 
 
@@ -54,14 +54,14 @@ class Canvas:
 
     n_q: int
     level: int
-    maps: tuple[Rows, ...]  # (query pixels, key pixels); of mass the sums
+    maps: tuple[Rows, ...]  # (query pixels, key pixels); sums, for mass
 
 
 @dataclass(frozen=True)
 class Pyramid:
-    """Max and mass at every level, from `finest` on.
+    """Max and mass at every level, starting at `finest`.
 
-    Unless given, `finest` is 3, or more if a side would have more than 4,096 pixels.
+    By default `finest` is 3, or more if a side would have more than 4,096 pixels.
     """
 
     finest: int | None = None
@@ -72,7 +72,7 @@ class Pyramid:
             raise OptionError(f"finest={level!r}, expected a level: 0, 1, 2, …")
 
     def start(self, scope: Scope) -> Canvas:
-        """Begin with empty maps."""
+        """Return empty maps."""
         finest = self.finest
         level = find_finest(scope.n_q, scope.n_k) if finest is None else finest
         down, across = count_pixels((scope.n_q, scope.n_k), (2**level, 2**level))
@@ -80,7 +80,7 @@ class Pyramid:
         return Canvas(scope.n_q, level, tuple(Rows(down, empty, 0) for _ in KINDS))
 
     def add(self, state: Canvas, tile: Tile) -> Canvas:
-        """Put the tile's pixels in their place."""
+        """Combine the tile's pixels with those of the maps."""
         sides = 2**state.level, 2**state.level
         down, across = locate_pixels(tile, sides)
         for pixels, how in zip(state.maps, KINDS, strict=True):
@@ -89,25 +89,25 @@ class Pyramid:
         return state
 
     def merge(self, state: Canvas, other: Canvas) -> Canvas:
-        """Lay one over the other."""
+        """Combine the maps pixel by pixel."""
         for mine, theirs, how in zip(state.maps, other.maps, KINDS, strict=True):
             blend(*mine.pair(theirs), how)
         return state
 
     def finish(self, states: Sequence[Canvas]) -> Levels:
-        """Make every coarser level."""
+        """Return all levels, computed from the finest."""
         if not states:
             return Levels({}, {})
         return Levels(*(dict(coarsen_levels(states, i)) for i in range(len(KINDS))))
 
 
 def find_finest(n_q: int, n_k: int) -> int:
-    """Return the finest level that is stored for so many queries and keys."""
+    """Return the finest level that is stored for n_q queries and n_k keys."""
     return max(FINEST, find_level(n_q, n_k, PIXELS))
 
 
 def find_level(n_q: int, n_k: int, pixels: int) -> int:
-    """Return the finest level of which no side has more than so many pixels."""
+    """Return the finest level with at most `pixels` on either side."""
     level = 0
     while max(n_q, n_k) > pixels << level:
         level += 1
@@ -120,7 +120,7 @@ def coarsen_levels(
     """Yield every level of one kind of map, the finest first."""
     n_q, level, how = states[0].n_q, states[0].level, KINDS[i]
     maps = [state.maps[i].whole() for state in states]
-    x = maps[0][None] if len(maps) == 1 else torch.stack(maps)  # the largest: no copy
+    x = maps[0][None] if len(maps) == 1 else torch.stack(maps)  # avoid a large copy
     while True:
         side = 2**level
         larger = coarsen(x, how)

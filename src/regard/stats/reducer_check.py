@@ -1,11 +1,11 @@
-"""A trial for a reducer: its result must be the same however the tiles come.
+"""A test for reducers: the result must not depend on the tiling or its order.
 
-    check_reducer(Loud())         nothing, or a sentence that says what is wrong
+    check_reducer(Loud())         returns None, or raises an error with the reason
 
-A small head is walked in one tile, and then again and again: cut into other tiles, in
-another order, spread over states that are merged in any order, and in memory that is
-overwritten once `add` has returned. Whole numbers and truth values must be equal,
-others up to rounding.
+A small head is walked in one tile, and then repeatedly in other ways: cut into other
+tiles, in another order, split over states that are merged in any order, and with memory
+that is overwritten after `add` returns. Integers and booleans must be equal, other
+numbers equal up to rounding.
 
 Next: published.py
 """
@@ -27,7 +27,7 @@ from regard.errors import OptionError
 from regard.masks.tiles import Numbers
 from regard.stats.reducer import Reducer, Scope, Tile
 
-ROWS, KEYS = 24, 20  # of the head on trial
+ROWS, KEYS = 24, 20  # size of the test head
 ROUNDS = 12  # random ways to cut, order and merge
 ROUNDING = 1e-9  # of sums in float64
 VERBS = ("start", "add", "merge", "finish")
@@ -36,7 +36,7 @@ Groups = list[list[Tile]]  # the tiles of each state; states are merged
 
 
 def check_reducer(reducer: Reducer[Any, Any]) -> None:
-    """Refuse a reducer whose result depends on how the tiles come."""
+    """Raise OptionError if the result of a reducer depends on the tiling."""
     name = type(reducer).__name__
     for verb in VERBS:
         if not callable(getattr(reducer, verb, None)):
@@ -53,14 +53,14 @@ def check_reducer(reducer: Reducer[Any, Any]) -> None:
 
 
 def list_cases(whole: Tile) -> Iterator[tuple[str, Groups]]:
-    """Yield what is tried, the simplest first."""
+    """Yield the test cases, the simplest first."""
     left, right = (
         crop_tile(whole, ALL, keys) for keys in (slice(0, 11), slice(11, KEYS))
     )
     upper, lower = (
         crop_tile(whole, rows, ALL) for rows in (slice(0, 7), slice(7, ROWS))
     )
-    corner = crop_tile(whole, slice(0, 7), slice(0, 11))  # right of it nobody may look
+    corner = crop_tile(whole, slice(0, 7), slice(0, 11))  # its right is masked
     yield "when walked again (keep what you know in the state, not in self)", [[whole]]
     yield "once the memory of a tile is used again (copy what you keep)", [[whole]]
     yield "when the keys come in two tiles", [[left, right]]
@@ -83,7 +83,7 @@ def list_cases(whole: Tile) -> Iterator[tuple[str, Groups]]:
 def walk_groups(
     reducer: Reducer[Any, Any], scope: Scope, groups: Groups, *, reuse: bool = True
 ) -> Any:
-    """Walk some tiles, in memory that is used again, and merge the states."""
+    """Feed tiles to a reducer, overwrite them if `reuse`, and merge the states."""
     name = type(reducer).__name__
     states = []
     for tiles in groups:
@@ -104,7 +104,7 @@ def walk_groups(
                 tile.weights.fill_(math.nan)
                 tile.logs.fill_(math.nan)
         states.append(state)
-    while len(states) > 1:  # a tree: neighbours, then their neighbours
+    while len(states) > 1:  # merge neighbours, as a tree
         states = [
             merge_states(reducer, states[i : i + 2]) for i in range(0, len(states), 2)
         ]
@@ -112,7 +112,7 @@ def walk_groups(
 
 
 def merge_states(reducer: Reducer[Any, Any], states: list[Any]) -> Any:
-    """Merge two states, or leave one as it is."""
+    """Merge two states, or return a single one unchanged."""
     if len(states) == 1:
         return states[0]
     state = reducer.merge(*states)
@@ -123,7 +123,7 @@ def merge_states(reducer: Reducer[Any, Any], states: list[Any]) -> Any:
 
 
 def make_head() -> tuple[Scope, Tile]:
-    """Return a head with equal weights, gaps, masked cells and a blind row."""
+    """Return a head with ties, position gaps, masked cells and a row without keys."""
     rng = np.random.default_rng(0)
     at = torch.arange(ROWS) + 5, torch.arange(KEYS) + (torch.arange(KEYS) > 12) * 3
     scope = Scope(ROWS, KEYS, *at, torch.float64)
@@ -139,7 +139,7 @@ def make_head() -> tuple[Scope, Tile]:
 
 
 def crop_tile(tile: Tile, rows: slice, keys: slice) -> Tile:
-    """Return a part of the tile of a whole head."""
+    """Return a part of the tile that covers the whole head."""
     rows, keys = slice(*rows.indices(ROWS)[:2]), slice(*keys.indices(KEYS)[:2])
     allowed = None if tile.allowed is None else tile.allowed[rows, keys]
     return replace(
@@ -156,7 +156,7 @@ def crop_tile(tile: Tile, rows: slice, keys: slice) -> Tile:
 
 
 def cut_anyhow(whole: Tile, rng: np.random.Generator) -> list[Tile]:
-    """Return tiles of random shapes, other keys in every strip of rows."""
+    """Return tiles of random shapes, with different keys in every strip of rows."""
     return [
         crop_tile(whole, rows, keys)
         for rows in cut_range(ROWS, rng)
@@ -165,14 +165,14 @@ def cut_anyhow(whole: Tile, rng: np.random.Generator) -> list[Tile]:
 
 
 def cut_range(n: int, rng: np.random.Generator) -> list[slice]:
-    """Return 0 … n-1 in one to four runs."""
+    """Return one to four slices that cover range(n)."""
     inner = rng.choice(np.arange(1, n), rng.integers(0, 4), replace=False)
     ends = [0, *sorted(inner.tolist()), n]
     return [slice(i, j) for i, j in pairwise(ends)]
 
 
 def differ(expected: Any, found: Any) -> str:
-    """Say how two results differ; nothing if they do not."""
+    """Return how two results differ, or an empty string."""
     mine, theirs = list(iterate_numbers(expected)), list(iterate_numbers(found))
     if len(mine) != len(theirs):
         return f"{len(theirs)} arrays, expected {len(mine)}"
@@ -191,7 +191,7 @@ def differ(expected: Any, found: Any) -> str:
 
 
 def iterate_numbers(result: Any) -> Iterator[Numbers]:
-    """Yield the numbers of a result, whatever they are in."""
+    """Yield the arrays of a result from any nesting of containers."""
     if is_array(result) or isinstance(result, int | float | complex):
         yield to_numpy(result) if is_array(result) else np.asarray(result)
     elif is_dataclass(result) and not isinstance(result, type):

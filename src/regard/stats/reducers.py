@@ -1,13 +1,13 @@
-"""The reducers of a walk that give one number for each row, key or distance.
+"""Reducers that return one number for each row, key or distance.
 
-    RowSums          Σ_j p_ij                    1, or less where a sink takes its share
+    RowSums          Σ_j p_ij                    1, or less if there is a sink
     ColumnSums       Σ_i p_ij                    the mass that a key receives
     ColumnMax        max_i p_ij                  the largest weight that a key receives
     LargestLogit     max_j s_ij                  before the softmax
     Entropy          -Σ_j p_ij log p_ij          and varentropy: the variance of -log p
     OffsetProfile    Σ p_ij over q_i - k_j = d   the mass at each distance, in tokens
 
-Each is per head. Sums are held in float64, so that tiles may come in any order.
+All are per head. Sums are float64, so that the order of the tiles does not matter.
 
 Next: strongest.py (the keys with the largest weights), pyramid.py (maps)
 """
@@ -25,8 +25,8 @@ from regard.stats.named_array import NamedArray
 from regard.stats.reducer import Rows, Scope, Tile, start_rows
 
 WIDE = torch.float64
-FAR = -1e4  # stands for log 0 where it is multiplied by 0
-TINY = 1e-30  # below it, weights of float32 lose digits
+FAR = -1e4  # replaces log 0 where it is multiplied by 0
+TINY = 1e-30  # below it, float32 weights lose digits
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,16 @@ class RowSums:
     """The mass of each row on the keys that are walked."""
 
     def start(self, scope: Scope) -> Rows:
-        """Begin with no mass."""
+        """Return zero mass."""
         return start_rows(scope, dtype=WIDE)
 
     def add(self, state: Rows, tile: Tile) -> Rows:
-        """Add the tile's share to its rows."""
+        """Add the tile's mass to its rows."""
         state.at(tile.rows).add_(tile.weights.sum(1))
         return state
 
     def merge(self, state: Rows, other: Rows) -> Rows:
-        """Add up."""
+        """Add the other state."""
         mine, theirs = state.pair(other)
         mine.add_(theirs)
         return state
@@ -58,16 +58,16 @@ class ColumnSums:
     """The mass that each key receives from the rows that are walked."""
 
     def start(self, scope: Scope) -> Tensor:
-        """Begin with no mass."""
+        """Return zero mass."""
         return torch.zeros(scope.n_k, dtype=WIDE, device=scope.device)
 
     def add(self, state: Tensor, tile: Tile) -> Tensor:
-        """Add what the tile's rows give."""
+        """Add the tile's mass to its keys."""
         state[tile.keys].add_(tile.weights.sum(0))
         return state
 
     def merge(self, state: Tensor, other: Tensor) -> Tensor:
-        """Add up."""
+        """Add the other state."""
         return state.add_(other)
 
     def finish(self, states: Sequence[Tensor]) -> NamedArray:
@@ -77,20 +77,20 @@ class ColumnSums:
 
 @dataclass(frozen=True)
 class ColumnMax:
-    """The largest weight that each key receives; 0 if nobody sees it."""
+    """The largest weight that each key receives; 0 if no query attends to it."""
 
     def start(self, scope: Scope) -> Tensor:
-        """Begin with nothing."""
+        """Return zeros."""
         return torch.zeros(scope.n_k, dtype=scope.dtype, device=scope.device)
 
     def add(self, state: Tensor, tile: Tile) -> Tensor:
-        """Keep the larger."""
+        """Keep the larger values."""
         here = state[tile.keys]
         torch.maximum(here, tile.row_peaks.amax(0), out=here)
         return state
 
     def merge(self, state: Tensor, other: Tensor) -> Tensor:
-        """Keep the larger."""
+        """Keep the larger values."""
         return torch.maximum(state, other)
 
     def finish(self, states: Sequence[Tensor]) -> NamedArray:
@@ -100,14 +100,14 @@ class ColumnMax:
 
 @dataclass(frozen=True)
 class LargestLogit:
-    """The largest logit of each row, no sink; -inf for a row that sees nothing."""
+    """The largest logit of each row, without the sink; -inf for a row without keys."""
 
     def start(self, scope: Scope) -> Rows:
-        """Begin below every number."""
+        """Return -inf for every row."""
         return start_rows(scope, fill=-math.inf)
 
     def add(self, state: Rows, tile: Tile) -> Rows:
-        """Keep the larger: logits are logs + lse, and logs are those of weights."""
+        """Keep the larger logit, computed as log weight + lse."""
         top = tile.key_peaks.amax(1)
         logs, lossy = top.log(), (top <= TINY) | (top == math.inf)
         if bool(lossy.any()):
@@ -117,7 +117,7 @@ class LargestLogit:
         return state
 
     def merge(self, state: Rows, other: Rows) -> Rows:
-        """Keep the larger."""
+        """Keep the larger values."""
         mine, theirs = state.pair(other)
         torch.maximum(mine, theirs, out=mine)
         return state
@@ -129,7 +129,7 @@ class LargestLogit:
 
 @dataclass(frozen=True)
 class Entropies:
-    """In nats, over the keys: what a sink takes is no part of it."""
+    """Both in nats, over the keys only, without the sink."""
 
     entropy: NamedArray  # H = -Σ p log p
     varentropy: NamedArray  # Σ p (-log p - H)²
@@ -139,16 +139,16 @@ class Entropies:
 class Entropy:
     """Entropy and varentropy of each row.
 
-    Held are mass S, mean m = Σ p log p / S and M = Σ p (log p - m)²; parts merge as
-    variances do. Σ p log² p - H² would lose all digits where weights are nearly equal.
+    The state is mass S, mean m = Σ p log p / S and M = Σ p (log p - m)²; states merge
+    like variances. Σ p log² p - H² would lose all digits if weights are nearly equal.
     """
 
     def start(self, scope: Scope) -> Rows:
-        """Begin with no mass."""
+        """Return zero mass."""
         return start_rows(scope, 3, dtype=WIDE)
 
     def add(self, state: Rows, tile: Tile) -> Rows:
-        """Take the moments of the tile."""
+        """Combine the moments of the tile with the state."""
         p, logs = tile.weights, tile.logs.clamp(min=FAR)
         mass = p.sum(1)
         mean = (p * logs).sum(1) / mass.masked_fill(mass == 0, 1)
@@ -158,13 +158,13 @@ class Entropy:
         return state
 
     def merge(self, state: Rows, other: Rows) -> Rows:
-        """Join the moments."""
+        """Combine the moments."""
         mine, theirs = state.pair(other)
         mine.copy_(join_moments(mine, theirs))
         return state
 
     def finish(self, states: Sequence[Rows]) -> Entropies:
-        """Return both, (heads, queries)."""
+        """Return entropy and varentropy, (heads, queries)."""
         mass, mean, spread = stack([x.whole() for x in states]).unbind(-1)
         entropy = -mass * mean
         spread = spread + mass * (mean + entropy).square()
@@ -177,7 +177,7 @@ class Entropy:
 
 
 def join_moments(a: Tensor, b: Tensor) -> Tensor:
-    """Return mass, mean and spread (..., 3) of two parts together."""
+    """Return the combined mass, mean and spread (..., 3) of two parts."""
     (s, m, v), (t, n, w) = a.unbind(-1), b.unbind(-1)
     mass = s + t
     share = t / mass.masked_fill(mass == 0, 1)
@@ -190,7 +190,7 @@ def join_moments(a: Tensor, b: Tensor) -> Tensor:
 class Profile:
     """The mass at each distance."""
 
-    offsets: Tensor  # (offsets,), q - k in tokens; above 0 is: a key before the query
+    offsets: Tensor  # (offsets,), q - k in tokens; positive for earlier keys
     mass: NamedArray  # (head, offset), the sum over all pairs at that distance
 
 
@@ -207,7 +207,7 @@ class OffsetProfile:
     """The mass at each distance between query and key, by the tokens' positions."""
 
     def start(self, scope: Scope) -> Distances:
-        """Make room for every offset between the first and the last token."""
+        """Return zeros for every possible offset."""
         q, k = scope.q_positions, scope.k_positions
         if not len(q) or not len(k):
             return Distances(0, q.new_zeros(0, dtype=WIDE))
@@ -215,11 +215,11 @@ class OffsetProfile:
         return Distances(first, q.new_zeros(last - first + 1, dtype=WIDE))
 
     def add(self, state: Distances, tile: Tile) -> Distances:
-        """Add up the diagonals of the tile."""
+        """Add the sums of the tile's diagonals."""
         q, k = tile.q_positions, tile.k_positions
         n_q, n_k = tile.weights.shape
         if is_run(q) and is_run(k):
-            # rows one cell longer than the stride: diagonals become columns
+            # rows are one cell longer than the stride, so diagonals become columns
             room = tile.weights.new_zeros(n_q * (n_q + n_k))
             room.view(n_q, n_q + n_k)[:, :n_k] = tile.weights.flip(1)
             sums = room[: n_q * (n_q + n_k - 1)].view(n_q, -1).sum(0)
@@ -231,7 +231,7 @@ class OffsetProfile:
         return state
 
     def merge(self, state: Distances, other: Distances) -> Distances:
-        """Add up."""
+        """Add the other state."""
         state.mass.add_(other.mass)
         return state
 
@@ -243,7 +243,7 @@ class OffsetProfile:
 
 
 def is_run(positions: Tensor) -> bool:
-    """Tell whether every position follows the one before."""
+    """Return whether the positions are consecutive."""
     return bool((positions.diff() == 1).all())
 
 
@@ -253,5 +253,5 @@ def name(axis: str, what: str, states: Sequence[Tensor]) -> NamedArray:
 
 
 def stack(states: Sequence[Tensor]) -> Tensor:
-    """Return the states of all heads on top of each other, none as an empty array."""
+    """Return the stacked states of all heads; an empty array if there are none."""
     return torch.stack(list(states)) if states else torch.empty(0, 0)

@@ -1,14 +1,14 @@
-"""The statistics of attention heads, one entry each: the only list of their names.
+"""The registry of head statistics, one entry each: the only list of their names.
 
     request      (record, tokens) -> what to compute for each query, (H, Nq)
-                 Ask, DirectAsk runs the kernel again, with others in one plan (plan.py)
+                 Ask, DirectAsk runs in one plan with the others (plan.py)
                  a reducer      reads every weight, in one walk (tile_walk.py)
-                 None           this record does not have the statistic
-    reduction    one number for each head: the mean, or the max, over its queries
-                 a query without a value (NamedArray.missing) does not count
+                 None           the record does not have the statistic
+    reduction    one number for each head: the mean, or the max, over its queries;
+                 queries without a value (NamedArray.missing) are skipped
 
 The table, the terminal, the map, the atlas, the command line and the documentation read
-these entries, in this order. To add a statistic, add an entry here; or register one at
+these entries, in this order. To add a statistic, add an entry here, or register one at
 run time, in a module that the worker processes of an atlas can import:
 
     register(Statistic(name="last", unit="weight", request=ask_last, description="…"))
@@ -34,41 +34,41 @@ from regard.stats.over_queries import to_float64
 from regard.stats.plan import Ask, DirectAsk
 from regard.stats.rows import ask_entropy, ask_masked_mass, ask_mass, ask_mean_distance
 
-Tokens = Sequence[int]  # of the whole sequence, by position; () if they are not known
-PLACE = ("sequence", "layer", "name", "head")  # columns of a table that come first
-LOST = "nan_rows"  # and the last: how many queries have NaN in one of the statistics
+Tokens = Sequence[int]  # of the whole sequence, by position; () if unknown
+PLACE = ("sequence", "layer", "name", "head")  # the first columns of a table
+LOST = "nan_rows"  # the last column: how many queries have NaN in some statistic
 NEAR = 64  # tokens that count as local
 
 
 @dataclass(frozen=True, kw_only=True)
 class Badge:
-    """A tag on the heads whose number is at least a threshold."""
+    """A label for heads whose value is at least a threshold."""
 
     label: str
     least: float
-    light: str = "#5b5f66"  # its colour on a light page
+    light: str = "#5b5f66"  # colour on a light page
     dark: str = "#c3c7ce"
-    keys: int = 0  # shorter sequences have no badge
+    keys: int = 0  # minimum length; shorter sequences have no badge
     unless: str = ""  # a statistic whose badge implies this one
 
 
 @dataclass(frozen=True, kw_only=True)
 class Statistic:
-    """Everything that is known about one statistic."""
+    """The definition of one statistic and how it is displayed."""
 
-    name: str  # of its column and option
+    name: str  # of the column and the option
     description: str  # of the value of one query
     request: Callable[[Record, Tokens], Any]
-    unit: str = "weight"  # a share of the attention, which until_interval waits for
+    unit: str = "weight"  # a share of the attention; until_interval waits for these
     reduction: Literal["mean", "max"] = "mean"
     limits: Callable[[int], tuple[float, float]] | None = None  # of a query, by length
-    forced: int = 1  # first queries that have no choice: no examples in an atlas
-    label: str = ""  # in menus, the name unless given
-    ascending: bool = False  # heads are sorted from the smallest
+    forced: int = 1  # first queries with a trivial value: no examples in an atlas
+    label: str = ""  # in menus; defaults to the name
+    ascending: bool = False  # sort heads from the smallest value
     badge: Badge | None = None
-    charted: bool = False  # drawn by draw_table and plot_table unless others are named
-    ranked: bool = False  # `regard show` names the head with the most of it
-    in_atlas: bool = True  # measured by an atlas unless others are named
+    charted: bool = False  # drawn by default by draw_table and plot_table
+    ranked: bool = False  # `regard show` names the head with the largest value
+    in_atlas: bool = True  # measured by an atlas by default
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier() or self.name in (*PLACE, LOST):
@@ -84,28 +84,28 @@ class Statistic:
 
     @property
     def is_weight(self) -> bool:
-        """Whether it is a share of the attention, between 0 and 1."""
+        """Whether the value is a share of the attention, between 0 and 1."""
         return self.unit == "weight"
 
     def bound(self, length: int) -> tuple[float, float]:
-        """Return the least and largest value of a query, in so many tokens."""
+        """Return the smallest and largest possible value of a query, by length."""
         if self.limits is not None:
             return self.limits(length)
         return (0.0, 1.0) if self.is_weight else (-math.inf, math.inf)
 
     @property
     def counted(self) -> str:
-        """The unit as it stands after a number."""
+        """The unit as written after a number."""
         return "of the weight" if self.is_weight else self.unit
 
     @property
     def summary(self) -> str:
-        """What the number of a head is."""
+        """The description of a head's value."""
         mean = ", mean over queries" if self.reduction == "mean" else ""
         return self.description + mean
 
     def pack(self) -> dict[str, Any]:
-        """Return what a page needs to know, ready for JSON."""
+        """Return what a web page needs, ready for JSON."""
         names = ("name", "unit", "description", "ascending")
         packed = {name: getattr(self, name) for name in names}
         badge = None if self.badge is None else asdict(self.badge)
@@ -126,13 +126,13 @@ def register(statistic: Statistic) -> None:
 
 
 def unregister(name: str) -> None:
-    """Take a statistic out again."""
+    """Remove a statistic."""
     del STATISTICS[find_statistic(name).name]
 
 
 @contextmanager
 def registered(statistic: Statistic) -> Iterator[None]:
-    """Register a statistic for the length of a with block."""
+    """Register a statistic for the duration of a with block."""
     register(statistic)
     try:
         yield
@@ -152,12 +152,12 @@ def find_statistic(name: str) -> Statistic:
 
 
 def list_statistics() -> tuple[Statistic, ...]:
-    """Return all entries, in the order of the columns."""
+    """Return all entries in column order."""
     return tuple(STATISTICS.values())
 
 
 def list_added(names: Iterable[str]) -> list[Statistic]:
-    """Return the entries that another process must be sent; it has the others."""
+    """Return the entries to send to a worker process, which has the built-in ones."""
     added = [x for x in map(find_statistic, names) if BUILT_IN.get(x.name) is not x]
     for entry in added:
         for function in filter(None, (entry.request, entry.limits)):
@@ -172,7 +172,7 @@ def list_added(names: Iterable[str]) -> list[Statistic]:
 
 
 def ask_bits(record: Record) -> Ask | DirectAsk:
-    """Ask for the entropy of the rows in bits."""
+    """Return a request for the entropy of the rows in bits."""
     ask = ask_entropy(record)
 
     def convert(named: NamedArray) -> NamedArray:
@@ -184,13 +184,13 @@ def ask_bits(record: Record) -> Ask | DirectAsk:
 
 
 def ask_if_known(record: Record, tokens: Tokens) -> DirectAsk | None:
-    """Ask for the weights on the induction targets, if the tokens are known."""
+    """Return a request for the weights on induction targets, if tokens are known."""
     last = int(to_numpy(record.q_positions).max(initial=-1))
     return ask_induction(record, tokens) if len(tokens) > last else None
 
 
 def reduce_logits(*_: Any) -> Any:
-    """Return what finds the largest logit in a walk."""
+    """Return the reducer that finds the largest logit."""
     from regard.stats.reducers import LargestLogit  # noqa: PLC0415 (it needs torch)
 
     return LargestLogit()
@@ -219,7 +219,7 @@ for entry in (
         name="previous",
         description="weight on the token before",
         request=lambda record, _: ask_offset(record, 1),
-        forced=2,  # the second token has only the first, which may be a sink
+        forced=2,  # the second token's only earlier key may be a sink
         label="previous token",
         badge=Badge(label="prev", least=0.3, light="#0b61a4", dark="#8cc7ff"),
         ranked=True,
@@ -246,8 +246,8 @@ for entry in (
             least=0.8,
             light="#1c6e45",
             dark="#8ee0b0",
-            keys=4 * NEAR,  # 64 tokens are all of a short text
-            unless="previous",  # that the token before is near need not be said
+            keys=4 * NEAR,  # in a short text, 64 tokens are everything
+            unless="previous",  # a previous-token head is always local
         ),
     ),
     Statistic(
@@ -255,7 +255,7 @@ for entry in (
         unit="tokens",
         description="how far back the mean key is",
         request=lambda record, _: ask_mean_distance(record),
-        limits=lambda length: (1.0 - length, length - 1.0),  # keys may come later
+        limits=lambda length: (1.0 - length, length - 1.0),  # keys may be later
         charted=True,
     ),
     Statistic(
@@ -265,7 +265,7 @@ for entry in (
         request=reduce_logits,
         reduction="max",
         label="largest logit",
-        in_atlas=False,  # it needs a walk, and a mean of it says little
+        in_atlas=False,  # needs a walk, and its mean has little meaning
     ),
 ):
     register(entry)

@@ -1,26 +1,26 @@
-"""The kernel run again on a record, with other values.
+"""Run the kernel again on a record, with other values.
 
     weights = exp(logits - lse)            logits from q and k, lse from the record
 
     rows      sum_j weights[i, j] F_j      the kernel with V := F
-    columns   sum_i weights[i, j] G_i      roles changed over: the keys look
+    columns   sum_i weights[i, j] G_i      with keys and queries exchanged
 
-The kernel knows nothing of the record's lse. It divides by its own, lse', so what it
-gives is multiplied by exp(lse' - lse): 1 for whole rows, less where a sink takes a
-share, and the mass of a part where only a part of the keys is asked.
+The kernel does not use the record's lse. It normalizes by lse', which it computes, so
+its output is multiplied by exp(lse' - lse): 1 for full rows, less if there is a sink,
+and the mass on the selected keys if only some of them are used.
 
-For columns, -lse_i is one more number of query i, and 1 one more of every key:
+For columns, -lse_i is appended to query i, and 1 to every key:
 
     [scale k_j, 1] · [q_i, -lse_i] = scale q_i · k_j - lse_i = log weights[i, j]
 
-so the lse' of a key is the log of what it receives. Where scores are capped, -lse_i
-must come after the cap, as a bias. A query whose lse is NaN makes every key that it may
-see NaN, and no other: which keys these are, a second call counts.
+so the lse' of a key is the log of the mass that it receives. With a softcap, -lse_i
+must be added after the cap, as a bias. A query whose lse is NaN makes the keys that it
+may attend to NaN, and no others; a second call finds these keys.
 
 Half precision is computed in float32, as the kernel would round the weights to 8 bits:
-masses of a bfloat16 record were off by 4e-3 in bfloat16, by 5e-5 so, for 2.4 its time.
-NumPy arrays go to torch and back without a copy; without torch, the definition runs
-in tiles. Memory is linear in N.
+the error of masses of a bfloat16 record falls from 4e-3 to 5e-5, in 2.4 times the time.
+NumPy arrays are passed to torch and back without a copy; without torch, the definition
+runs in tiles. Memory is linear in N.
 
 Next: plan.py
 """
@@ -51,26 +51,26 @@ BLOCK = 512  # rows and keys of a tile, without torch
 
 @dataclass(frozen=True, kw_only=True)
 class KernelReplay:
-    """A call of the kernel that makes the weights of a record again."""
+    """A kernel call that reproduces the weights of a record."""
 
-    q: Array  # (H, N, D), those who look
-    k: Array  # (Hk, M, D), those who are seen
+    q: Array  # (H, N, D); for columns, the record's keys
+    k: Array  # (Hk, M, D); for columns, the record's queries
     lies: MaskLayout
     bias: Array | Bias | None
     scale: float
     softcap: float | None
     known: Array | None  # (H, N), lse of the record; None: it is in the logits
-    lost: Array | None = None  # (H, M), those seen whose weights are NaN
+    lost: Array | None = None  # (H, M), rows of k whose weights are NaN
 
     @property
     def width(self) -> int:
-        """How many features one call takes."""
+        """The number of features that fit in one call."""
         return int(self.q.shape[-1])
 
     def run(self, values: Array | None = None) -> tuple[Array, Array]:
         """Return the sums of values, (H, N, F), and of the weights alone, (H, N).
 
-        values: (1 or heads, M, F), F at most the width; weights alone if not given
+        values: (1 or heads, M, F), F at most the width; None sums the weights alone
         """
         sums, total = self.sum(values)
         if self.lost is None:
@@ -78,11 +78,11 @@ class KernelReplay:
         xp = namespace(q=self.q)
         lost, _ = self.sum(xp.astype(self.lost, self.k.dtype)[..., None])
         nan = constant(math.nan, total)
-        reached = lost > 0.5  # each counts 1
+        reached = lost > 0.5  # each has a weight of 1
         return xp.where(reached, nan, sums), xp.where(reached[..., 0], nan, total)
 
     def sum(self, values: Array | None) -> tuple[Array, Array]:
-        """Return the sums as they are without the weights that are NaN."""
+        """Return the sums of `run`, ignoring `lost`."""
         xp = namespace(q=self.q)
         k = self.k if values is None else share(self.k, values.shape[0])
         v = k if values is None else self.fill(values, k.shape[0])
@@ -99,7 +99,7 @@ class KernelReplay:
         return sums, total
 
     def fill(self, values: Array, heads: int) -> Array:
-        """Fill features up to the width, and lay them under every head of keys."""
+        """Pad features with zeros to the width and broadcast them to all key heads."""
         xp = namespace(values=values)
         values = xp.astype(values, self.k.dtype, copy=False)
         lead, missing = values.shape[:-1], self.width - values.shape[-1]
@@ -111,7 +111,7 @@ class KernelReplay:
 
 
 def replay_rows(record: Record, within: Mask | None = None) -> KernelReplay:
-    """Let the queries look at the keys, as they did; or only within a mask."""
+    """Return the call in which queries attend to keys, optionally within a mask."""
     q, k = to_compute_dtype(record)
     return KernelReplay(
         q=q,
@@ -125,13 +125,13 @@ def replay_rows(record: Record, within: Mask | None = None) -> KernelReplay:
 
 
 def replay_columns(record: Record) -> KernelReplay:
-    """Let the keys look at the queries, for every query head."""
+    """Return the call in which keys attend to queries, for every query head."""
     xp, lies = namespace(q=record.q), read_transposed_layout(record)
     q, k = to_compute_dtype(record)
     lse = xp.astype(record.lse, q.dtype)
     bias, lost = record.bias, xp.isnan(lse)
-    lse = xp.where(lse > -math.inf, lse, constant(0, lse))[..., None]  # seen by none
-    if bool(xp.any(lost)):  # such a query gives every key that it may see a weight of 1
+    lse = xp.where(lse > -math.inf, lse, constant(0, lse))[..., None]  # has no keys
+    if bool(xp.any(lost)):  # set the weights of these queries to 1
         q = xp.where(lost[..., None], constant(0, q), q)
         if bias is not None:
             one = lost[..., None] & (bias > -math.inf)
@@ -160,9 +160,9 @@ def replay_columns(record: Record) -> KernelReplay:
 
 
 def run_kernel(call: KernelReplay, k: Array, v: Array) -> tuple[Array, Array]:
-    """Return out and lse in the library of the record."""
+    """Return out and lse as arrays of the record's library."""
     q, (mask, start, _) = call.q, call.lies
-    if not q.shape[1] * k.shape[1]:  # nobody there
+    if not q.shape[1] * k.shape[1]:  # no rows or no keys
         shape = (*q.shape[:2], v.shape[2])
         return constant(0, q, shape), constant(-math.inf, q, shape[:2])
     run: Any = partial(attention, block=BLOCK)
@@ -183,29 +183,29 @@ def run_kernel(call: KernelReplay, k: Array, v: Array) -> tuple[Array, Array]:
 
 @cache
 def find_torch() -> Any:
-    """Import torch when it is first needed; None if it is not installed."""
+    """Return torch, imported on first use, or None if it is not installed."""
     try:
         return import_module("torch")
-    except ImportError:  # a NumPy record can be read without it
+    except ImportError:  # NumPy records do not need torch
         return None
 
 
 def to_torch(x: Any) -> Any:
-    """Return an array in torch, without a copy if it can be; others as they are."""
+    """Return an array as a tensor, if possible without a copy; others unchanged."""
     torch = find_torch()
     if torch is None or x is None or isinstance(x, Mask | Bias | torch.Tensor):
         return x
     host: np.ndarray[Any, Any] = to_numpy(x)
-    if min(host.strides, default=0) < 0:  # torch does not run backwards
+    if min(host.strides, default=0) < 0:  # torch has no negative strides
         host = host.copy()
     try:
         return torch.from_dlpack(host)
-    except BufferError:  # an older NumPy does not lend what is read-only
+    except BufferError:  # an older NumPy does not export read-only arrays
         return torch.from_dlpack(host.copy())
 
 
 def to_compute_dtype(record: Record) -> tuple[Array, Array]:
-    """Return q and k in the dtype to compute in."""
+    """Return q and k in the dtype used for computation."""
     xp = namespace(q=record.q, k=record.k)
     dtype = accumulator(xp, record.q, record.k)
     q, k = (xp.astype(x, dtype, copy=False) for x in (record.q, record.k))
@@ -213,7 +213,7 @@ def to_compute_dtype(record: Record) -> tuple[Array, Array]:
 
 
 def share(k: Array, heads: int) -> Array:
-    """Return each of the shared heads for every query head that meets it."""
+    """Repeat each shared head for every query head of its group."""
     n_shared, n, width = k.shape
     if heads <= n_shared:
         return k

@@ -1,4 +1,4 @@
-"""What each query did with its weights, without writing them down.
+"""Statistics of each query's weights, without storing them.
 
     mass            sum_j w_ij F_j                          [R] the kernel with V := F
     entropy         - sum_j w_ij log w_ij                   [H] the kernel with V := K
@@ -8,12 +8,12 @@ w_ij is exp(logits_ij - lse_i). As its log, scale q_i · k_j - lse_i, is linear 
 
     - sum_j w_ij log w_ij = lse_i sum_j w_ij - scale q_i · (sum_j w_ij k_j)
 
-holds with a sink too: it takes mass, and is no key. With a softcap or a bias logits are
-not linear in k, and the entropy is computed from strips of the weights.
+also holds with a sink, which takes mass but is not a key. With a softcap or a bias,
+logits are not linear in k, and the entropy is computed from strips of the weights.
 
-Each statistic has an `ask_…` function, which a plan can join with others, and one that
-computes it at once. The mean of a query that sees no key is NaN and marked as missing
-(named_array.py). Any other NaN comes from the record (nonfinite.py).
+Each statistic has an `ask_…` function, which returns a request that a plan can combine
+with others, and one that computes it directly. The mean of a query without keys is NaN
+and marked as missing (named_array.py). Other NaN come from the record (nonfinite.py).
 
 Next: columns.py
 """
@@ -34,20 +34,20 @@ from regard.stats.plan import Ask, DirectAsk, Finish, answer_one
 from regard.stats.replay import to_compute_dtype
 
 Per = Literal["sum", "query", "cell"]
-CELLS = 2**22  # of a strip of weights
-STRIPS = 4.0  # forward calls that strips of all weights cost, about
+CELLS = 2**22  # in a strip of weights
+STRIPS = 4.0  # approximate cost of all strips, in forward calls
 
 
 def mass(record: Record, features: Array) -> NamedArray:
     """Return the mass of each query on features of the keys, (H, Nq, F).
 
-    features: (Nk, F), or (Hk or H, Nk, F); True and False select keys
+    features: (Nk, F), or (Hk or H, Nk, F); booleans select keys
     """
     return answer_one(ask_mass(record, features))
 
 
 def ask_mass(record: Record, features: Array) -> Ask:
-    """Ask for the mass on features of the keys."""
+    """Return a request for the mass on features of the keys."""
     values = read_features(record, features, *record.k.shape[:2])
     axes, how = ("head", "query", "feature"), "R: the kernel with V := features"
     return ask(record, values, lambda sums, _: NamedArray(sums, axes, how))
@@ -59,7 +59,7 @@ def span_mass(record: Record, spans: Spans) -> NamedArray:
 
 
 def ask_span_mass(record: Record, spans: Spans) -> Ask:
-    """Ask for the mass on spans of positions (first, last), last not included."""
+    """Return a request for the mass on spans (first, last), last not included."""
     values = mark_keys(record, spans)
     axes, how = ("head", "query", "span"), "R: the kernel with V := spans of keys"
     return ask(record, values, lambda sums, _: NamedArray(sums, axes, how))
@@ -68,14 +68,14 @@ def ask_span_mass(record: Record, spans: Spans) -> Ask:
 def span_pairs(record: Record, queries: Spans, keys: Spans, *, per: Per) -> NamedArray:
     """Return the mass from spans of queries to spans of keys, (H, spans, spans).
 
-    per: "sum", all of it; "query", its mean over the queries of a span; "cell", over
-    all cells of both spans, seen or not
+    per: "sum", the total; "query", the mean over the queries of a span; "cell", the
+    mean over all cells of both spans, masked or not
     """
     return answer_one(ask_span_pairs(record, queries, keys, per=per))
 
 
 def ask_span_pairs(record: Record, queries: Spans, keys: Spans, *, per: Per) -> Ask:
-    """Ask for the mass from spans of queries to spans of keys."""
+    """Return a request for the mass from spans of queries to spans of keys."""
     if per not in ("sum", "query", "cell"):
         raise OptionError(f'per={per!r}, expected "sum", "query" or "cell".')
     values = mark_keys(record, keys)
@@ -88,7 +88,7 @@ def ask_span_pairs(record: Record, queries: Spans, keys: Spans, *, per: Per) -> 
     how = f"R: the kernel with V := spans of keys; per {per}"
 
     def finish(sums: Array, _: Array) -> NamedArray:
-        lost = xp.isnan(sums)  # reaches its own span alone
+        lost = xp.isnan(sums)  # NaN must not reach other spans
         found = xp.matmul(of.T, xp.where(lost, constant(0, sums), sums))
         reached = xp.matmul(of.T, xp.astype(lost, of.dtype)) > 0
         found = xp.where(reached, constant(math.nan, sums), found)
@@ -103,7 +103,7 @@ def entropy(record: Record) -> NamedArray:
 
 
 def ask_entropy(record: Record) -> Ask | DirectAsk:
-    """Ask for the entropy of the rows."""
+    """Return a request for the entropy of the rows."""
     record = mark_nonfinite(record)
     if record.softcap is not None or record.bias is not None:
         why = "a softcap" if record.bias is None else "a bias"
@@ -124,7 +124,7 @@ def ask_entropy(record: Record) -> Ask | DirectAsk:
 
 
 def walk_entropy(record: Record) -> Array:
-    """Compute the entropy from the weights, a strip of rows at a time."""
+    """Return the entropy, computed from the weights in strips of rows."""
     xp, n_q = namespace(q=record.q), record.q.shape[1]
     step = max(1, CELLS // max(1, record.heads * record.k.shape[1]))
     strips = [constant(0, record.lse, (record.heads, 0))]
@@ -136,12 +136,12 @@ def walk_entropy(record: Record) -> Array:
 
 
 def mean_position(record: Record) -> NamedArray:
-    """Return the mean position of the keys as each query weighs them, (H, Nq)."""
+    """Return the mean key position under each query's weights, (H, Nq)."""
     return answer_one(ask_mean_position(record))
 
 
 def ask_mean_position(record: Record) -> Ask:
-    """Ask for the mean position of the keys."""
+    """Return a request for the mean position of the keys."""
     values, middle = centre_positions(record)
 
     def finish(sums: Array, total: Array) -> NamedArray:
@@ -153,15 +153,15 @@ def ask_mean_position(record: Record) -> Ask:
 
 
 def mean_distance(record: Record) -> NamedArray:
-    """Return how far back each query looks in the mean, (H, Nq): q - k, with sign.
+    """Return the mean signed distance q - k under each query's weights, (H, Nq).
 
-    Its error is that of the positions: in float32, 1e-7 of the length of the text.
+    The error is that of the positions: in float32, 1e-7 of the length of the text.
     """
     return answer_one(ask_mean_distance(record))
 
 
 def ask_mean_distance(record: Record) -> Ask:
-    """Ask for the mean of q - k."""
+    """Return a request for the mean of q - k."""
     values, middle = centre_positions(record)
     xp, at = namespace(q=record.q), to_numpy(record.q_positions) - middle
     at = xp.astype(convert(at, record.q), values.dtype)
@@ -177,14 +177,14 @@ def ask_mean_distance(record: Record) -> Ask:
 def masked_mass(record: Record, mask: Mask) -> NamedArray:
     """Return the mass of each query on the keys that a mask allows, (H, Nq).
 
-    mask: a formula of positions, as window(127) or keys(0, 4); where it allows more
-    than the record's own mask there is no mass
+    mask: a formula of positions, such as window(127) or keys(0, 4); cells that the
+    record's mask forbids have no mass
     """
     return answer_one(ask_masked_mass(record, mask))
 
 
 def ask_masked_mass(record: Record, mask: Mask) -> Ask:
-    """Ask for the mass on the keys that a mask allows."""
+    """Return a request for the mass on the keys that a mask allows."""
     if not isinstance(mask, Mask):
         raise MaskError(
             f"mask is a {type(mask).__name__}, expected a formula such as window(127). "
@@ -201,7 +201,7 @@ def ask_masked_mass(record: Record, mask: Mask) -> Ask:
 
 
 def ask(record: Record, values: Array, finish: Finish) -> Ask:
-    """Ask for sums over the keys."""
+    """Return a request for sums over the keys."""
     marked = mark_nonfinite(record)
     return Ask(record=marked, side="rows", features=values, finish=finish)
 
@@ -213,7 +213,7 @@ def mark_keys(record: Record, spans: Spans) -> Array:
 
 
 def centre_positions(record: Record) -> tuple[Array, int]:
-    """Return positions of keys counted from a middle one, where rounding is least."""
+    """Return key positions relative to their mean, to reduce rounding, and the mean."""
     at = to_numpy(record.k_positions)
     middle = int(at.mean()) if at.size else 0
     values = (at - middle).astype("float64")[:, None]
@@ -221,12 +221,12 @@ def centre_positions(record: Record) -> tuple[Array, int]:
 
 
 def lift(x: Array) -> Array:
-    """Return 0 for what rounding brought below it; NaN stays NaN."""
+    """Replace negative values, which come from rounding, by 0; keep NaN."""
     return namespace(x=x).where(x < 0, constant(0, x), x)
 
 
 def divide_quietly(x: Array, y: Array) -> Array:
-    """Return x / y; what is divided by 0 is NaN, without a warning."""
+    """Return x / y, with NaN where y is 0, without a warning."""
     xp = namespace(x=x)
     none = y == 0
     nan = constant(math.nan, x)

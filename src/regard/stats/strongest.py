@@ -1,19 +1,19 @@
 """The k keys with the largest weights of every row, exactly.
 
-A cell is held as one number that sorts as it should: the larger weight wins, and of
-equal weights the earlier key. So any order of tiles gives the same keys.
+A cell is packed into one number that sorts by weight, and for equal weights by key, the
+earlier key first. So the order of tiles does not change the result.
 
     float32    (bits of the weight) · 2³² - key      positive floats sort as their bits
     float64    weight - key · i                      NumPy sorts by real, then imaginary
 
-A tile changes a row only where it is above the row's k-th weight so far. One pass over
-the tile folds every eight keys into their largest; only groups above the k-th are
-looked into, and only cells above it are sorted. After a few tiles they are few. A row
-with NaN keeps k cells of NaN, which sort above every weight, whatever comes later.
+A tile changes a row only where it exceeds the row's k-th weight so far. One pass over
+the tile reduces every eight keys to their maximum; only groups above the k-th weight
+are searched, and only cells above it are sorted: few, after some tiles. A row with NaN
+keeps k cells of NaN, which sort above every weight.
 
-No tile is skipped before it is computed: on real keys, bounds by norms, by balls or by
-boxes around 64 keys rule out no tile at all, and the exact mass of a block, which costs
-a forward pass, one in ten.
+No tile is skipped before it is computed: on real keys, bounds by norms, balls or boxes
+around 64 keys exclude no tile at all, and the exact mass of a block, which costs a
+forward pass, excludes one in ten.
 
 Next: pooled.py
 """
@@ -58,18 +58,18 @@ class TopK:
             raise OptionError(f"k={self.k!r}, expected a whole number of at least 1.")
 
     def start(self, scope: Scope) -> Rows:
-        """Begin with k cells without weight, (rows, k) on the host."""
+        """Return k cells without weight for each row, (rows, k) on the host."""
         kind = torch.int64 if scope.dtype == torch.float32 else torch.complex128
         return Rows(scope.n_q, torch.empty((0, self.k), dtype=kind), 0)
 
     def add(self, state: Rows, tile: Tile) -> Rows:
-        """Let in what is above the k-th weight of its row."""
+        """Insert the weights that exceed the k-th weight of their row."""
         held = as_numpy(state.at(tile.rows))
         tops = as_numpy(tile.key_peaks)  # (rows, groups of keys)
         bound = find_bound(held[:, -1], tile.keys.start)
         fresh = np.flatnonzero(bound == 0)  # fewer than k so far
         if fresh.size and tops.shape[1] >= self.k:
-            kth = np.sort(tops[fresh], axis=1)[:, -self.k]  # so many are not below it
+            kth = np.sort(tops[fresh], axis=1)[:, -self.k]  # k maxima reach it
             bound[fresh] = np.nextafter(kth, 0, dtype=tops.dtype)
         rows, cells = collect(as_numpy(tile.weights), tops, bound, tile.keys.start)
         held[rows] = pick_best(held[rows], cells)
@@ -80,7 +80,7 @@ class TopK:
         return state
 
     def merge(self, state: Rows, other: Rows) -> Rows:
-        """Keep the best of both."""
+        """Keep the k best cells of both states."""
         mine, theirs = (as_numpy(x) for x in state.pair(other))
         mine[:] = pick_best(mine, theirs)
         return state
@@ -95,12 +95,12 @@ class TopK:
 
 
 def as_numpy(x: Tensor) -> Numbers:
-    """Return a tensor on the host, without a copy if it is there."""
+    """Return a tensor as a NumPy array, without a copy if it is on the host."""
     return x.cpu().numpy()  # type: ignore[no-any-return]
 
 
 def pack_cells(weight: Numbers, key: Numbers) -> Numbers:
-    """Return cells as single numbers, in the order of weight, then of key."""
+    """Return cells packed into single numbers that sort by weight, then by key."""
     if weight.dtype == np.float32:
         return (weight.view(np.int32).astype(np.int64) << 32) - key
     return weight - 1j * key
@@ -115,7 +115,7 @@ def unpack_cells(cells: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def find_bound(last: Numbers, first_key: int) -> Numbers:
-    """Return what a weight of these keys must exceed to come before the last cell."""
+    """Return the bound that weights of keys from first_key on must exceed."""
     weight, key = unpack_cells(last)
     return np.where(
         key > first_key, np.nextafter(weight, 0, dtype=weight.dtype), weight
@@ -125,15 +125,15 @@ def find_bound(last: Numbers, first_key: int) -> Numbers:
 def collect(
     weights: Numbers, tops: Numbers, bound: Numbers, first_key: int
 ) -> tuple[Numbers, Numbers]:
-    """Return the rows with weights above their bound, and these side by side.
+    """Return the rows with weights above their bound, and these cells, padded with 0.
 
-    tops: (rows, groups), the largest of each group; g has the keys f * groups + g
+    tops: (rows, groups), the maximum of each group; g has the keys f * groups + g
     """
     groups = tops.shape[1]
     folded = weights.reshape(len(tops), -1, groups)  # (rows, fold, groups)
     row, group = np.divmod(np.flatnonzero(tops > bound[:, None]), groups)
     some = folded[row, :, group]  # (hits, fold)
-    above = np.flatnonzero(some > bound[row, None])  # faster than of two axes
+    above = np.flatnonzero(some > bound[row, None])  # faster than on two axes
     hit, turn = np.divmod(above, some.shape[1])
     row, key = row[hit], turn * groups + group[hit] + first_key
     counts = np.bincount(row, minlength=len(tops))
@@ -147,7 +147,7 @@ def collect(
 
 
 def pick_best(held: Numbers, new: Numbers) -> Numbers:
-    """Return the best cells of both, as many as are held."""
+    """Return the best cells of both arrays, as many as `held` has."""
     cells = np.concatenate([held, new], axis=1)
     cells.sort(axis=1)
     return cells[:, : -held.shape[1] - 1 : -1]

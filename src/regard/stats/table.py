@@ -1,13 +1,13 @@
-"""What every head did, in one table: a row for each sequence, layer and head.
+"""A table of head statistics: one row for each sequence, layer and head.
 
-    sequence, layer, name, head     which head
+    sequence, layer, name, head     the head
     entropy, sink, …                one column for each statistic of registry.py
     nan_rows                        how many queries have NaN in one of them
 
-A mean is over the queries that have a value: the first token has none before it. A
-query whose value is NaN makes the mean NaN; it is printed as "nan", and a statistic
-that no query has as "–". For each layer two calls of the kernel, a narrow one, and one
-walk for the largest logit.
+Means are over the queries that have a value: the first token has no previous token. A
+query whose value is NaN makes the mean NaN, which is printed as "nan"; a statistic
+without any value is printed as "–". A layer costs two full calls of the kernel, a
+narrow one, and one walk for the largest logit.
 
 Next: lens/intercept.py
 """
@@ -33,16 +33,16 @@ from regard.stats.registry import LOST, PLACE, STATISTICS, Statistic, find_stati
 from regard.stats.tile_walk import walk
 
 ALL_HEADS = -1
-LISTED = 8  # heads that are named below a printed table
+LISTED = 8  # heads listed below a printed table
 Rows = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, eq=False)
 class HeadTable:
-    """Rows with named columns: pandas.DataFrame(table.rows) and polars take them."""
+    """Rows with named columns; pandas.DataFrame(table.rows) and polars accept them."""
 
     rows: Rows
-    cut: int = 0  # heads with NaN that `head` left out
+    cut: int = 0  # heads with NaN that `head` removed
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -51,13 +51,13 @@ class HeadTable:
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """The names of the columns that are statistics."""
+        """The names of the statistics."""
         return self.columns[len(PLACE) : -1]
 
     def sort(self, by: str, *, up: bool | None = None) -> HeadTable:
-        """Return the same rows in the order of a column, NaN last.
+        """Return the rows sorted by a column, NaN last.
 
-        up: the smallest first; unless given, as the registry says of the statistic
+        up: the smallest first; by default, as the registry defines for the statistic
         """
         if by not in self.columns:
             raise OptionError(
@@ -75,9 +75,9 @@ class HeadTable:
         return replace(self, rows=self.rows[order])
 
     def by_layer(self) -> HeadTable:
-        """Return a row for each layer: the mean over its heads, or the largest.
+        """Return one row for each layer: the mean, or the max, over its heads.
 
-        A head without a value is left out; one whose value is NaN makes it NaN.
+        Heads without a value are skipped; a head with NaN makes the result NaN.
         """
         places = np.unique(self.rows[["sequence", "layer"]])
         rows = np.zeros(len(places), self.rows.dtype)
@@ -95,9 +95,9 @@ class HeadTable:
     def pick(
         self, numbers: Sequence[str] | None, sequence: int
     ) -> tuple[Rows, list[Statistic]]:
-        """Return the rows of a sequence, and the statistics that are to be drawn.
+        """Return the rows of a sequence, and the statistics to draw.
 
-        numbers: their names; those that the registry charts unless given
+        numbers: names of statistics; by default, those with `charted` in the registry
         """
         rows, known = self.rows[self.rows["sequence"] == sequence], self.statistics
         if numbers is None:
@@ -116,7 +116,7 @@ class HeadTable:
         return replace(self, rows=self.rows[:n], cut=self.cut + cut)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        """Let NumPy take the rows."""
+        """Return the rows as a NumPy array."""
         return np.asarray(self.rows, dtype=dtype, copy=copy)
 
     def __len__(self) -> int:
@@ -142,7 +142,7 @@ class HeadTable:
         return "\n".join([page.getvalue().rstrip("\n"), *self.list_nan()])
 
     def list_nan(self) -> list[str]:
-        """Return which rows of the table have NaN, and how many of them are cut off."""
+        """Return lines that list the rows with NaN, and count those not listed."""
         lost = self.rows[self.rows["nan_rows"] > 0]
         lines = []
         for row in lost[:LISTED]:
@@ -159,7 +159,7 @@ class HeadTable:
     def list_rows(self) -> list[dict[str, Any]]:
         """Return a dict for each row, ready for JSON.
 
-        None is a number that no query has, or NaN if "nan_rows" is above 0.
+        None means that no query has a value, or NaN if "nan_rows" is above 0.
         """
         return [
             {
@@ -170,12 +170,12 @@ class HeadTable:
         ]
 
     def to_json(self, path: str | Path) -> None:
-        """Write a list of objects."""
+        """Write the rows as a JSON list of objects."""
         text = json.dumps(self.list_rows(), allow_nan=False)
         Path(path).write_text(text, "utf-8")
 
     def to_parquet(self, path: str | Path) -> None:
-        """Write a Parquet file, which needs pyarrow."""
+        """Write a Parquet file; requires pyarrow."""
         try:
             import pyarrow as pa  # noqa: PLC0415 (only here)
             import pyarrow.parquet as pq  # noqa: PLC0415
@@ -188,7 +188,7 @@ class HeadTable:
 
 
 def format_number(x: float, nan_rows: int) -> str:
-    """Return a number, "nan" if queries have NaN, a dash for what is not defined."""
+    """Return a number as text, "nan" if queries have NaN, a dash without a value."""
     return "–" if math.isnan(x) and not nan_rows else f"{x:.3f}"
 
 
@@ -207,7 +207,7 @@ def make_table(
 ) -> HeadTable:
     """Return the table of a recording.
 
-    progress: called with the records done, and all; what it raises ends the work
+    progress: called with the number of records done and in total; may raise to stop
     """
     names = list(dict.fromkeys(record.name for record in recording.records))
     fields, parts = make_fields(names), []
@@ -226,7 +226,7 @@ def make_table(
 
 
 def make_fields(names: Sequence[str]) -> np.dtype[Any]:
-    """Return what a row holds, with room for the longest of the layers' names."""
+    """Return the dtype of a row, wide enough for the longest layer name."""
     kinds = ("i4", "i4", f"U{max(map(len, names), default=0) or 1}", "i4")
     numbers = ((name, "f8") for name in STATISTICS)
     return np.dtype([*zip(PLACE, kinds, strict=True), *numbers, (LOST, "i4")])
@@ -246,10 +246,10 @@ def describe(record: Record, tokens: Sequence[int]) -> Iterator[tuple[str, Rows]
 def measure_rows(
     record: Record, tokens: Sequence[int], names: Sequence[str]
 ) -> dict[str, NamedArray]:
-    """Return the numbers of every query, (H, Nq) each.
+    """Return the statistics of every query, (H, Nq) each.
 
-    A query that has none is NaN, and marked in `missing`; any other NaN was computed.
-    So is every query if the record does not have the statistic.
+    Queries without a value are NaN and marked in `missing`; any other NaN was computed.
+    If the record does not have a statistic, all of its queries are missing.
     """
     asked = {name: find_statistic(name).request(record, tokens) for name in names}
     asks = {name: x for name, x in asked.items() if isinstance(x, Ask | DirectAsk)}
@@ -266,7 +266,7 @@ def measure_rows(
 
 
 def squeeze(named: NamedArray) -> NamedArray:
-    """Return a statistic of one feature without that axis."""
+    """Return a statistic of one feature without its feature axis."""
     if named.axes[-1] != "feature":
         return named
     missing = None if named.missing is None else named.missing[..., 0]

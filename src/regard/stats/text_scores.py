@@ -1,4 +1,4 @@
-"""Published scores of how heads use the parts of a text: a needle, a document, a word.
+"""Published scores of how heads use parts of a text: a needle, a document, a word.
 
     retrieval_score     |tokens copied from the needle| / |needle|          Wu 2024
     lookback_ratio      context / (context + new tokens), of means          Chuang 2024
@@ -6,8 +6,8 @@
     rerank_score        document's weight, mean over the question           Chen 2024
     alignment           standardised, median-filtered rows                  Whisper
 
-Spans are positions (first, last), last not included, as seen.spans finds them. Which
-rows count is part of a score's definition: decoding steps, the last query, a question.
+Spans are positions (first, last), last not included, as seen.spans returns them. Each
+definition includes which rows count: decoding steps, the last query, or a question.
 
 Next: cache_scores.py
 """
@@ -52,12 +52,12 @@ def retrieval_score(
     """Return the share of a needle that each head copied while decoding, (H,).
 
     |g ∩ k| / |k| of Wu et al. 2024 ("Retrieval Head Mechanistically Explains
-    Long-Context Factuality"): k are the needle's tokens, and g those that the head
-    copied. A token is copied at the decoding step that generates it if the strongest
-    key of that step is in the needle and carries the same token. Both are sets.
+    Long-Context Factuality"): k is the set of the needle's tokens, and g the set that
+    the head copied. A token is copied at the decoding step that generates it if the
+    strongest key of that step is in the needle and has the same token.
 
-    tokens: of the whole sequence, with what was generated
-    prompt: how many of them are the prompt; its last token is the first decoding step
+    tokens: of the whole sequence, including generated ones
+    prompt: the prompt's length in tokens; its last token is the first decoding step
     """
     ids, (first, last) = np.asarray(tokens), read_span(needle)
     copies = find_copies(record, ids, (first, last), prompt)
@@ -69,10 +69,10 @@ def retrieval_score(
 def retrieval_rate(
     record: Record, tokens: Sequence[int], needle: Span, *, prompt: int
 ) -> NamedArray:
-    """Return how often each head copied from a needle, over its length, (H,).
+    """Return how often each head copied from a needle, divided by its length, (H,).
 
-    As the code of Wu et al. counts: each decoding step that copies adds 1 / length, so
-    a token that is copied twice counts twice.
+    As in the code of Wu et al., each decoding step that copies adds 1 / length, so a
+    token that is copied twice counts twice.
     """
     ids, (first, last) = np.asarray(tokens), read_span(needle)
     copies = find_copies(record, ids, (first, last), prompt)
@@ -81,14 +81,14 @@ def retrieval_rate(
 
 @dataclass(frozen=True, eq=False)
 class Copies:
-    """What each head did at each decoding step."""
+    """Which decoding steps copied a token, for each head."""
 
-    hits: Numbers  # (H, steps), whether it copied
-    tokens: Numbers  # (steps,), what was generated
-    lost: Numbers  # (H,), whether the weights of a step are NaN
+    hits: Numbers  # (H, steps), whether the head copied
+    tokens: Numbers  # (steps,), the generated tokens
+    lost: Numbers  # (H,), whether any step has NaN weights
 
     def score(self, values: Numbers, what: str) -> NamedArray:
-        """Return a score; NaN if a step is, or if there is no step."""
+        """Return a score; NaN if a step is NaN, or if there are no steps."""
         nothing = np.full(len(values), not self.tokens.size)
         values = np.where(self.lost | nothing, np.nan, values)
         how = f"walk: top 1 of {self.tokens.size} decoding steps; {what}"
@@ -98,7 +98,7 @@ class Copies:
 def find_copies(
     record: Record, ids: Numbers, needle: tuple[int, int], prompt: int
 ) -> Copies:
-    """Return where the strongest key is in the needle and carries the next token."""
+    """Find the steps whose strongest key is in the needle and has the next token."""
     (first, last), at = needle, to_numpy(record.q_positions)
     far = at.max(initial=-1)
     if not first < last <= prompt <= len(ids) or far >= len(ids):
@@ -119,11 +119,11 @@ def find_copies(
 
 
 def lookback_ratio(record: Record, context: int) -> NamedArray:
-    """Return, for each new token, how much of its look goes back, (H, new tokens).
+    """Return the lookback ratio of each new token, (H, new tokens).
 
     The mean of A over the context, divided by that mean plus the mean over the new
     tokens, which are those from `context` up to the query itself (Chuang et al. 2024,
-    "Lookback Lens"). Rows are the queries from `context` on.
+    "Lookback Lens"). Rows are the queries at or after `context`.
     """
     if context < 1:
         raise OptionError(f"context={context}, expected at least 1 token before.")
@@ -138,12 +138,12 @@ def lookback_ratio(record: Record, context: int) -> NamedArray:
 
 
 def attention_tracker(record: Record, instruction: Span, data: Span) -> NamedArray:
-    """Return what the last token gives an instruction, of both, (H,).
+    """Return the last token's share of attention on the instruction, (H,).
 
     Σ over the instruction / (Σ over the instruction + Σ over the data) of the last
     row: the score of a head in the detector of Hung et al. 2024 ("Attention Tracker:
-    Detecting Prompt Injection Attacks in LLMs"), which averages it over the heads that
-    it found important, and adds 1e-8 to the denominator.
+    Detecting Prompt Injection Attacks in LLMs"), which averages it over the heads
+    found to be important, and adds 1e-8 to the denominator.
     """
     mass = sum_last(record, [instruction, data])
     how = "R: last query, two spans"
@@ -151,7 +151,7 @@ def attention_tracker(record: Record, instruction: Span, data: Span) -> NamedArr
 
 
 def instruction_attention(record: Record, instruction: Span) -> NamedArray:
-    """Return what the last token gives an instruction, (H,): a sum, not a share.
+    """Return the last token's mass on the instruction, (H,): a sum, not a share.
 
     `attention_tracker` without its denominator.
     """
@@ -167,12 +167,12 @@ def sum_last(record: Record, spans: Sequence[Span]) -> Numbers:
 
 
 def rerank_score(record: Record, query: Span, documents: Sequence[Span]) -> NamedArray:
-    """Return what the tokens of a question give each document, (H, documents).
+    """Return the mean mass of a question's tokens on each document, (H, documents).
 
-    Σ over the document's tokens of the mean over the question's tokens of A: the share
-    of one head in the score of Chen et al. 2024 ("Attention in Large Language Models
-    Yields Efficient Zero-Shot Re-Rankers"), before calibration; calibrated_rerank_score
-    is the whole.
+    Σ over the document's tokens of the mean over the question's tokens of A: one head's
+    part of the score of Chen et al. 2024 ("Attention in Large Language Models Yields
+    Efficient Zero-Shot Re-Rankers"), before calibration; calibrated_rerank_score
+    is the complete score.
     """
     found = span_pairs(record, [query], documents, per="query")
     how = "R: mean over the question of the mass on a document"
@@ -191,11 +191,11 @@ def calibrated_rerank_score(
     s_j = Σ over layers and heads of the mean over the question's tokens of A[i, j],
     minus the same for a question without content, "N/A"; a document's score is the sum
     of its s_j above their mean minus two standard deviations (Chen et al. 2024, in-
-    context re-ranking, as their code has it). A document of one token keeps it.
+    context re-ranking, as in their code). A document's only token is always kept.
 
     records: all layers of the prompt with the question
     blank_records: all layers of the same prompt with "N/A" as the question
-    query, blank: the question's tokens in either
+    query, blank: the span of the question in each of the two prompts
     """
     if not records or len(records) != len(blank_records):
         raise OptionError(
@@ -212,7 +212,7 @@ def calibrated_rerank_score(
 
 
 def weigh_tokens(record: Record, query: Span, document: Span) -> Numbers:
-    """Return what a question gives each token of a document, all heads together."""
+    """Return a question's mean weight on each document token, summed over heads."""
     rows = mark_spans([query], record.q_positions)[:, 0]
     keys = mark_spans([document], record.k_positions)[:, 0]
     if not rows.any():
@@ -223,7 +223,7 @@ def weigh_tokens(record: Record, query: Span, document: Span) -> Numbers:
 
 
 def sum_usual(scores: Numbers) -> float:
-    """Return the sum of the scores that are not far below their mean."""
+    """Return the sum of the scores, without outliers far below their mean."""
     if scores.size < 2:
         return float(scores.sum())
     least = scores.mean() - 2 * scores.std(ddof=1)
@@ -233,16 +233,16 @@ def sum_usual(scores: Numbers) -> float:
 def alignment(
     record: Record, heads: Sequence[int], *, frames: int | None = None, width: int = 7
 ) -> NamedArray:
-    """Return the rows from which Whisper aligns words, (heads, tokens, frames).
+    """Return the rows that Whisper uses to align words, (heads, tokens, frames).
 
-    Each head's weights over the frames of the audio, renormalised to 1; minus the mean
-    and divided by the standard deviation over the tokens, frame by frame; then the
-    median of `width` frames, with the ends reflected (whisper/timing.py of Radford et
-    al.). Whisper averages this over its list of heads, of all layers, cuts off the
-    tokens that are no text, and finds a path by dynamic time warping.
+    Each head's weights over the audio frames, renormalised to 1; standardised over the
+    tokens for each frame (minus the mean, divided by the standard deviation); then a
+    median filter of `width` frames with reflected ends (whisper/timing.py of Radford et
+    al.). Whisper averages this over a list of heads of all layers, removes the tokens
+    that are not text, and finds a path by dynamic time warping.
 
-    record: a layer of cross-attention, queries are text tokens and keys audio frames
-    frames: how many of the keys are audio, not padding; all of them unless given
+    record: a cross-attention layer; queries are text tokens, keys audio frames
+    frames: how many of the keys are audio, not padding; all of them by default
     width: of the median filter, odd
     """
     if width < 1 or width % 2 == 0:
@@ -251,7 +251,7 @@ def alignment(
     weights = divide_quietly(weights, weights.sum(-1, keepdims=True))
     mean, spread = (f(weights, axis=1, keepdims=True) for f in (np.mean, np.std))
     values, half = divide_quietly(weights - mean, spread), width // 2
-    if values.shape[-1] > half:  # as in Whisper, a few frames are not filtered
+    if values.shape[-1] > half:  # as in Whisper, short inputs are not filtered
         ends = [(0, 0), (0, 0), (half, half)]
         wide = np.pad(values, ends, mode="reflect")
         views = np.lib.stride_tricks.sliding_window_view(wide, width, axis=-1)
@@ -261,7 +261,7 @@ def alignment(
 
 
 def alignment_rows(record: Record, heads: Sequence[int]) -> NamedArray:
-    """Return whole rows of a few heads, (heads, Nq, Nk), as they are."""
+    """Return the weights of a few heads, (heads, Nq, Nk), unchanged."""
     chosen, record = check_heads(record, heads), mark_nonfinite(record)
     if not chosen:
         raise OptionError("an empty list of heads, expected numbers such as [3, 5].")

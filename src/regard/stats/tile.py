@@ -1,11 +1,11 @@
-"""Any rectangle of any head at any zoom, exactly, from the record.
+"""Compute any rectangle of any head at any zoom exactly, from the record.
 
-    read_tile(record, 3, slice(0, 256), slice(0, 256), 256)      a weight for each pixel
-    read_tile(record, 3, slice(0, 4096), slice(0, 4096), 256)    a pixel for 16 × 16
+    read_tile(record, 3, slice(0, 256), slice(0, 256), 256)      one pixel per weight
+    read_tile(record, 3, slice(0, 4096), slice(0, 4096), 256)    one pixel per 16 × 16
 
-A rectangle that reaches past the last row or key keeps its zoom and has fewer pixels:
-so the tiles of a map fit together. Where nobody may look, `allowed` is False: a weight
-of 0 is something else.
+A rectangle that extends past the last row or key keeps its zoom and has fewer pixels,
+so that the tiles of a map fit together. `allowed` is False where every cell is masked,
+which a weight of 0 does not imply.
 
 Next: reducer_check.py
 """
@@ -39,28 +39,28 @@ class Picture:
     """A rectangle of one head, as pixels."""
 
     head: int
-    rows: slice  # of the record, those that exist
+    rows: slice  # of the record, clipped to its size
     keys: slice
-    cells: Sides  # queries and keys of a pixel
+    cells: Sides  # queries and keys in a pixel
     values: Tensor  # (query pixels, key pixels)
-    allowed: Tensor  # bool, whether any cell of a pixel may be looked at
+    allowed: Tensor  # bool, whether any cell of a pixel is allowed
     how: str  # what a pixel is: one weight, or the max or mass of many
 
 
 @dataclass(frozen=True)
 class AllowedMap:
-    """Where anybody may look: the pixels with a cell that the mask leaves."""
+    """A reducer that marks the pixels with at least one allowed cell."""
 
     sides: Sides
 
     def start(self, scope: Scope) -> Rows:
-        """Begin with nowhere."""
+        """Return False everywhere."""
         down, across = count_pixels((scope.n_q, scope.n_k), self.sides)
         empty = torch.empty((0, across), dtype=torch.bool, device=scope.device)
         return Rows(down, empty, 0)
 
     def add(self, state: Rows, tile: Tile) -> Rows:
-        """Mark the pixels of the tile."""
+        """Mark the allowed pixels of the tile."""
         down, across = locate_pixels(tile, self.sides)
         here = state.at(down)[:, across]
         if tile.allowed is None:
@@ -71,7 +71,7 @@ class AllowedMap:
         return state
 
     def merge(self, state: Rows, other: Rows) -> Rows:
-        """Mark what either marks."""
+        """Mark the pixels that either state marks."""
         mine, theirs = state.pair(other)
         mine.logical_or_(theirs)
         return state
@@ -90,10 +90,10 @@ def read_tile(
     *,
     how: Pooling = "max",
 ) -> Picture:
-    """Return a rectangle in at most `size` pixels down and across.
+    """Return a rectangle as at most `size` pixels on each side.
 
-    A pixel has as many cells as it takes, and `how` says what it shows of them: "max"
-    or "mass", as in pooled.py. A pixel of one cell shows its weight.
+    A pixel has as many cells as needed; `how` selects what it shows: "max" or "mass",
+    as in pooled.py. A pixel of one cell shows its weight.
     """
     most = size if isinstance(size, tuple) else (size, size)
     if len(most) != 2 or not all(isinstance(n, int) and n > 0 for n in most):
@@ -111,14 +111,14 @@ def read_tile(
         heads=(head,),
         rows=rows,
         keys=keys,
-        block=BLOCK - BLOCK % cells[0] or BLOCK,  # no pixel in two tiles, if it can be
-        workers=1,  # a server has threads of its own
+        block=BLOCK - BLOCK % cells[0] or BLOCK,  # avoid pixels in two tiles
+        workers=1,  # a server already runs threads
     )
     return Picture(head, rows, keys, cells, values.values[0], allowed[0], values.how)
 
 
 def fit_pixels(part: slice, n: int, pixels: int) -> int:
-    """Return how many cells a pixel has if a part, past the end or not, is to fit."""
+    """Return how many cells a pixel needs to fit a part, which may exceed the end."""
     start = 0 if part.start is None else part.start
     stop = n if part.stop is None else part.stop
     start, stop = (i + n if i < 0 else i for i in (start, stop))

@@ -1,16 +1,16 @@
-"""The walk: every weight of a record, once, for what is not linear in the weights.
+"""Walk over all weights of a record, for statistics that are not linear in them.
 
     largest, strongest = walk(record, LargestLogit(), TopK(8))
 
     heads, strips of rows   ─▶   workers   ─▶   merged in order
-                                 each tile that the mask leaves, from q, k and lse:
+                                 each tile not proved empty, from q, k and lse:
                                  weights (head_tiles.py)   ─▶   every reducer
 
-A worker is a thread with one torch thread and one tile; kernels let other threads run.
-States are merged in the order of the rows: the number of workers changes no bit.
-A row without weights (nonfinite.py) comes as NaN wherever the mask lets it look.
-What is linear in the weights needs no walk: rows.py, columns.py and cells.py ask the
-engine's own kernel.
+A worker is a thread with one torch thread and one tile; kernels release the GIL. States
+are merged in row order, so the number of workers does not change the result by a bit.
+A row without weights (nonfinite.py) is NaN wherever the mask allows a key. Statistics
+that are linear in the weights need no walk: rows.py, columns.py and cells.py use the
+engine's kernel.
 
 Next: reducers.py
 """
@@ -37,21 +37,21 @@ from regard.stats.head_tiles import Head, read_heads, read_slice
 from regard.stats.nonfinite import mark_nonfinite
 from regard.stats.reducer import Reducer
 
-BLOCK = 512  # rows and keys of a tile: 1 MB in float32, as large as a core's cache
+BLOCK = 512  # rows and keys of a tile: 1 MB in float32, the size of a core's cache
 
 LOCK = threading.Lock()
-RUNNING: list[int] = []  # torch's threads before each walk that runs now
+RUNNING: list[int] = []  # torch's thread count before each running walk
 Progress = Callable[[int, int], object]
 Reducers = Sequence[Reducer[Any, Any]]
 
 
 @dataclass(frozen=True)
 class RowStrip:
-    """Some rows of a head, and their tiles that are not proved empty."""
+    """Some rows of a head, and their tiles not proved empty."""
 
     head: Head
     rows: slice
-    tiles: tuple[tuple[slice, int], ...]  # keys, and what is proved of the tile
+    tiles: tuple[tuple[slice, int], ...]  # keys, and the kind of the tile
 
 
 def walk(
@@ -64,13 +64,13 @@ def walk(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[Any, ...]:
-    """Feed every weight to the reducers and return what each of them found.
+    """Feed every weight to the reducers and return the result of each.
 
-    heads: all of them unless given; results have them in this order
+    heads: all heads by default; results are in this order
     rows, keys: walk a part of the record; results count from its first row and key
     block: rows and keys of a tile
-    workers: how many tiles at a time; as many as torch has threads unless given
-    progress: called with the strips of rows done, and all; what it raises ends the walk
+    workers: number of threads; by default, as many as torch has
+    progress: called with the strips done and their total; an exception ends the walk
     """
     chosen, record = check_heads(record, heads), mark_nonfinite(record)
     rows = read_slice("rows", rows, record.q.shape[1])
@@ -99,11 +99,11 @@ def walk(
 
 @contextmanager
 def one_thread() -> Iterator[int]:
-    """Leave torch one thread in this one; yield how many it had, and has after it.
+    """Set torch to one thread in the calling thread; yield and restore the old number.
 
-    A thread that is new to torch is given the number that was set last by any other: 1,
-    if it comes during a walk. So what counts is what other walks found, or what a new
-    thread is given while there are none.
+    A new thread inherits the number that any thread set last, which is 1 during a walk.
+    So the old number is the one that running walks recorded or, if there are none, the
+    one that a new thread inherits.
     """
     with LOCK:
         found = [torch.get_num_threads(), *RUNNING[:1]]
@@ -122,7 +122,7 @@ def one_thread() -> Iterator[int]:
 
 
 def check_heads(record: Record, heads: Sequence[int] | None) -> list[int]:
-    """Return the numbers of the heads to walk."""
+    """Return the indices of the heads to walk."""
     if heads is None:
         return list(range(record.heads))
     numbers = list(heads)
@@ -136,7 +136,7 @@ def check_heads(record: Record, heads: Sequence[int] | None) -> list[int]:
 
 
 def cut_strips(head: Head, block: int) -> Iterator[RowStrip]:
-    """Yield the strips of a head in order; at least one, though it may hold nothing."""
+    """Yield the strips of a head in order; at least one, which may be empty."""
     rows, keys, kinds = head.prove(block)
     if not rows:
         yield RowStrip(head, slice(0, 0), ())
@@ -148,9 +148,9 @@ def cut_strips(head: Head, block: int) -> Iterator[RowStrip]:
 def run_all(
     strips: Iterator[RowStrip], reducers: Reducers, workers: int
 ) -> Generator[tuple[RowStrip, list[Any]]]:
-    """Run the strips, several at a time, and yield their states in order."""
+    """Run the strips in parallel, and yield their states in order."""
     run = partial(run_strip, reducers)
-    if workers == 1:  # in this thread: a small tile is done before a thread starts
+    if workers == 1:  # starting a thread costs more than a small tile
         yield from map(run, strips)
         return
     pool = ThreadPoolExecutor(workers, "walk", torch.set_num_threads, (1,))
@@ -158,7 +158,7 @@ def run_all(
     try:
         for strip in strips:
             waiting.append(pool.submit(run, strip))
-            if len(waiting) > 2 * workers:  # none is idle, few results wait
+            if len(waiting) > 2 * workers:  # workers stay busy, few results are held
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
