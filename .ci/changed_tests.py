@@ -8,7 +8,7 @@ maintain. A test file belongs to the package that it is named after (test_atlas_
 atlas); otherwise to the packages from which it imports the most names. Packages that
 nearly every test imports (COMMON) count only where there is no other.
 
-    src/regard/stats/tile_walk.py      the tests of stats
+    src/regard/stats/plan.py      the tests of stats
     src/regard/show/assets/...    the tests of show in the browser
     src/regard/arrays.py          no test is about it: every test that imports it
     tests/test_walk.py            itself
@@ -29,7 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE, TESTS = ROOT / "src" / "regard", ROOT / "tests"
 BROWSER = TESTS / "browser"
-COMMON = {"arrays", "errors", "masks", "record", "seen", "__init__", "__main__"}
+COMMON = {"arrays", "errors", "masks", "recording", "seen", "__init__", "__main__"}
 ALWAYS = TESTS / "test_architecture.py"  # sizes, imports and names of the whole source
 
 

@@ -212,16 +212,17 @@ def ask_sizes(
     e: Examiner, many: Iterable[Sizes], parts: tuple[str, ...] = ("out",)
 ) -> Difference | None:
     """Compare results for some sizes, plain and causal."""
+    return ask_each(e, draw_questions(e, many), parts=parts)
 
-    def questions() -> Iterator[Inputs]:
-        for sizes in thin(e, many):
-            inputs = draw_arrays(e, fit_sizes(e, sizes))
-            yield inputs
-            placed = make_causal(e, inputs)
-            if placed is not None:
-                yield placed
 
-    return ask_each(e, questions(), parts=parts)
+def draw_questions(e: Examiner, many: Iterable[Sizes]) -> Iterator[Inputs]:
+    """Yield random inputs of some sizes, plain and causal."""
+    for sizes in thin(e, many):
+        inputs = draw_arrays(e, fit_sizes(e, sizes))
+        yield inputs
+        placed = make_causal(e, inputs)
+        if placed is not None:
+            yield placed
 
 
 def decode_unequal(e: Examiner) -> Difference | None:

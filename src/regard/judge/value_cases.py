@@ -8,14 +8,13 @@ Next: kernel_cases.py
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from regard.judge.case import Case, Examiner
 from regard.judge.difference import Difference, compare_arrays
-from regard.judge.inputs import Inputs, NotAskedError
+from regard.judge.inputs import NotAskedError
 from regard.judge.mask_cases import CAUSAL, HIDES, RIGHT
 from regard.judge.size_cases import (
     APART,
@@ -27,6 +26,7 @@ from regard.judge.size_cases import (
     cover_sizes,
     describe_sizes,
     draw_arrays,
+    draw_questions,
     draw_random_mask,
     fit_sizes,
     make_causal,
@@ -107,16 +107,8 @@ def agree_in_every_precision(e: Examiner) -> Difference | None:
         Sizes(n_q=2, n_k=2, columns=256),
     )
 
-    def questions() -> Iterator[Inputs]:
-        for sizes in thin(e, many):
-            inputs = draw_arrays(e, fit_sizes(e, sizes))
-            yield inputs
-            placed = make_causal(e, inputs)
-            if placed is not None:
-                yield placed
-
     for precision in e.subject.offered:
-        found = ask_each(e, questions(), precision=precision)
+        found = ask_each(e, draw_questions(e, many), precision=precision)
         if found is not None:
             return replace(found, says=f"{precision}, {found.says}")
     return None
