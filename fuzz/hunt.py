@@ -155,9 +155,8 @@ def wander(
     rng, until = random.Random(seed), time.monotonic() + seconds  # noqa: S311
     found, tried = [], 0
     with limit_memory():
-        while (
-            tried <= len(corpus) or time.monotonic() < until
-        ):  # one new input at least
+        # At least one new input, however short the time.
+        while tried <= len(corpus) or time.monotonic() < until:
             fresh = tried >= len(corpus)
             data = rng.choice(corpus) if fresh else corpus[tried]
             for _ in range(rng.choice((1, 1, 2, 4)) if fresh else 0):
