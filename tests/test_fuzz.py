@@ -120,6 +120,9 @@ WAS = {
     "folder/was-sentence-weights": "model.safetensors is damaged: Error while",
     "gguf_model/was-sentence-gguf_file": "a key is .*, expected 200 characters or less",
     "atlas_result/was-AttributeError-text": "it says nothing of itself",
+    "atlas_result/was-TypeError-table": "set_aside holds 0, not a name and a reason",
+    "atlas_result/was-TypeError-terminal_table": "missed has reasons that are no text",
+    "atlas_result/was-ValueError-table": "set_aside holds .., not a name and a reason",
     "question/was-sentence-question": r"^.{1,40} is given 2 times, expected once",
 }
 

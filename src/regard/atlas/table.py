@@ -228,6 +228,11 @@ def check_about(about: Any) -> None:
     for name in ("left_out", "reasons"):
         if not all(type(n) is int and n >= 0 for n in about.get(name, {}).values()):
             raise ValueError(f"{name} has counts that are no numbers")
+    for pair in about.get("set_aside", ()):
+        if not (type(pair) is list and [type(x) for x in pair] == [str, str]):
+            raise ValueError(f"set_aside holds {pair!r:.40}, not a name and a reason")
+    if not all(type(reason) is str for reason in about.get("missed", {}).values()):
+        raise ValueError("missed has reasons that are no text")
 
 
 def count_aside(about: Mapping[str, Any]) -> dict[str, int]:
