@@ -1,8 +1,8 @@
-"""One intercepted attention call, as it is reported to a lens.
+"""One attention call, as it is reported to a lens.
 
     weights[i, j] = exp(capped(scale q_i · k_j) + bias_ij - lse_i)     where allowed
 
-Next: edit.py
+Next: assemble.py
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch import Tensor
 from regard.engine.choose import attend
 from regard.masks.patterns import causal
 
-MARKS = 8  # leading numbers of a key, its fingerprint
+LEADING = 8  # leading numbers of a key, its fingerprint
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sight:
+class CapturedCall:
     """One intercepted attention call."""
 
-    door: str
+    via: str
     q: Tensor  # (B, H, Nq, D)
     k: Tensor  # (B, Hk, Nk, D)
     v: Tensor | None  # (B, Hk, Nk, Dv)
@@ -35,20 +35,25 @@ class Sight:
     causal: bool = False  # query i may attend to keys 0 … i
     softcap: float | None = None
     sink: Tensor | None = None  # (H,)
+    blind: Tensor | None = None  # (B, Nq), rows that may see no key, and average
+    valid: Tensor | None = None  # (B, N), tokens that exist, if the call knows
+    keys_are_new: bool = False  # all keys were computed in this pass, none is cached
+    note: str = ""  # what a reader must know
+    error: float = 0.0  # of the weights, rebuilt from q and k, if they were compared
 
     @cached_property
-    def marks(self) -> Tensor:
-        """A fingerprint of each key, (B, Nk, MARKS): its leading numbers."""
-        return self.k.detach()[:, 0, :, :MARKS].clone()  # a cache may be overwritten
+    def key_fingerprint(self) -> Tensor:
+        """A fingerprint of each key, (B, Nk, LEADING): its leading numbers."""
+        return self.k.detach()[:, 0, :, :LEADING].clone()  # a cache may be overwritten
 
 
-def see_logits(door: str, logits: Tensor) -> Sight:
+def see_logits(via: str, logits: Tensor) -> CapturedCall:
     """Return a call of which only the logits (B, H, Nq, Nk) are known."""
     keys = torch.eye(logits.shape[-1], dtype=logits.dtype, device=logits.device)
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     allowed = may_see(logits)
-    return Sight(
-        door=door,
+    return CapturedCall(
+        via=via,
         q=torch.where(allowed, logits, 0),
         k=keys.expand(logits.shape[0], 1, *keys.shape),
         v=None,
@@ -59,32 +64,32 @@ def see_logits(door: str, logits: Tensor) -> Sight:
     )
 
 
-def compute_weights(sight: Sight) -> Tensor:
+def compute_weights(call: CapturedCall) -> Tensor:
     """Return the weights (B, H, Nq, Nk) of a call that did not return them."""
-    allowed, bias = split_mask(sight)
+    allowed, bias = split_mask(call)
     done = attend(
-        sight.q,
-        sight.k,
-        sight.k,
+        call.q,
+        call.k,
+        call.k,
         allowed,
         bias=bias,
-        scale=sight.scale,
+        scale=call.scale,
         q_start=0,
         see=("weights",),
     )
     return done.weights
 
 
-def split_mask(sight: Sight) -> tuple[Any, Tensor | None]:
+def split_mask(call: CapturedCall) -> tuple[Any, Tensor | None]:
     """Return a call's mask as the engine takes it: a bool mask and a bias."""
-    mask = sight.mask
+    mask = call.mask
     if mask is None:
-        return (causal() if sight.causal else None), None
+        return (causal() if call.causal else None), None
     mask = make_four(mask.detach())
     allowed = may_see(mask)
     if mask.dtype == torch.bool:
         return allowed, None
-    return allowed, torch.where(allowed, mask, 0).to(sight.q.dtype)
+    return allowed, torch.where(allowed, mask, 0).to(call.q.dtype)
 
 
 def may_see(mask: Tensor) -> Tensor:
