@@ -101,7 +101,7 @@ def is_layer(layer: Layer, number: int, name: str) -> bool:
     """Return whether `layer` is the number, the name or a parent's name of a layer."""
     if isinstance(layer, int):
         return layer == number
-    return name == layer or name.startswith((f"{layer}.", f"{layer}#"))
+    return name == layer or name.startswith(f"{layer}.")
 
 
 def read_cut(
@@ -128,8 +128,7 @@ def read_cut(
     if cut.heads == () or cut.layers == ():
         raise OptionError("an empty list of heads or layers: leave it out for all.")
     for layer in cut.asked:
-        name = layer.partition("#")[0] if isinstance(layer, str) else ""
-        known = name in names if isinstance(layer, str) else is_count(layer)
+        known = layer in names if isinstance(layer, str) else is_count(layer)
         if not known:
             raise OptionError(
                 f"there is no layer {layer!r}. Layers are numbered from 0 in the order "

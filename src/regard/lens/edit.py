@@ -8,8 +8,8 @@
         run it under edit.cells
     return edit.clear(out)
 
-A call may be intercepted several times: by nested ablations, or as a kernel in a
-function. The first interception edits it for all of them, and the others do not.
+A call may be intercepted several times: by nested lenses, or as a kernel in a function.
+The first interception edits it and the others do not, so it is recorded as edited.
 
 Next: intercept.py
 """
@@ -18,16 +18,15 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from regard.lens.captured_call import may_see
-from regard.lens.mask_store import hides
+from regard.lens.sight import may_see
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +39,6 @@ class PendingCall:
     n_k: int
     aligned: bool = False  # query 0 is at key 0, unless a cache shifts it
     sure: bool = True  # it is a whole attention call, not a part that looks like one
-    find_hidden: Callable[[], Tensor | None]  # cells that it hides itself
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,6 @@ class Passing(threading.local):
 
     def __init__(self) -> None:
         self.busy = False
-        self.is_safe = False  # its softmaxes have to be 0 in rows of -inf
 
 
 NOTHING, PASSING = Edit(), Passing()
@@ -101,7 +98,7 @@ def edited(call: PendingCall) -> Iterator[Edit]:
     try:
         yield edit
     finally:
-        PASSING.busy = PASSING.is_safe = False
+        PASSING.busy = False
 
 
 def hide(mask: Tensor | None, cells: Tensor, *, causal: bool = False) -> Tensor:
@@ -124,20 +121,13 @@ def hide(mask: Tensor | None, cells: Tensor, *, causal: bool = False) -> Tensor:
 
 
 def lower(scores: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
-    """Return float scores with some cells hidden, and which rows are blank.
+    """Return scores with some cells hidden, for a softmax, and which rows are blank.
 
-    The softmax of a blank row must be `run_safely`: it is NaN otherwise, and so would
-    be the gradients of every row.
+    The lowest number is used instead of -inf: a softmax over -inf alone is NaN, and so
+    would be the gradients of every row. The caller must clear the blank rows.
     """
-    edited = torch.where(cells, -math.inf, scores)
-    blank = find_blank(edited, cells)
-    return edited.masked_fill(blank, -math.inf), blank
-
-
-def run_safely(args: tuple[Any, ...], named: Mapping[str, Any]) -> Tensor:
-    """Run a softmax that is 0 in rows of -inf."""
-    more = dict(zip(("input", "dim"), args, strict=False), **named)
-    return torch._safe_softmax(more["input"], more["dim"], more.get("dtype"))  # noqa: SLF001
+    edited = torch.where(cells, torch.finfo(scores.dtype).min, scores)
+    return edited, find_blank(edited, cells)
 
 
 def bend_less(bend: Callable[..., Tensor], cells: Tensor) -> Callable[..., Tensor]:
@@ -151,9 +141,12 @@ def bend_less(bend: Callable[..., Tensor], cells: Tensor) -> Callable[..., Tenso
     return edit
 
 
-def find_hidden(mask: Tensor | None, *, causal: bool = False) -> Tensor | None:
-    """Return which cells a mask, or scores, hide; a causal kernel has no other mask."""
-    return None if mask is None or causal else hides(mask.detach())
+def add_of(mask: Tensor | None, like: Tensor) -> Tensor | None:
+    """Return a mask as the float mask that torch adds for it."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    zeros = torch.zeros_like(mask, dtype=like.dtype)
+    return zeros.masked_fill_(mask.logical_not(), -math.inf)
 
 
 def find_blank(scores: Tensor, cells: Tensor) -> Tensor:

@@ -22,15 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import OptionError
-from regard.lens.assemble import CROSS
-from regard.lens.captured_call import make_four
 from regard.lens.cut import EVERY_HEAD, Cut, is_layer, make_edit
 from regard.lens.edit import NOTHING, Edit, PendingCall
 from regard.lens.huggingface import is_decoder
-from regard.lens.module_stack import is_recomputing
+from regard.lens.ledger import CROSS
 from regard.lens.watch import read_valid
-from regard.lens.whereabouts import Whereabouts
-from regard.lens.witness import Witness
+from regard.lens.whereabouts import Whereabouts, is_recomputing
 
 
 class Pass(threading.local):
@@ -41,17 +38,13 @@ class Pass(threading.local):
         self.valid: Tensor | None = None  # (B, N), which tokens are no padding
         self.sizes: dict[str, tuple[int, ...]] = {}  # of a module's first array
         self.slots: dict[str, Any] = {}  # of our own caches
-        self.numbers: dict[str, int] = {}  # calls of a module
 
 
 class Editor:
     """One model and one cut."""
 
-    def __init__(
-        self, model: nn.Module, cut: Cut, here: Whereabouts, witness: Witness
-    ) -> None:
+    def __init__(self, model: nn.Module, cut: Cut, here: Whereabouts) -> None:
         self.model, self.cut, self.here, self.now = model, cut, here, Pass()
-        self.witness = witness
         self.modules = {id(module) for module in model.modules()}
         # the caches of such a model are arguments
         self.is_described = getattr(model, "config", None) is not None
@@ -72,7 +65,6 @@ class Editor:
         """Store what is needed of a module's inputs, before it runs."""
         given, now = (*args, *named.values()), self.now
         if not self.here.stack and not is_recomputing():
-            now.numbers.clear()
             caches = (x for x in given if callable(getattr(x, "get_seq_length", None)))
             now.before = count_tokens(next(caches, None))
             valid = read_padding(args, named)
@@ -81,22 +73,20 @@ class Editor:
         tokens = next((x.shape for x in given if isinstance(x, Tensor)), ())
         now.sizes[name], now.slots[name] = tuple(tokens), named.get("slot")
         self.ran.add(name)
-        self.witness.visit(name)
 
     def look(self, call: PendingCall) -> Edit:
         """Return the edit that the cut makes to a call."""
         if not self.here.stack:  # another model's
             return NOTHING
         name = self.here.name
-        layer = self.name_layer(name)
-        chosen = self.cut.heads_of(self.order.index(layer), layer)
-        start, first = self.find_place(name, layer, call)
-        self.lengths[layer] = call.n_k
-        apart = self.cut.keys is None or chosen != EVERY_HEAD
-        self.witness.expect(name, chosen if apart else None)
+        if name not in self.order:
+            self.order.append(name)
+        chosen = self.cut.heads_of(self.order.index(name), name)
+        start, first = self.find_place(name, call)
+        self.lengths[name] = call.n_k
         if chosen is None or not call.n_q:
             return NOTHING
-        valid = self.find_valid(name, call, first)
+        valid = self.find_valid(name, call)
         self.check_call(name, call, chosen, known=start is not None, valid=valid)
         device, cross = call.like.device, is_cross(name)
         begin = torch.as_tensor(0 if start is None else start, device=device)
@@ -109,25 +99,8 @@ class Editor:
             self.reached[what] = max(self.reached[what], int(at.max()) + 1)
         return make_edit(self.cut, chosen, call.heads or 1, q_at, k_at)
 
-    def name_layer(self, name: str) -> str:
-        """Return the layer of a module's next call, and number it."""
-        if is_recomputing():  # in the order of a backward pass
-            mine = [x for x in self.order if x.partition("#")[0] == name]
-            chosen = {self.cut.heads_of(self.order.index(x), x) for x in mine}
-            if len(chosen) == 1:
-                return mine[0]
-            raise OptionError(
-                f"{name} attends several times, and is computed again for a gradient; "
-                "which of its calls this is cannot be told. Turn checkpointing off."
-            )
-        number = self.now.numbers[name] = self.now.numbers.get(name, 0) + 1
-        layer = name if number == 1 else f"{name}#{number}"
-        if layer not in self.order:
-            self.order.append(layer)
-        return layer
-
     def find_place(
-        self, name: str, layer: str, call: PendingCall
+        self, name: str, call: PendingCall
     ) -> tuple[int | Tensor | None, int]:
         """Return the slots of the first query (None if unknown) and first key."""
         slot, n_q, n_k = self.now.slots.get(name), call.n_q, call.n_k
@@ -138,26 +111,17 @@ class Editor:
             return start, 0 if is_cross(name) else max(0, start + n_q - n_k)
         if call.aligned or n_q == n_k or self.is_described or is_cross(name):
             return 0, 0
-        grown = self.lengths.get(layer) == n_k - n_q
+        grown = self.lengths.get(name) == n_k - n_q
         return (n_k - n_q if grown else None), 0
 
-    def find_valid(self, name: str, call: PendingCall, first: int) -> Tensor | None:
-        """Return which tokens are no padding, None if all, or unknown.
-
-        The model's mask tells what is padding, but only if the call itself hides these
-        keys: another model may mean something else by it.
-        """
+    def find_valid(self, name: str, call: PendingCall) -> Tensor | None:
+        """Return which of a call's keys are no padding, None if none is, or unknown."""
         valid, cross = self.now.valid, is_cross(name)
         if valid is None or (not cross and is_decoder(self.model, name)):
             return None
         goes_on = bool(self.now.before) and not cross
         fits = valid.shape[1] == (call.n_k if cross else call.n_q)
-        if not (goes_on or fits) or bool(valid.all()):
-            return None
-        hidden = call.find_hidden()
-        if hidden is None or not is_owned(valid, hidden, call, first, cross=cross):
-            return None
-        return valid
+        return valid if (goes_on or fits) and not bool(valid.all()) else None
 
     def check_call(
         self,
@@ -196,7 +160,6 @@ class Editor:
     def check(self) -> None:
         """Raise OptionError if the cut missed something, after the run."""
         layers = dict(enumerate(self.order))
-        self.check_witness()
         for layer in self.cut.asked:
             if not any(is_layer(layer, *x) for x in layers.items()):
                 raise OptionError(
@@ -223,53 +186,10 @@ class Editor:
                     f"longest input has {self.reached[name]}, counted from 0."
                 )
 
-    def check_witness(self) -> None:
-        """Raise OptionError if a call was edited wrongly, or not at all."""
-        edited = {x.partition("#")[0] for x in self.order}
-        by_number = any(isinstance(x, int) for x in self.cut.asked)
-        for name, heard in self.witness.heard.items():
-            named, some = self.cut.heads_of(-1, name) is not None, heard.attended
-            missed = ((by_number or named) and some) or (named and heard.unsure)
-            missed = bool(missed) and name not in edited
-            wrong = heard.others and not (some or heard.unsure) and name in edited
-            if missed or (wrong and (by_number or named)):
-                what = "attends, but was not" if missed else "does not attend, but was"
-                raise OptionError(
-                    f"{name} {what} cut or counted as a layer. Name the others with "
-                    "layers=[…] or heads=[(name, head)] to leave it out."
-                )
-            if heard.changes or heard.left:
-                why = "; ".join(heard.changes) or "its heads could not be told apart"
-                raise OptionError(
-                    f"a head of {name} was not removed, because it is not separate "
-                    f"from the others: {why}. Leave this layer out."
-                )
-
 
 def is_cross(name: str) -> bool:
     """Return whether a layer is cross-attention, judged by its name."""
     return CROSS.search(name) is not None
-
-
-def is_owned(
-    valid: Tensor, hidden: Tensor, call: PendingCall, first: int, *, cross: bool
-) -> bool:
-    """Return whether a call hides the padding (B, N) from all of its other tokens."""
-    batch, n = len(valid), first + call.n_k
-    valid = torch.nn.functional.pad(valid, (0, max(0, n - valid.shape[1])), value=True)
-    real = valid[:, None, None, first:n].to(hidden.device)  # (B, 1, 1, Nk)
-    if hidden.ndim == 3 and call.heads is None and hidden.shape[0] % batch == 0:
-        hidden = hidden.unflatten(0, (batch, -1))  # heads were folded into the batch
-    hidden = make_four(hidden)
-    if hidden.shape[0] not in (1, batch):
-        return False
-    done = (hidden | real).all(-1)  # (B, H, Nq)
-    if (
-        not cross and call.n_q == call.n_k
-    ):  # rows of padding may see everything, or nothing
-        odd = hidden.all(-1) | (~hidden).all(-1)
-        done = done | (odd & ~real[:, :, 0])
-    return bool(done.all())
 
 
 def is_whole(sizes: tuple[int, ...], n: int, batch: int) -> bool:

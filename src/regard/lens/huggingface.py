@@ -1,11 +1,12 @@
-"""Edit the eager attention functions of transformers, and calls of our own engine.
+"""Hook the attention functions of transformers, and those of our own engine.
 
-A layer of transformers calls `attention_interface(module, query, key, value, mask, …)`.
-"eager" ones are written out in each modeling file, with softcap and sinks: such a call
-is edited as a whole. transformers is never imported here: its models have imported it
-already. Our own engine is patched in the same way.
+A layer calls `attention_interface(module, query, key, value, mask, scaling=…, …)`. For
+"sdpa" that function repeats shared heads and calls the kernel; "eager" ones are written
+out in each modeling file, with softcap and sinks. Both receive q, k and v before any
+copy is made, so calls are recorded and edited there. transformers is never imported
+here: its models have imported it already. Our own engine is hooked in the same way.
 
-Next: witness.py
+Next: ledger.py
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial, wraps
 from typing import Any
@@ -23,18 +24,9 @@ from torch import Tensor, nn
 
 from regard.definition.attention import Attended
 from regard.engine.choose import attend
-from regard.lens.captured_call import CapturedCall, make_four
-from regard.lens.edit import (
-    NOTHING,
-    PASSING,
-    PendingCall,
-    drop_axes,
-    edited,
-    find_hidden,
-    hide,
-    lower,
-)
-from regard.lens.intercept import put
+from regard.lens.edit import NOTHING, PendingCall, drop_axes, edited, hide, lower
+from regard.lens.intercept import Mode, put
+from regard.lens.sight import Sight, make_four
 from regard.lens.whereabouts import Whereabouts
 from regard.masks.algebra import Mask
 from regard.masks.formula import Formula, evaluate, resolve_start
@@ -50,21 +42,34 @@ def is_decoder(model: nn.Module, name: str) -> bool:
 
 
 @contextmanager
-def open_doors(model: nn.Module, here: Whereabouts) -> Iterator[None]:
-    """Patch the functions of transformers and of our engine that a model uses."""
+def open_doors(model: nn.Module, mode: Mode, here: Whereabouts) -> Iterator[None]:
+    """Hook the functions of transformers and of our engine that a model uses."""
     with ExitStack() as stack:
         for name in sorted({type(module).__module__ for module in model.modules()}):
             file = sys.modules.get(name)
             if file and EAGER in vars(file):
-                stack.enter_context(put(file, EAGER, partial(edit_eager, here=here)))
+                make = partial(watch_eager, mode=mode, here=here)
+                stack.enter_context(put(file, EAGER, make))
             if file and is_ours(file):
-                make = partial(edit_engine, here=here)
-                stack.enter_context(put(file, "attend", make, is_outermost=True))
+                make = partial(watch_engine, mode=mode, here=here)
+                stack.enter_context(put(file, "attend", make))
+        library = sys.modules.get("transformers.modeling_utils")
+        if library is not None:
+            functions = library.ALL_ATTENTION_FUNCTIONS
+            usual = functions["sdpa"]
+
+            def add(before: dict[str, Any]) -> dict[str, Any]:
+                fast = watch_fast(before.get("sdpa", usual), mode, here)
+                return {**before, "sdpa": fast}
+
+            stack.enter_context(put(functions, "_local_mapping", add))
         yield
 
 
-def edit_eager(original: Callable[..., Any], here: Whereabouts) -> Callable[..., Any]:
-    """Return an eager attention function that edits its calls."""
+def watch_eager(
+    original: Callable[..., Any], mode: Mode, here: Whereabouts
+) -> Callable[..., Any]:
+    """Return an eager attention function that reports its calls."""
 
     def stand_in(
         module: nn.Module,
@@ -78,17 +83,31 @@ def edit_eager(original: Callable[..., Any], here: Whereabouts) -> Callable[...,
         if not here.stack:  # another model's layer, in the same file
             return original(module, query, key, value, attention_mask, *args, **options)
         (_, heads, n_q, _), n_k, mask = query.shape, key.shape[2], attention_mask
-        mask = None if mask is None else mask[..., :n_k]
-        find = partial(find_hidden, mask)
-        call = PendingCall(like=query, heads=heads, n_q=n_q, n_k=n_k, find_hidden=find)
-        mask, blank = attention_mask, None
+        call, blank = PendingCall(like=query, heads=heads, n_q=n_q, n_k=n_k), None
         with edited(call) as edit:
             if edit.cells is not None:
                 mask = query.new_zeros(1, 1, 1, n_k) if mask is None else mask
                 mask, blank = lower(mask[..., :n_k], edit.cells)
-                PASSING.is_safe = True
-            with here.hold():
+            before, here.held = here.held, True
+            try:
                 done = original(module, query, key, value, mask, *args, **options)
+            finally:
+                here.held = before
+            scale = options.get("scaling", args[0] if args else None)
+            mode.tell(
+                Sight(
+                    door="transformers eager",
+                    q=query,
+                    k=key,
+                    v=value,
+                    out=done[0].transpose(1, 2),
+                    lse=None,
+                    scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
+                    mask=add_both(mask, options.get("position_bias")),
+                    softcap=options.get("softcap"),
+                    sink=options.get("s_aux", getattr(module, "sinks", None)),
+                )
+            )
         if edit is NOTHING:
             return done
         out, weights, *rest = done
@@ -106,8 +125,10 @@ def is_ours(file: Any) -> bool:
     return found is attend or getattr(found, "__wrapped__", None) is attend
 
 
-def edit_engine(original: Callable[..., Any], here: Whereabouts) -> Callable[..., Any]:
-    """Return a `regard.engine.attend` that edits its calls."""
+def watch_engine(
+    original: Callable[..., Any], mode: Mode, here: Whereabouts
+) -> Callable[..., Any]:
+    """Return a `regard.engine.attend` that reports its calls."""
 
     @wraps(attend)
     def stand_in(
@@ -115,19 +136,17 @@ def edit_engine(original: Callable[..., Any], here: Whereabouts) -> Callable[...
     ) -> Attended:
         if not here.stack:
             return original(q, k, v, mask, **options)  # type: ignore[no-any-return]
-
-        def find() -> Tensor | None:
-            cells = write(mask, q, k, options) if isinstance(mask, Mask) else mask
-            return find_hidden(cells)
-
         heads, n_q, n_k = q.shape[-3], q.shape[-2], k.shape[-2]
-        call = PendingCall(like=q, heads=heads, n_q=n_q, n_k=n_k, find_hidden=find)
-        with edited(call) as edit:
+        with edited(PendingCall(like=q, heads=heads, n_q=n_q, n_k=n_k)) as edit:
             if edit.cells is not None:
-                cells = write(mask, q, k, options) if isinstance(mask, Mask) else mask
-                mask = drop_axes(hide(cells, edit.cells), q.ndim)
-            with here.hold():  # its kernels see parts of the keys
+                mask = write(mask, q, k, options) if isinstance(mask, Mask) else mask
+                mask = drop_axes(hide(mask, edit.cells), q.ndim)
+            before, here.held = here.held, True  # its kernels see parts of the keys
+            try:
                 done: Attended = original(q, k, v, mask, **options)
+            finally:
+                here.held = before
+            mode.tell(see_engine(done, (q, k, v), mask, options))
         return replace(done, out=edit.clear(done.out))
 
     return stand_in
@@ -135,10 +154,10 @@ def edit_engine(original: Callable[..., Any], here: Whereabouts) -> Callable[...
 
 def see_engine(
     done: Attended, arrays: tuple[Tensor, ...], mask: Any, options: Mapping[str, Any]
-) -> CapturedCall:
+) -> Sight:
     """Return a call of our own engine, with all of its options.
 
-    An array scale is multiplied into q. With softcap, lse is None, and check_rebuild.py
+    An array scale is multiplied into q. With softcap, lse is None, and ledger.py
     computes it again, because it cannot rebuild a capped output.
     """
     q, k, v = (make_four(x) for x in arrays)
@@ -152,8 +171,8 @@ def see_engine(
     if sink is not None:
         sink = torch.as_tensor(sink).reshape(-1).expand(q.shape[1])
     capped, changed = options.get("softcap") is not None, bool(options.get("edit"))
-    return CapturedCall(
-        via="regard",
+    return Sight(
+        door="regard",
         q=q,
         k=k,
         v=v,
@@ -187,3 +206,35 @@ def write(formula: Formula, q: Tensor, k: Tensor, options: Mapping[str, Any]) ->
     start = resolve_start(options.get("q_start"), shape, formula)
     cells: Tensor = evaluate(formula.place(q), shape, q_start=start, like=q)
     return cells
+
+
+def watch_fast(
+    original: Callable[..., Any], mode: Mode, here: Whereabouts
+) -> Callable[..., Any]:
+    """Return an sdpa function that stores the keys before they are repeated."""
+
+    def stand_in(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *rest: Any,
+        **more: Any,
+    ) -> Any:
+        if not here.stack:
+            return original(module, query, key, value, *rest, **more)
+        here.shared = key, value
+        try:
+            with nullcontext() if here.on else mode:
+                return original(module, query, key, value, *rest, **more)
+        finally:
+            here.shared = None
+
+    return stand_in
+
+
+def add_both(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
+    """Return what is added to the scores."""
+    if mask is None or bias is None:
+        return bias if mask is None else mask
+    return mask + bias

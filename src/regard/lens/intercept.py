@@ -1,22 +1,27 @@
-"""Where attention calls are edited for an ablation, above autograd.
+"""Interception points ("doors") for attention calls; results do not change.
 
-    F.scaled_dot_product_attention    the mask, and the output of a removed head
-    nn.MultiheadAttention             the same, inside of its function
-    FlexAttention                     the function of its scores, and the output
-    a softmax                         its logits, and the weights of a removed head
+    door                 what is captured                           lse
+    sdpa                 q, k, v, mask of F.scaled_dot_product_…    from the same kernel
+    nn.MultiheadAttention  the same, inside its function            from the same kernel
+    transformers eager   q, k, v, mask, softcap, sinks              from the definition
+    softmax              the logits                                 from the logits
 
-A mode intercepts these functions of torch while a module of the model is running.
-Whether a softmax is attention is told by the witness (witness.py), who hears the
-operators below. The patches are undone when the `with` is left.
+The first uses a mode that intercepts every torch function. On a CPU the public function
+runs a kernel that also computes lse and drops it; we call that kernel with the same
+arguments, so the model gets the same bits and lse costs nothing. For an ablation
+(edit.py), the call is edited first and recorded as edited. Nothing else is patched, and
+the patches are undone when the `with` is left.
 
 Next: huggingface.py
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,78 +29,93 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import _disable_current_modes
 
-from regard.lens.captured_call import CapturedCall, arrange, compute_weights
+from regard.engine.flash import forward as flash
 from regard.lens.edit import (
     CUTTERS,
-    PASSING,
     PendingCall,
+    add_of,
     bend_less,
     drop_axes,
     edited,
-    find_hidden,
     hide,
     lower,
-    run_safely,
 )
+from regard.lens.sight import Sight, arrange, compute_weights, make_four, see_logits
 from regard.lens.whereabouts import CLOSED, Whereabouts
-from regard.lens.witness import Witness
 
+FLASH = 1  # what torch calls the fused kernel
 SDPA = F.scaled_dot_product_attention
 SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
+Given = tuple[Tensor, Tensor, Tensor, Tensor | None, float, bool]  # to the kernel
 
 
-class Silence(threading.local):
-    """Whether calls of this thread are our own, and not edited (thread-local)."""
+class Inside(threading.local):
+    """Listeners for attention calls made inside nn.MultiheadAttention, per thread."""
 
     def __init__(self) -> None:
-        self.on = False
+        self.waiting: list[list[Sight]] = []
+        self.deaf = False  # ignore calls that a lens makes itself
+
+    def tell(self, sight: Sight) -> None:
+        """Pass a call to all listeners."""
+        for sights in self.waiting:
+            sights.append(sight)
 
     @contextmanager
-    def keep(self) -> Iterator[None]:
-        """Edit no call of this thread in the `with`, and let no one hear it."""
-        before, self.on = self.on, True
+    def wait(self, sights: list[Sight]) -> Iterator[None]:
+        """Append calls to `sights` while the `with` lasts."""
+        self.waiting.append(sights)
         try:
-            with _disable_current_modes():
-                yield
+            yield
         finally:
-            self.on = before
+            self.waiting.pop()
+
+    @contextmanager
+    def compute(self) -> Iterator[None]:
+        """Ignore all calls of this thread while the `with` lasts."""
+        before, self.deaf = self.deaf, True
+        try:
+            yield
+        finally:
+            self.deaf = before
 
 
-SILENCE = Silence()
+INSIDE = Inside()
 
 
 class Mode(TorchFunctionMode):  # type: ignore[misc]
     """Intercepts every torch function of this thread while it is active."""
 
-    def __init__(self, here: Whereabouts, witness: Witness) -> None:
+    def __init__(
+        self,
+        listen: Callable[[Sight], None],
+        here: Whereabouts,
+        *,
+        aligned: bool = False,  # query 0 is at key 0
+    ) -> None:
         super().__init__()
-        self.here, self.witness = here, witness
+        self.listen, self.here, self.aligned = listen, here, aligned
         self.doors: dict[Any, Callable[[Any, Any, Any], Any]] = {
             SDPA: lambda _, args, named: self.run_sdpa(*args, **named),
+            flash: lambda _, args, named: self.run_kernel(*args, **named),
             F.multi_head_attention_forward: self.run_mha,
             torch.ops.higher_order.flex_attention: self.run_flex,
             **dict.fromkeys(SOFTMAX, self.run_softmax),
         }
 
-    def __enter__(self) -> Any:
-        self.witness.enter()
-        return super().__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)
-        self.witness.leave()
-
     def __torch_function__(
         self, func: Any, _types: Any, args: Any = (), named: Any = None
     ) -> Any:
         named = named or {}
-        if PASSING.is_safe and func in SOFTMAX:
-            return run_safely(args, named)
-        deaf = self.here.held or SILENCE.on
+        deaf = self.here.held or INSIDE.deaf
         door = None if deaf else self.doors.get(func)
         return func(*args, **named) if door is None else door(func, args, named)
+
+    def tell(self, sight: Sight) -> None:
+        """Report a call to the listener."""
+        with INSIDE.compute():
+            self.listen(sight)
 
     def run_sdpa(  # noqa: PLR0917 (the signature of the kernel)
         self,
@@ -108,129 +128,192 @@ class Mode(TorchFunctionMode):  # type: ignore[misc]
         *,
         scale: float | None = None,
         enable_gqa: bool = False,
-        keep: list[CapturedCall] | None = None,  # a call of nn.MultiheadAttention
     ) -> Tensor:
-        """Run the kernel with an edited mask."""
-        mask, causal = attn_mask, is_causal
-        call = PendingCall(
+        """Run the kernel that torch would run, and keep its lse."""
+        query, key, value = (cast_as_autocast(x) for x in (query, key, value))
+        if attn_mask is not None and attn_mask.is_floating_point():
+            attn_mask = cast_as_autocast(attn_mask)
+        with edited(self.describe(query, key, is_causal=is_causal)) as edit:
+            if edit.cells is not None:
+                attn_mask = hide(attn_mask, edit.cells, causal=is_causal)
+                attn_mask, is_causal = drop_axes(attn_mask, query.ndim), False
+            options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
+            given = (query, key, value, attn_mask, dropout_p, is_causal)
+            choice = -1
+            if query.device.type == "cpu" and query.ndim == 4 and key.shape[-2] > 0:
+                choice = torch._fused_sdp_choice(*given, **options)  # noqa: SLF001
+            if choice == FLASH:
+                given = (*given[:3], add_of(attn_mask, query), *given[4:])
+                out, _ = self.run_flash(given, scale)
+            else:
+                out = SDPA(*given, **options)
+                self.tell_kernel(given, scale, out, None)
+        return edit.clear(out)
+
+    def run_kernel(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,  # noqa: FBT001, FBT002
+        *,
+        attn_mask: Tensor | None = None,
+        scale: float | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Run the kernel when it is called directly, as a nested lens does."""
+        with edited(self.describe(query, key, is_causal=is_causal)) as edit:
+            if edit.cells is not None:
+                attn_mask = hide(attn_mask, edit.cells, causal=is_causal)
+                attn_mask, is_causal = add_of(attn_mask, query), False
+            given = (query, key, value, attn_mask, dropout_p, is_causal)
+            out, lse = self.run_flash(given, scale)
+        return edit.clear(out), lse
+
+    def run_flash(self, given: Given, scale: float | None) -> tuple[Tensor, Tensor]:
+        """Run the fused kernel, and keep its lse."""
+        query, key, value, mask, dropout, causal = given
+        out, lse = flash(
+            query, key, value, dropout, causal, attn_mask=mask, scale=scale
+        )
+        self.tell_kernel(given, scale, out, lse)
+        return out, lse
+
+    def tell_kernel(
+        self, given: Given, scale: float | None, out: Tensor, lse: Tensor | None
+    ) -> None:
+        """Report a kernel call, with the keys before they were repeated."""
+        query, key, value, mask, dropout, causal = given
+        shared = self.here.shared
+        k, v = (key, value) if shared is None else shared
+        q, k, v, mask = arrange(query, k, v, mask)
+        self.tell(
+            Sight(
+                door="sdpa" if shared is None else "transformers sdpa",
+                q=q,
+                k=k,
+                v=v,
+                out=None if dropout else make_four(out),
+                lse=lse,
+                scale=1 / math.sqrt(query.shape[-1]) if scale is None else scale,
+                mask=mask,
+                causal=causal,
+            )
+        )
+
+    def describe(self, query: Tensor, key: Tensor, *, is_causal: bool) -> PendingCall:
+        """Return what is known of a kernel call before it runs."""
+        return PendingCall(
             like=query,
             heads=query.shape[1] if query.ndim == 4 else None,
             n_q=query.shape[-2],
             n_k=key.shape[-2],
-            aligned=causal or keep is not None,
-            find_hidden=partial(find_hidden, mask, causal=causal),
+            aligned=is_causal or self.aligned,
         )
-        with edited(call) as edit:
-            if edit.cells is not None:
-                mask = drop_axes(hide(mask, edit.cells, causal=causal), query.ndim)
-                causal = False
-            options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
-            out = SDPA(query, key, value, mask, dropout_p, causal, **options)
-        if keep is not None:
-            q, k, v, mask = arrange(query, key, value, mask)
-            scale = q.shape[-1] ** -0.5 if scale is None else scale
-            kept = CapturedCall(
-                via="",
-                q=q,
-                k=k,
-                v=v,
-                out=None,
-                lse=None,
-                scale=scale,
-                mask=mask,
-                causal=causal,
-            )
-            keep.append(kept)
-        return edit.clear(out)
 
     def run_mha(self, func: Any, args: Any, named: Any) -> Any:
-        """Edit the kernel call inside nn.MultiheadAttention.
+        """Intercept the kernel call inside nn.MultiheadAttention.
 
         Its function hides its calls from modes, so the kernel is monkeypatched while it
-        runs. With need_weights it would call no kernel: it is run without, and its
-        weights are computed again.
+        runs. With need_weights it calls no kernel: it is then run once more without,
+        only to capture q, k and v; or, if it is edited, only without.
         """
-        if not any(cutter.is_running() for cutter in CUTTERS):
-            return func(*args, **named)
-        kept: list[CapturedCall] = []
-        thread, asked = threading.get_ident(), named.get("need_weights", True)
+        sights: list[Sight] = []
+        inner = Mode(INSIDE.tell, Whereabouts(), aligned=True)
+        thread, without = threading.get_ident(), {**named, "need_weights": False}
+        asked = named.get("need_weights", True)
 
         def make(before: Any) -> Any:
             def stand_in(*args: Any, **named: Any) -> Any:
-                if threading.get_ident() != thread:  # other threads are unaffected
-                    return before(*args, **named)
-                return self.run_sdpa(*args, **named, keep=kept)
+                mine = threading.get_ident() == thread  # other threads are unaffected
+                return (inner.run_sdpa if mine else before)(*args, **named)
 
             return stand_in
 
-        with put(F, "scaled_dot_product_attention", make):
-            out, _ = func(*args, **{**named, "need_weights": False})
-        if not asked:
-            return out, None
-        with SILENCE.keep():
-            weights = compute_weights(kept[-1])
-        if named.get("average_attn_weights", True):
-            weights = weights.mean(1)
-        return out, weights if out.ndim == 3 else weights[0]
+        with INSIDE.wait(sights), put(F, "scaled_dot_product_attention", make):
+            if asked and any(cutter.is_running() for cutter in CUTTERS):
+                out, _ = func(*args, **without)
+                with INSIDE.compute():
+                    weights = compute_weights(sights[-1])
+                if named.get("average_attn_weights", True):
+                    weights = weights.mean(1)
+                done = out, weights if out.ndim == 3 else weights[0]
+            else:
+                done = func(*args, **named)
+            if not sights:
+                state = torch.get_rng_state()
+                with torch.no_grad():
+                    func(*args, **without)
+                torch.set_rng_state(state)
+        for sight in sights:
+            self.tell(replace(sight, door="nn.MultiheadAttention"))
+        return done
 
     def run_softmax(self, func: Any, args: Any, named: Any) -> Tensor:
-        """Edit a softmax over keys: the last resort, if nothing else is called."""
+        """Intercept a softmax over keys: the last resort, if nothing else is called.
+
+        The record of its logits: q := logits, k := the identity, scale 1.
+        """
         logits = args[0] if args else named["input"]
         axis = named.get("dim", args[1] if len(args) > 1 else None)
         last = axis in (-1, logits.ndim - 1) and logits.shape[-1] > 1
-        if (
-            not last
-            or logits.ndim not in (3, 4)
-            or not self.witness.is_attention(logits)
-        ):
+        flat = logits.ndim == 3 and "att" in self.here.name.lower()  # not a router's
+        if not last or not (logits.ndim == 4 or flat):
             return func(*args, **named)
+        heads, blank = None if flat else logits.shape[1], None
         n_q, n_k = logits.shape[-2:]
-        call = PendingCall(
-            like=logits,
-            heads=None if logits.ndim == 3 else logits.shape[1],
-            n_q=n_q,
-            n_k=n_k,
-            sure=False,
-            find_hidden=partial(find_hidden, logits),
-        )
+        call = PendingCall(like=logits, heads=heads, n_q=n_q, n_k=n_k, sure=False)
         with edited(call) as edit:
-            if edit.cells is None:
-                weights = func(*args, **named)
-            else:
-                logits, _ = lower(logits, drop_axes(edit.cells, logits.ndim))
-                named = {name: x for name, x in named.items() if name != "input"}
-                weights = run_safely((logits, *args[1:]), named)
-        return edit.clear(weights)
+            if edit.cells is not None:
+                logits, blank = lower(logits, drop_axes(edit.cells, logits.ndim))
+            named = {name: x for name, x in named.items() if name != "input"}
+            weights = func(logits, *args[1:], **named)
+            self.tell(see_logits("softmax", make_four(logits.detach())))
+        return edit.clear(weights, blank)
 
     def run_flex(self, func: Any, args: Any, named: Any) -> Any:
-        """Edit FlexAttention: its masks are functions."""
+        """Intercept FlexAttention: lse has base 2, mask and score_mod are code."""
         q, k, v, bend, block_mask, scale, *rest = args
-
-        def find_hidden() -> Tensor:
-            shape = (*q.shape[:3], k.shape[2])
-            places = (
-                torch.arange(n, device=q.device).reshape(
-                    [-1 if a == b else 1 for b in range(4)]
-                )
-                for a, n in enumerate(shape)
-            )
-            return ~block_mask[-1](*places).expand(shape)
-
-        call = PendingCall(
-            like=q,
-            heads=q.shape[1],
-            n_q=q.shape[2],
-            n_k=k.shape[2],
-            find_hidden=find_hidden,
+        b, h, i, j = (
+            torch.arange(n).reshape([-1 if axis == a else 1 for axis in range(4)])
+            for a, n in enumerate((*q.shape[:3], k.shape[2]))
         )
-        with edited(call) as edit:
+        with edited(self.describe(q, k, is_causal=False)) as edit:
             if edit.cells is not None:
                 bend = bend_less(bend, edit.cells.expand(*q.shape[:2], -1, -1))
             done = func(q, k, v, bend, block_mask, scale, *rest, **named)
+            seen = block_mask[-1](b, h, i, j).expand(*q.shape[:3], k.shape[2])
+            with torch.no_grad():
+                shared = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+                scores = q @ shared.transpose(-1, -2) * scale
+                bent = bend(scores, b, h, i, j)
+            if torch.equal(scores, bent):
+                self.tell(
+                    Sight(
+                        door="flex",
+                        q=q,
+                        k=k,
+                        v=v,
+                        out=done[0],
+                        lse=done[1] * math.log(2),
+                        scale=scale,
+                        mask=seen,
+                    )
+                )
+            else:
+                self.tell(see_logits("flex", bent.masked_fill(~seen, -math.inf)))
         return (edit.clear(done[0]), *done[1:])
 
 
-def name_closed(
+def cast_as_autocast(x: Tensor) -> Tensor:
+    """Return x in the dtype that autocast would give it before the kernel."""
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind) or x.dtype == torch.float64:
+        return x
+    return x.to(torch.get_autocast_dtype(kind))
+
+
+def watch_closed(
     original: Callable[..., Any],
     names: Mapping[int, str],
     mode: Mode,
@@ -238,22 +321,38 @@ def name_closed(
 ) -> Callable[..., Any]:
     """Return a `forward` for modules that torch runs differently when hooked.
 
-    While a mode is active, torch leaves their fast path.
+    In eval mode it runs with all modes off, so that torch takes its fast path, and then
+    again only to be recorded. In training there is no fast path: one run is enough.
     """
 
     def forward(module: nn.Module, *args: Any, **named: Any) -> Any:
         name = names.get(id(module))
-        if name is None:
+        if name is None or here.closed:
             return original(module, *args, **named)
-        with here.inside(name, mode):
-            return original(module, *args, **named)
+        cut = any(cutter.owns(module) for cutter in CUTTERS)  # leaves the fast path
+        if module.training or here.shadow or cut:
+            with here.inside(name, mode):
+                return original(module, *args, **named)
+        here.closed = True
+        try:
+            with torch._C.DisableTorchFunction():  # noqa: SLF001
+                done = original(module, *args, **named)
+        finally:
+            here.closed = False
+        here.shadow = True
+        try:
+            with torch.no_grad(), here.inside(name, mode):
+                original(module, *args, **named)
+        finally:
+            here.shadow = False
+        return done
 
     return forward
 
 
 @contextmanager
 def open_modules(model: nn.Module, mode: Mode, here: Whereabouts) -> Iterator[None]:
-    """Follow the torch modules that have a fast path."""
+    """Hook the torch modules that have a fast path."""
     names = {
         id(module): name
         for name, module in model.named_modules()
@@ -261,44 +360,41 @@ def open_modules(model: nn.Module, mode: Mode, here: Whereabouts) -> Iterator[No
     }
     with ExitStack() as stack:
         for kind in CLOSED if names else ():
-            make = partial(name_closed, names=names, mode=mode, here=here)
+            make = partial(watch_closed, names=names, mode=mode, here=here)
             stack.enter_context(put(kind, "forward", make))
         yield
 
 
 Make = Callable[[Any], Any]
 LOCK = threading.RLock()
-PATCHED: dict[tuple[int, str], tuple[Any, list[tuple[bool, Make]]]] = {}
+PATCHED: dict[tuple[int, str], tuple[Any, list[Make]]] = {}
 
 
 @contextmanager
-def put(
-    owner: Any, name: str, make: Make, *, is_outermost: bool = False
-) -> Iterator[None]:
+def put(owner: Any, name: str, make: Make) -> Iterator[None]:
     """Monkeypatch an attribute with `make(value)` while the `with` lasts.
 
     Several patches may overlap and end in any order: the value is always the original
-    with the remaining patches applied. Without any, it is the original itself. A patch
-    that edits a call is outermost, so that those that hear it hear it as edited.
+    with the remaining patches applied. Without any, it is the original itself.
     """
-    key, entry = (id(owner), name), (is_outermost, make)
+    key = id(owner), name
     with LOCK:
         original, makers = PATCHED.setdefault(key, (vars(owner)[name], []))
-        makers.append(entry)
+        makers.append(make)
         setattr(owner, name, compose(original, makers))
     try:
         yield
     finally:
         with LOCK:
-            makers.remove(entry)
+            makers.remove(make)
             setattr(owner, name, compose(original, makers))
             if not makers:
                 del PATCHED[key]
 
 
-def compose(original: Any, makers: Sequence[tuple[bool, Make]]) -> Any:
+def compose(original: Any, makers: Sequence[Make]) -> Any:
     """Return the original with all patches applied."""
     value = original
-    for _, make in sorted(makers, key=lambda entry: entry[0]):
+    for make in makers:
         value = make(value)
     return value

@@ -6,9 +6,9 @@
         model.generate(...)
     print(effect(model, run, heads=[(3, 5)]))
 
-The model keeps its kernels; its calls are edited before they run. A watch inside or
-around records the edited calls. A removed head still attends and is still recorded:
-only its output is 0. An ablation that cannot be made exactly raises OptionError.
+The model keeps its kernels; its calls are edited where `watch` intercepts them. A watch
+inside or around records the edited calls. A removed head still attends and is still
+recorded: only its output is 0.
 
 Next: watch.py
 """
@@ -30,9 +30,7 @@ from regard.lens.edit import CUTTERS
 from regard.lens.editor import Editor
 from regard.lens.huggingface import open_doors
 from regard.lens.intercept import Mode, open_modules
-from regard.lens.watch import find_storages
 from regard.lens.whereabouts import Hooks, Whereabouts
-from regard.lens.witness import Witness
 
 
 @contextmanager
@@ -48,9 +46,7 @@ def knock_out(
 
     heads: (layer, head) pairs; all heads unless given
     layers: ablate all heads of these layers; a layer is its number, in the order in
-        which layers attend, or the name of its module or of a parent module. If a
-        module attends several times in a pass, each time is a layer with a number of
-        its own: "name", "name#2", …; the name alone is all of them
+        which layers attend, or the name of its module or of a parent module
     keys: tokens that the heads cannot attend to; if not given, their output is 0
     queries: tokens that cannot attend to the keys; all unless given
 
@@ -61,15 +57,14 @@ def knock_out(
     names = [name for name, _ in model.named_modules()]
     cut = read_cut(heads, layers, (keys, queries), names)
     here = Whereabouts()
-    witness = Witness(find_storages(model), here, removes=keys is None)
-    editor, mode = Editor(model, cut, here, witness), Mode(here, witness)
+    editor, mode = Editor(model, cut, here), Mode(ignore, here)
     hooks = Hooks(model, mode, here, editor.visit)
     with ExitStack() as stack:
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(open_doors(model, here))
+        stack.enter_context(open_doors(model, mode, here))
         stack.enter_context(open_modules(model, mode, here))
         stack.callback(hooks.detach)
-        hooks.attach()
+        hooks.attach(ignore)
         stack.callback(CUTTERS.remove, editor)
         CUTTERS.append(editor)
         yield
@@ -83,6 +78,10 @@ def check_model(model: Any) -> None:
             f"nothing can be cut out of a {type(model).__name__}, expected a "
             "torch.nn.Module."
         )
+
+
+def ignore(*_: Any) -> None:
+    """Do nothing: the calls are edited, not recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)

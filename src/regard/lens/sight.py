@@ -1,8 +1,8 @@
-"""One attention call, as it is reported to a lens.
+"""One intercepted attention call, as it is reported to a lens.
 
     weights[i, j] = exp(capped(scale q_i · k_j) + bias_ij - lse_i)     where allowed
 
-Next: assemble.py
+Next: edit.py
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch import Tensor
 from regard.engine.choose import attend
 from regard.masks.patterns import causal
 
-LEADING = 8  # leading numbers of a key, its fingerprint
+MARKS = 8  # leading numbers of a key, its fingerprint
 
 
 @dataclass(frozen=True, kw_only=True)
-class CapturedCall:
+class Sight:
     """One intercepted attention call."""
 
-    via: str
+    door: str
     q: Tensor  # (B, H, Nq, D)
     k: Tensor  # (B, Hk, Nk, D)
     v: Tensor | None  # (B, Hk, Nk, Dv)
@@ -35,25 +35,20 @@ class CapturedCall:
     causal: bool = False  # query i may attend to keys 0 … i
     softcap: float | None = None
     sink: Tensor | None = None  # (H,)
-    blind: Tensor | None = None  # (B, Nq), rows that may see no key, and average
-    valid: Tensor | None = None  # (B, N), tokens that exist, if the call knows
-    keys_are_new: bool = False  # all keys were computed in this pass, none is cached
-    note: str = ""  # what a reader must know
-    error: float = 0.0  # of the weights, rebuilt from q and k, if they were compared
 
     @cached_property
-    def key_fingerprint(self) -> Tensor:
-        """A fingerprint of each key, (B, Nk, LEADING): its leading numbers."""
-        return self.k.detach()[:, 0, :, :LEADING].clone()  # a cache may be overwritten
+    def marks(self) -> Tensor:
+        """A fingerprint of each key, (B, Nk, MARKS): its leading numbers."""
+        return self.k.detach()[:, 0, :, :MARKS].clone()  # a cache may be overwritten
 
 
-def see_logits(via: str, logits: Tensor) -> CapturedCall:
+def see_logits(door: str, logits: Tensor) -> Sight:
     """Return a call of which only the logits (B, H, Nq, Nk) are known."""
     keys = torch.eye(logits.shape[-1], dtype=logits.dtype, device=logits.device)
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     allowed = may_see(logits)
-    return CapturedCall(
-        via=via,
+    return Sight(
+        door=door,
         q=torch.where(allowed, logits, 0),
         k=keys.expand(logits.shape[0], 1, *keys.shape),
         v=None,
@@ -64,32 +59,32 @@ def see_logits(via: str, logits: Tensor) -> CapturedCall:
     )
 
 
-def compute_weights(call: CapturedCall) -> Tensor:
+def compute_weights(sight: Sight) -> Tensor:
     """Return the weights (B, H, Nq, Nk) of a call that did not return them."""
-    allowed, bias = split_mask(call)
+    allowed, bias = split_mask(sight)
     done = attend(
-        call.q,
-        call.k,
-        call.k,
+        sight.q,
+        sight.k,
+        sight.k,
         allowed,
         bias=bias,
-        scale=call.scale,
+        scale=sight.scale,
         q_start=0,
         see=("weights",),
     )
     return done.weights
 
 
-def split_mask(call: CapturedCall) -> tuple[Any, Tensor | None]:
+def split_mask(sight: Sight) -> tuple[Any, Tensor | None]:
     """Return a call's mask as the engine takes it: a bool mask and a bias."""
-    mask = call.mask
+    mask = sight.mask
     if mask is None:
-        return (causal() if call.causal else None), None
+        return (causal() if sight.causal else None), None
     mask = make_four(mask.detach())
     allowed = may_see(mask)
     if mask.dtype == torch.bool:
         return allowed, None
-    return allowed, torch.where(allowed, mask, 0).to(call.q.dtype)
+    return allowed, torch.where(allowed, mask, 0).to(sight.q.dtype)
 
 
 def may_see(mask: Tensor) -> Tensor:
