@@ -1,0 +1,116 @@
+"""One intercepted attention call, as it is reported to a lens.
+
+    weights[i, j] = exp(capped(scale q_i · k_j) + bias_ij - lse_i)     where allowed
+
+Next: edit.py
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.engine.choose import attend
+from regard.masks.patterns import causal
+
+MARKS = 8  # leading numbers of a key, its fingerprint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sight:
+    """One intercepted attention call."""
+
+    door: str
+    q: Tensor  # (B, H, Nq, D)
+    k: Tensor  # (B, Hk, Nk, D)
+    v: Tensor | None  # (B, Hk, Nk, Dv)
+    out: Tensor | None  # (B, H, Nq, Dv)
+    lse: Tensor | None  # (B, H, Nq), None if not computed yet
+    scale: float
+    mask: Tensor | None = None  # bool, or numbers to add
+    causal: bool = False  # query i may attend to keys 0 … i
+    softcap: float | None = None
+    sink: Tensor | None = None  # (H,)
+
+    @cached_property
+    def marks(self) -> Tensor:
+        """A fingerprint of each key, (B, Nk, MARKS): its leading numbers."""
+        return self.k.detach()[:, 0, :, :MARKS].clone()  # a cache may be overwritten
+
+
+def see_logits(door: str, logits: Tensor) -> Sight:
+    """Return a call of which only the logits (B, H, Nq, Nk) are known."""
+    keys = torch.eye(logits.shape[-1], dtype=logits.dtype, device=logits.device)
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    allowed = may_see(logits)
+    return Sight(
+        door=door,
+        q=torch.where(allowed, logits, 0),
+        k=keys.expand(logits.shape[0], 1, *keys.shape),
+        v=None,
+        out=None,
+        lse=torch.logsumexp(wide, -1),
+        scale=1.0,
+        mask=None if bool(allowed.all()) else allowed,
+    )
+
+
+def compute_weights(sight: Sight) -> Tensor:
+    """Return the weights (B, H, Nq, Nk) of a call that did not return them."""
+    allowed, bias = split_mask(sight)
+    done = attend(
+        sight.q,
+        sight.k,
+        sight.k,
+        allowed,
+        bias=bias,
+        scale=sight.scale,
+        q_start=0,
+        see=("weights",),
+    )
+    return done.weights
+
+
+def split_mask(sight: Sight) -> tuple[Any, Tensor | None]:
+    """Return a call's mask as the engine takes it: a bool mask and a bias."""
+    mask = sight.mask
+    if mask is None:
+        return (causal() if sight.causal else None), None
+    mask = make_four(mask.detach())
+    allowed = may_see(mask)
+    if mask.dtype == torch.bool:
+        return allowed, None
+    return allowed, torch.where(allowed, mask, 0).to(sight.q.dtype)
+
+
+def may_see(mask: Tensor) -> Tensor:
+    """Return a mask as bool; -inf and the lowest numbers hide a cell."""
+    if not mask.is_floating_point():
+        return mask.bool()
+    return mask > torch.finfo(mask.dtype).min / 2
+
+
+def arrange(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return the arrays of a call with four axes, broadcast in front as in torch."""
+    if q.ndim > 4 or any(x.shape[:-3] != q.shape[:-3] for x in (k, v)):
+        lead = torch.broadcast_shapes(*(x.shape[:-3] for x in (q, k, v)))
+        q, k, v = (x.expand(*lead, *x.shape[-3:]) for x in (q, k, v))
+        if mask is not None and mask.ndim > 3:
+            mask = mask.expand(*lead, *mask.shape[-3:])
+    q, k, v = (make_four(x) for x in (q, k, v))
+    if q.shape[1] == 1:  # one head of queries for several of keys
+        q = q.expand(-1, k.shape[1], -1, -1)
+    return q, k, v, None if mask is None else make_four(mask)
+
+
+def make_four(x: Tensor) -> Tensor:
+    """Return x as (B, H, N, D): axes are added in front, or put together there."""
+    if x.ndim == 4:
+        return x
+    return x.flatten(0, -4) if x.ndim > 4 else x.reshape((1,) * (4 - x.ndim) + x.shape)
