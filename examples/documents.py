@@ -26,6 +26,7 @@ def main() -> None:
     model, tokenizer = regard.load(find_smollm())
     text = tokenizer.chat([{"role": "user", "content": ASK}]) + "The code word is"
     prompt = tokenizer.encode(text, whole=False)
+    tokens = torch.tensor([prompt])
     with regard.watch(model) as seen:
         (answer,) = regard.nn.generate(model, [prompt], 4)
     print("The code word is" + tokenizer.decode(answer))
@@ -33,7 +34,7 @@ def main() -> None:
     for span, document in zip(spans, DOCUMENTS, strict=True):
         pairs = [span_pairs(x, [new], [span], per="query") for x in seen.records]
         mass = sum(float(x.values.mean()) for x in pairs) / len(pairs)
-        gone = regard.lens.effect(model, lambda m: m(torch.tensor([prompt])), keys=span)
+        gone = regard.ablate.effect(model, lambda m: m(tokens), keys=span)
         print(f"mass {mass:.3f}   ablated: KL {gone.kl[0]:.3f}   {document}")
 
 

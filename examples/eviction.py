@@ -13,7 +13,7 @@ import torch
 from models import find_smollm
 
 import regard
-from regard.lens import effect
+from regard.ablate import effect
 from regard.stats.published import h2o, snapkv, tova
 
 FACTS = """The bakery on Mill Street opens at six in the morning.

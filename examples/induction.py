@@ -17,7 +17,7 @@ from models import find_smollm
 from torch.nn.functional import cross_entropy
 
 import regard
-from regard.lens import knock_out
+from regard.ablate import knock_out
 from regard.seen import Seen
 
 N, MANY = 40, 12  # tokens, and heads to ablate

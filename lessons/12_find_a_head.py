@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 import regard
-from regard.lens import knock_out
+from regard.ablate import knock_out
 from regard.show.figure import plot_weights
 from regard.stats.published import induction_score
 

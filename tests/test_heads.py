@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from regard.lens.intervene import effect
+from regard.ablate.effect import effect
 from regard.nn.weights import load
 from regard.seen import watch
 from regard.stats.cells import offset

@@ -20,12 +20,13 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import regard
+from regard.ablate.active import ACTIVE, PASSING
+from regard.ablate.effect import Effect, effect
+from regard.ablate.intercept import SILENCE
+from regard.ablate.knock_out import knock_out
 from regard.engine.choose import attend
-from regard.engine.flash import forward as flash
 from regard.errors import OptionError
-from regard.lens.edit import CUTTERS, PASSING
-from regard.lens.intercept import INSIDE, PATCHED
-from regard.lens.intervene import Effect, effect, knock_out
+from regard.lens.monkeypatch import PATCHED
 from regard.masks.biases import alibi
 from regard.nn.decoder import CausalTransformer
 from regard.nn.generation import generate
@@ -279,7 +280,8 @@ def test_hidden_keys_are_the_definition_under_that_mask(name, cut):
     cutting = knock_out(model, pairs, keys=keys, queries=queries)
     with cutting, watch(model, keep="qkv") as seen:
         read(model, inputs)
-    assert [x.reason for x in seen.coverage()] == [""] * len(family.layers)
+    reasons = [x.reason for x in seen.coverage() if x.attention]
+    assert reasons == [""] * len(family.layers)
     records = zip(seen.recording.records, seen.recording.sequences, strict=True)
     for record, b in records:
         n_q, n_k = record.q.shape[1], record.k.shape[1]
@@ -676,12 +678,12 @@ def test_is_causal_keeps_its_meaning_with_fewer_queries_than_keys(n):
     block.forward = lambda x: F.scaled_dot_product_attention(
         q[:, :, :n], k, v, is_causal=True
     )
-    calls = []
+    calls, kernel = [], F.scaled_dot_product_attention
 
     class Spy(TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
-            if func is flash:
-                calls.append(args[4])
+            if func is kernel:
+                calls.append(args[5])
             return func(*args, **(kwargs or {}))
 
     with Spy(), knock_out(block, keys=[1], queries=[2, 3]):
@@ -736,7 +738,25 @@ def weigh(seen):
     return [torch.as_tensor(record.weights()) for record in seen.recording.records]
 
 
-SEEN = [n for n in OTHERS if n not in {"longformer", "bigbird", "qwen2-vl", *BLIND}]
+LINEAR = {"qwen3-next"}  # some layers attend without a softmax
+APART = {"longformer", "bigbird", "qwen2-vl", *BLIND, *LINEAR}
+SEEN = [n for n in OTHERS if n not in APART]
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_layers_without_a_softmax_are_named_and_can_be_left_out(name):
+    model, inputs = OTHERS[name].build()
+    with watch(model) as seen:
+        model(**inputs)
+    (silent,) = [x.name for x in seen.coverage() if x.attention and x.reason]
+    wrong = knock_out(model, keys=[3, 4])
+    with pytest.raises(OptionError, match=f"{silent} ran, but"), wrong:
+        model(**inputs)
+    cut = knock_out(model, layers=seen.layers, keys=[3, 4])
+    with torch.no_grad(), cut, watch(model) as seen:
+        model(**inputs)
+    assert seen.records
+    assert all(not x[..., [3, 4]].any() for x in weigh(seen))
 
 
 @pytest.mark.parametrize("name", SEEN)
@@ -744,7 +764,7 @@ def test_keys_are_hidden_in_every_family_or_the_layer_is_named(name):
     model, inputs = OTHERS[name].build()
     with torch.no_grad(), knock_out(model, keys=[3, 4]), watch(model) as seen:
         model(**inputs)
-    assert [x.reason for x in seen.coverage() if x.reason] == []
+    assert [x for x in seen.coverage() if x.reason and x.attention] == []
     for record in seen.recording.records:
         at = torch.as_tensor(record.k_positions)
         weights = torch.as_tensor(record.weights())
@@ -755,7 +775,8 @@ def test_keys_are_hidden_in_every_family_or_the_layer_is_named(name):
 @pytest.mark.parametrize("name", sorted(OTHERS.keys() - set(SEEN)))
 def test_attention_that_cannot_be_cut_is_refused_and_never_skipped(name):
     model, inputs = OTHERS[name].build()
-    words = "no attention was seen|attends in pieces"
+    words = "no attention was seen|attends in pieces|attends, but was not cut"
+    words += "|ran, but its attention was not seen"
     cut = knock_out(model, keys=[3, 4])
     with torch.no_grad(), pytest.raises(OptionError, match=words), cut:
         model(**inputs)
@@ -784,9 +805,7 @@ def test_what_one_lens_computes_is_no_call_for_another():
     with watch(model) as outer, watch(model) as inner:
         read(model, inputs)
     for seen in (outer, inner):
-        assert [(x.calls, x.via) for x in seen.coverage()] == [
-            (1, "transformers eager")
-        ] * 2
+        assert [(x.calls, x.via) for x in seen.coverage()] == [(1, "softmax")] * 2
 
 
 class Engine(nn.Module):
@@ -845,6 +864,79 @@ def test_a_watch_on_our_engine_is_told_where_the_queries_start(start):
         assert largest(mine, theirs) < 1e-5
 
 
+class Several(nn.Module):
+    """One module that attends twice, with a gate and, if asked, mixed heads."""
+
+    def __init__(self, *, mixed=False, traced=True):
+        super().__init__()
+        self.mixed, self.traced = mixed, traced
+        self.gate = nn.Linear(D, D)
+
+    def forward(self, x):  # (B, H, N, D)
+        gate = self.gate(x).softmax(-1)  # as large as attention, and it is none
+        return torch.stack([self.attend(x) * gate, self.attend(x.flip(-1)) * gate])
+
+    def attend(self, x):
+        if self.traced:
+            logits = x @ x.mT
+        else:  # additive attention: no product makes its logits
+            logits = (x[..., :, None, :] + x[..., None, :, :]).tanh().sum(-1)
+        weights = logits.softmax(-1)
+        if self.mixed:
+            weights = (weights.movedim(1, -1) @ MIX).movedim(-1, 1)
+        return weights @ x
+
+
+MIX = torch.randn(HEADS, HEADS, generator=torch.Generator().manual_seed(5))
+
+
+@pytest.mark.parametrize(
+    ("cut", "zeros"),
+    [
+        ({"heads": [(0, 1)]}, [0]),
+        ({"heads": [(1, 1)]}, [1]),
+        ({"heads": [("0#2", 1)]}, [1]),
+        ({"heads": [("0", 1)]}, [0, 1]),
+    ],
+)
+def test_each_attention_of_a_module_is_a_layer_and_its_gate_is_none(cut, zeros):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Several()), torch.randn(2, HEADS, 6, D)
+    with torch.no_grad():
+        expected = model(x)
+        expected[zeros, :, 1] = 0
+        with knock_out(model, **cut), watch(model) as seen:
+            assert largest(model(x), expected) < 1e-6
+    assert seen.layers == ("0", "0#2")
+    wrong = knock_out(model, [(2, 0)])
+    with pytest.raises(OptionError, match="layer 2 was not seen"), wrong:
+        model(x)
+
+
+def test_heads_that_are_mixed_are_refused_and_their_keys_are_hidden_together():
+    torch.manual_seed(0)
+    model, x = Several(mixed=True), torch.randn(2, HEADS, 6, D)
+    for cut in ({}, {"keys": [1]}):
+        wrong = knock_out(model, [(0, 1)], **cut)
+        with pytest.raises(OptionError, match="not separate"), wrong:
+            model(x)
+    with torch.no_grad(), knock_out(model, keys=[1]):
+        cut = model(x)[0]
+    logits = (x @ x.mT).index_fill(-1, torch.tensor([1]), -torch.inf)
+    mixed = (logits.softmax(-1).movedim(1, -1) @ MIX).movedim(-1, 1)
+    gate = model.gate(x).softmax(-1).detach()
+    assert largest(cut, mixed @ x * gate) < 1e-5
+
+
+def test_attention_whose_logits_no_product_makes_is_refused():
+    torch.manual_seed(0)
+    model, x = Several(traced=False), torch.randn(2, HEADS, 6, D)
+    for cut in ({"keys": [1]}, {"heads": [(0, 1)]}):
+        wrong = knock_out(model, **cut)
+        with pytest.raises(OptionError, match="attends, but was not cut"), wrong:
+            model(x)
+
+
 # --- nothing stays --------------------------------------------------------------------
 
 
@@ -862,7 +954,7 @@ def take_stock(model):
         "mha": F.multi_head_attention_forward,
         "encoder": nn.TransformerEncoder.forward,
         "modes": _get_current_function_mode_stack(),
-        "edits": (list(CUTTERS), PASSING.busy, dict(PATCHED), list(INSIDE.waiting)),
+        "edits": (list(ACTIVE), PASSING.busy, dict(PATCHED), SILENCE.on),
     }
 
 

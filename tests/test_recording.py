@@ -136,8 +136,10 @@ def test_all_that_is_no_array_comes_back(tmp_path, rng):
         "tokens": ((5, -1, 2**40), ()),
         "texts": (("naïve", "\ud800", "\x00🙂"), ()),
         "coverage": (
-            Covered(name="a", via="sdpa", calls=3, error=1e-7),
+            Covered(name="a", via="sdpa", calls=3, kept=2, error=1e-7, note="dropout"),
             Covered(name="b", via="", error=math.inf, reason='not "seen"\n'),
+            Covered(name="gate", via="softmax", calls=4, attention=False),
+            Covered(name="a#2", via="flex", calls=1, kept=1, note="axes; logits " * 99),
         ),
         "notes": {"when": [1, 2.5, None, True], "who": {"ä": "ö"}},
     }
@@ -151,6 +153,12 @@ def test_all_that_is_no_array_comes_back(tmp_path, rng):
     assert (after.records[0].scale, after.records[0].softcap) == (1 / 3, 0.1)
     cover = (Covered(name="c", via="x", error=math.nan),)
     assert math.isnan(save_and_open(tmp_path, coverage=cover).coverage[0].error)
+
+
+def test_an_error_in_anyones_words_can_be_saved_as_a_reason(tmp_path):
+    cover = Covered(name="a", via="", reason="\x1b[31mno\x00\tyes\n" + "x" * 9999)
+    (found,) = save_and_open(tmp_path, coverage=(cover,)).coverage
+    assert found.reason == "?[31mno?\tyes\n" + "x" * (4000 - 13)
 
 
 def test_arrays_of_any_layout_are_saved_by_value(tmp_path, rng):
@@ -585,7 +593,7 @@ def small(folder):
     first = replace(full_record(rng), mask=mask & masks.per_head([masks.last(3)] * 4))
     given = masks.array(np.ones((7, 7), bool)) | masks.padding(np.ones((1, 7), bool))
     records = (first, full_record(rng), replace(first, mask=given))
-    cover = (Covered(name="a", via="sdpa", calls=1, error=1e-9),)
+    cover = (Covered(name="a", via="sdpa", calls=1, kept=1, error=1e-9, note="b"),)
     about = {"tokens": ((1, 2),), "texts": (("a", "b"),), "notes": {"a": [1]}}
     made = make_recording(*records, coverage=cover, **about)
     save_recording(folder / "small", made)
@@ -852,6 +860,11 @@ UNFIT = {
     "two masks": lambda _, a: a["records"][1].update(formula=["band", 0, None]),
     "a sequence below 0": lambda _, a: a["records"][0].update(sequence=-1),
     "calls below 0": lambda _, a: a["coverage"][0].update(calls=-1),
+    "more kept than called": lambda _, a: a["coverage"][0].update(kept=2),
+    "attention that is no truth value": (
+        lambda _, a: a["coverage"][0].update(attention=1)
+    ),
+    "a note that is no text": lambda _, a: a["coverage"][0].update(note=None),
     "an error that is no number": lambda _, a: a["coverage"][0].update(error="much"),
     "a scale that is whole": lambda _, a: a["records"][0].update(scale=1),
     "tokens that are no numbers": lambda _, a: a.update(tokens=[["a"]]),
@@ -944,7 +957,8 @@ def test_every_field_of_a_record_is_saved():
     saved = {"model", "records", "sequences", "tokens", "texts", "coverage", "notes"}
     assert {x.name for x in fields(Recording)} == saved
     kinds = {x.name for x in fields(Covered)}
-    assert kinds == {"name", "via", "calls", "error", "reason"}
+    told = {"name", "via", "calls", "kept", "error", "reason", "attention", "note"}
+    assert kinds == told
 
 
 GOLDEN = """
@@ -991,7 +1005,7 @@ def test_a_file_of_the_first_version_still_opens(folder):
     found = open_recording(path)
     assert (found.model, found.sequences) == ("Golden", (0, 0))
     assert (found.tokens, found.texts) == (((7, 8),), (("a", "ß"),))
-    cover = Covered(name="layers.0", via="sdpa", calls=1, error=1e-6)
+    cover = Covered(name="layers.0", via="sdpa", calls=1, kept=1, error=1e-6)
     assert (found.coverage, found.notes) == ((cover,), {"seed": 3})
     first, second = found.records
     for record in found.records:

@@ -225,11 +225,15 @@ def test_names_in_a_recording_cannot_steer_the_terminal(tmp_path):
         replace(good, model="\x1b[2J"),
         replace(good, model="M" * 501),
         replace(good, records=(replace(record, name="\x9b2J"),)),
-        replace(good, coverage=(replace(covered, reason="\x1b]0;x\x07"),)),
+        replace(good, coverage=(replace(covered, name="\x1b]0;x\x07"),)),
     ):
         with pytest.raises(FileError, match="not a valid name") as refused:
             save_recording(path, bad)
         assert str(refused.value).isprintable()
+    # a reason may hold the words of any error: what is not printable is replaced
+    said = replace(good, coverage=(replace(covered, reason="\x1b]0;x\x07"),))
+    save_recording(path, said)
+    assert open_recording(path).coverage[0].reason == "?]0;x?"
 
 
 def test_a_page_says_that_it_holds_the_text():

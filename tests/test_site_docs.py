@@ -13,7 +13,8 @@ from urllib.parse import unquote, urldefrag, urlparse
 import pytest
 
 import regard
-from regard import engine, lens, masks, stats
+from regard import ablate, engine, masks, stats
+from regard.lens import adapters
 
 pytestmark = pytest.mark.slow  # the site is built
 ROOT = Path(__file__).parent.parent
@@ -101,7 +102,7 @@ def test_every_link_inside_of_the_site_leads_somewhere(site):
 
 def test_every_public_name_is_in_the_api(site):
     (api,) = (page for path, page in site.items() if path.name == "api.html")
-    for module in (regard, engine, lens, masks, stats):
+    for module in (regard, ablate, adapters, engine, masks, stats):
         for name in set(module.__all__) - {"published"}:
             places = {f"{module.__name__}.{name}", f"regard.{name}"}
             assert places & api.ids, f"{module.__name__}.{name}"

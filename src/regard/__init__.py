@@ -35,9 +35,12 @@ else:
 
 
 LATER = {
+    "ablate": "regard.ablate",
     "check": "regard.judge.run_check:check",
+    "effect": "regard.ablate:effect",
     "engine": "regard.engine",
     "judge": "regard.judge",
+    "knock_out": "regard.ablate:knock_out",
     "lens": "regard.lens",
     "load": "regard.nn.weights:load",
     "nn": "regard.nn",

@@ -188,16 +188,25 @@ class Seen:
 
     def __str__(self) -> str:
         found = self.recording
-        kept = [x for x in found.coverage if x.via and not x.reason]
-        of = f"{len(kept)} of {len(found.coverage)} attention layers seen"
+        layers = [x for x in found.coverage if x.attention]
+        kept = [x for x in layers if x.via and not x.reason]
+        of = f"{len(kept)} of {len(layers)} attention layers seen"
         count = len(set(found.sequences))
         of = f"{of}, {count} sequence{'' if count == 1 else 's'}"
         lines = [f"{found.model}: {of}"]
-        for x in found.coverage:
+        for x in layers:
             calls = f"{x.calls} call{'' if x.calls == 1 else 's'}"
             about = f"{x.via}, {calls}, error {x.error:.0e}" if x.via else ""
             name = x.name or "the model itself"
-            lines.append(f"  {name}: {' '.join(filter(None, (about, x.reason)))}")
+            note = f"({x.note})" if x.note else ""
+            said = " ".join(filter(None, (about, x.reason, note)))
+            lines.append(f"  {name}: {said}")
+        others = sum(x.calls for x in found.coverage if not x.attention)
+        if others:
+            lines.append(f"  {others} other softmaxes: gates, routers or outputs")
+        lines += [
+            f"  {x.reason}" for x in found.coverage if not x.attention and not x.via
+        ]
         return "\n".join(lines)
 
 
@@ -212,10 +221,13 @@ def watch(
     """
     from regard.lens.watch import capture  # noqa: PLC0415 (it needs torch)
 
-    seen = Seen()
-    with capture(model, layers=layers, keep=keep) as watcher:
-        yield seen
-    seen.found = watcher.recording
+    seen, watcher = Seen(), None
+    try:
+        with capture(model, layers=layers, keep=keep) as watcher:
+            yield seen
+    finally:  # also if an exception leaves the block
+        if watcher is not None:
+            seen.found = watcher.recording
 
 
 def open_seen(path: str | Path, *, verify: bool = False) -> Seen:

@@ -40,7 +40,7 @@ def check_cell(sentence, i, j, weight):
         ("pair", (0, 0, 1), [(2, 69), (69, 2), (33, 40)]),  # its encoder: no triangle
         ("pair", (0, 1, 2), [(5, 2), (2, 5), (22, 22)]),
         ("pair", (0, 2, 0), [(22, 69), (0, 40)]),
-        ("pair", (1, 2, 3), [(22, 49), (22, 50), (3, 69), (10, 48)]),  # padding
+        ("pair", (1, 2, 3), [(22, 49), (3, 0), (10, 48)]),  # without its padding
     ],
 )
 def test_a_hovered_cell_is_the_definition(open_window, name, spot, cells):

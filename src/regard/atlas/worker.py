@@ -91,7 +91,7 @@ class Worker:
         """Yield the tally of each chunk."""
         seen = self.watch(batch)
         for covered in seen.coverage():
-            if covered.reason:
+            if covered.reason and (covered.attention or not covered.via):
                 work.missed[covered.name] = covered.reason
         records: list[list[Record]] = [[] for _ in batch]
         pairs = zip(seen.recording.records, seen.recording.sequences, strict=True)

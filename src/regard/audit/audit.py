@@ -89,7 +89,9 @@ def audit(
         if not record.q.shape[1]:  # the sequence is all padding
             continue
         known = {name: pick(option, record.name) for name, option in options.items()}
-        if pad is not None and record.k.shape[1]:
+        if known["valid"] is None:
+            known["valid"] = find_padding_kept(recording, sequence, record.k.shape[1])
+        if pad is not None and record.k.shape[1] and known["valid"] is None:
             known["valid"] = find_padding(recording, sequence, pad)
         case = read_audited_record(record, sequence)
         if known["expect"] is not None and not case.placed:
@@ -132,10 +134,28 @@ def find_padding(recording: Recording, sequence: int, pad: int) -> Tensor:
     return (real.cumsum(0) > 0) & (real.flip(0).cumsum(0).flip(0) > 0)
 
 
+def find_padding_kept(recording: Recording, sequence: int, n: int) -> Tensor | None:
+    """Return which of n keys are padding that is in a record, as the model was told.
+
+    It is in the record because some head attends to it.
+    """
+    told = recording.notes.get("valid")
+    if not isinstance(told, list) or sequence >= len(told):
+        return None
+    row = told[sequence]
+    if not isinstance(row, list) or len(row) != n or not n:
+        return None
+    return torch.tensor([x == 1 for x in row])
+
+
 def judge_coverage(recording: Recording) -> Iterator[Finding]:
-    """Yield a finding for each layer that was not kept."""
+    """Yield a finding for each layer that was not kept.
+
+    Gates and routers are no attention; an entry without `via` is a failure of the lens.
+    """
     for x in recording.coverage:
-        if x.reason and x.reason != "not asked for":
+        expected = x.reason == "not asked for" or (x.via and not x.attention)
+        if x.reason and not expected:
             odd = not math.isfinite(x.error)
             yield Finding(
                 what="not finite" if odd else "not audited",

@@ -1,8 +1,4 @@
-"""Record a running model (`regard.watch` uses it), and ablate parts of it.
+"""Record a running model (`regard.watch` uses it).
 
 Next: watch.py
 """
-
-from regard.lens.intervene import effect, knock_out
-
-__all__ = ["effect", "knock_out"]

@@ -4,10 +4,10 @@
         model(...)                        or model.generate(...), or a training step
     watcher.recording
 
-Every intercepted attention call (intercept.py) is kept as q, k and lse, and a few rows
-of its output are rebuilt from them; a layer that cannot be rebuilt is reported with its
-error instead of being shown. A module that is named attention but made no intercepted
-call is reported too.
+Every attention call that the observer finds (observer.py) is kept as q, k and lse, and
+a few rows of its output are rebuilt from them; a layer that cannot be rebuilt is
+reported with its error instead of being shown. A module that looks like attention, and
+in which none was heard, is reported too.
 
 Next: show/map_source.py
 """
@@ -16,87 +16,63 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+import traceback
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from regard.errors import OptionError
-from regard.lens.huggingface import is_decoder, open_doors
-from regard.lens.intercept import Mode, open_modules
-from regard.lens.ledger import Group, extend, mend_lse, settle
-from regard.lens.sight import Sight, may_see
-from regard.lens.whereabouts import Hooks, Whereabouts, is_recomputing
+from regard.lens.adapters.hear import patch_adapters
+from regard.lens.assemble import LayerRun
+from regard.lens.captured_call import CapturedCall, join_samples
+from regard.lens.check_rebuild import check_rebuild, fix_empty_row_lse
+from regard.lens.find_attention import UNSTABLE, AttentionFinder, describe_error
+from regard.lens.module_stack import Hooks, ModuleStack, is_decoder
+from regard.lens.observer import Observer
+from regard.lens.padding import is_packed, read_valid
+from regard.lens.passes import Passes
+from regard.lens.patches import (
+    patch_caches,
+    patch_fast_paths,
+    patch_methods,
+    patch_sdpa,
+)
+from regard.lens.placement import Placement
+from regard.lens.suspects import list_silent
+from regard.lens.tally import Tally, find_compiled, is_inside
 from regard.recording.record import Covered, Record, Recording
 
+Told = tuple[tuple[int, ...], int, list[int]]  # tokens, padding, which are real
+UNKNOWN: Told = ((), 0, [])
 KEEP = ("qk", "qkv")
 CHECKED, OFTEN = 2, 64  # calls of a layer that are checked: the first, every …th
-MIXED = (
-    "its sequences changed places between steps, as in a beam search: watch one pass "
-    "over the final ones instead"
+EARLIER = (
+    "its first keys were there before its queries: cached before the watch, or learnt"
 )
+PIECES = (
+    "its first keys are not those of an earlier call: they were cached before the "
+    "watch, or its generation is in pieces"
+)
+PACKED = "several sequences are packed into one, and are not told apart"
+SILENT = "it ran, but no softmax was heard in it"
+SAMPLES = "vmap runs it once per sample, and its samples are not alike"
+EMPTY = "calls without queries or keys are not kept"
+COMPILED = "compiled code runs uncompiled while it is watched; its last bits may differ"
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of a rebuilt output; else 3e-2
 
 
-class Notes:
-    """What one thread ran: calls by layer, and the tokens of their passes."""
+class Samples(threading.local):
+    """The calls of one vmapped call in this thread, None if none is running."""
 
-    def __init__(self) -> None:
-        self.groups: dict[str, list[Group]] = {}
-        self.tokens: list[list[Tensor]] = []  # of each group of passes
-        self.valid: list[Tensor | None] = []
-        self.sizes: list[int] = []  # sequences of each group
-        self.now: tuple[Tensor | None, Tensor | None] = (None, None)
-        self.fresh = False  # a pass began, and no layer has attended yet
-        self.inside = False  # the pass is not over
-        self.anew = False  # it does not continue an earlier one
-        self.mixed = False  # sequences changed places between calls
-
-    def add(self, name: str, sight: Sight, *, keep_v: bool) -> None:
-        """Add a call to the last group of its layer, or begin a new one."""
-        groups = self.groups.setdefault(name, [])
-        last, fresh = groups[-1] if groups else None, self.fresh
-        if last is not None and last.is_cross and self.anew and not fresh:
-            last = None  # the same keys, other queries
-        if last is not None and last.goes_on(sight):
-            last.add(sight)
-        else:
-            self.mixed |= last is not None and last.is_reordered(sight)
-            last = None
-            groups.append(Group(name, sight, keep_v=keep_v))
-        if last is None:  # an encoder may run before its pass
-            groups[-1].turn = len(self.valid) - (self.inside and not fresh)
-        if not fresh:
-            return
-        self.fresh, self.anew = False, last is None  # the first layer decides
-        if self.anew:
-            self.tokens.append([])
-            self.valid.append(None)
-            self.sizes.append(sight.q.shape[0])
-        tokens, valid = self.now
-        whole = groups[-1].rows[0].start == 0  # else the tokens before are unknown
-        if self.tokens and tokens is not None and whole:
-            self.tokens[-1].append(tokens)
-        if self.valid and valid is not None:
-            self.valid[-1] = valid
-
-    def list_tokens(self) -> Iterator[tuple[tuple[int, int], tuple[Any, int]]]:
-        """Yield turn and number of each sequence, its tokens, how much was padding."""
-        for turn, pieces in enumerate(self.tokens):
-            valid, size = self.valid[turn], self.sizes[turn]
-            if {x.shape[0] for x in pieces} != {size}:  # unknown, or another batch
-                continue
-            for b, row in enumerate(torch.cat(pieces, 1)):
-                whole = torch.ones(len(row), dtype=torch.bool, device=row.device)
-                real = whole if valid is None else extend(valid[b], len(row))
-                yield (turn, b), (tuple(row[real].tolist()), int((~real).sum()))
+    calls: list[CapturedCall] | None = None
 
 
 class Watcher:
-    """Records the intercepted calls, layer by layer."""
+    """Records the attention calls that the observer finds, layer by layer."""
 
     recording: Recording  # once the `with` is left
 
@@ -104,137 +80,231 @@ class Watcher:
         self, model: nn.Module, layers: Collection[str] | None, keep: str
     ) -> None:
         self.model, self.layers, self.keep_v = model, layers, keep == "qkv"
-        self.here = Whereabouts()
-        self.mode = Mode(self.note, self.here)
-        self.hooks = Hooks(model, self.mode, self.here)
-        self.notes: dict[int, Notes] = {}  # by thread
-        self.doors: dict[str, str] = {}
-        self.calls: dict[str, int] = {}
-        self.errors: dict[str, float] = {}
-        self.wrong: dict[str, str] = {}
+        self.placements: dict[str, Placement] = {}
+        self.weights = find_storages(model)
+        self.stack = ModuleStack(self.make_observer)
+        self.hooks = Hooks(model, self.stack, self.fail)
+        self.passes: dict[int, Passes] = {}  # by thread
+        self.samples = Samples()
+        self.tallies: dict[tuple[str, bool], Tally] = {}  # by layer, attention or not
+        self.failures: dict[str, None] = {}
+
+    def make_observer(self) -> Observer:
+        """Return the observer of a thread."""
+        return Observer(AttentionFinder(self, self.weights, self.placements))
 
     @property
-    def mine(self) -> Notes:
-        """The notes of this thread."""
-        return self.notes.setdefault(threading.get_ident(), Notes())
+    def mine(self) -> Passes:
+        """The passes of this thread."""
+        return self.passes.setdefault(threading.get_ident(), Passes())
 
     def begin(self, _module: nn.Module, args: Any, named: Any) -> None:
         """Store the tokens and the padding of a pass."""
-        if is_recomputing():
-            return
         tokens = named.get("input_ids", args[0] if args else None)
         mask = named.get("attention_mask")
         whole = isinstance(tokens, Tensor) and tokens.ndim == 2
         tokens = tokens.detach() if whole and not tokens.is_floating_point() else None
-        notes = self.mine
-        notes.now, notes.fresh = (tokens, read_valid(mask, tokens)), True
-        notes.inside = True
+        cache, packed = named.get("past_key_values"), is_packed(named)
+        if packed:  # the tokens of several sequences, one behind the other
+            tokens = mask = None
+        self.mine.begin(tokens, read_valid(mask, tokens), cache, is_packed=packed)
 
-    def end(self) -> None:
-        """Note that a pass is over."""
-        self.mine.inside = False
+    def end(self, out: Any) -> None:
+        """End a pass; `out` is what it returned."""
+        self.mine.end(getattr(out, "past_key_values", None))
 
-    def note(self, sight: Sight) -> None:
-        """Record one call."""
-        name = self.here.name
-        self.hooks.spoke[name] = sight.door
-        self.calls[name] = self.calls.get(name, 0) + 1
-        self.doors[name] = sight.door
-        asked = self.layers is None or name in self.layers
-        if not asked or not sight.q.numel():  # not asked for, or empty
+    def module(self) -> str:
+        """Return the innermost module that is running in this thread."""
+        return self.stack.name
+
+    def fail(self, error: Exception) -> None:
+        """Keep an error of ours for the coverage."""
+        where = traceback.extract_tb(error.__traceback__)[-1:]
+        at = "".join(f" ({x.name}, line {x.lineno})" for x in where)
+        self.failures[f"{type(error).__name__}: {error}{at}"] = None
+
+    def count_empty(self, module: str) -> None:
+        """Count a call without queries or keys, for which torch runs no operator."""
+        name = self.mine.name_layer(module)
+        tally = self.tallies.setdefault((name, True), Tally("sdpa", attention=True))
+        tally.calls += 1
+        tally.notes[EMPTY] = None
+
+    def drop(
+        self, module: str, reason: str, *, attention: bool, via: str = "softmax"
+    ) -> None:
+        """Count a call that is not kept."""
+        self.hooks.note(module, only_sdpa=False)
+        name = self.mine.name_layer(module) if attention else module
+        tally = self.tallies.setdefault(
+            (name, attention), Tally(via, attention=attention)
+        )
+        tally.calls += 1
+        tally.reasons[reason] = None
+
+    def complete_samples(self, module: str, calls: list[CapturedCall]) -> None:
+        """Record the calls that vmap made for its samples, as one call."""
+        joined = join_samples(calls)
+        if joined is not None:
+            self.complete(module, joined)
             return
-        count, sight = self.calls[name], mend_lse(sight)
-        if sight.lse is None or count <= CHECKED or count % OFTEN == 0:
-            sight, error = settle(sight)
-            worst = self.errors.get(name, 0.0)
-            if not (error <= worst or math.isnan(worst)):  # NaN is the worst
-                self.errors[name] = worst = error
-            kinds = {x.dtype for x in (sight.q, sight.k, sight.v) if x is not None}
+        for _ in calls:
+            self.drop(module, SAMPLES, attention=True)
+
+    def complete(self, module: str, call: CapturedCall) -> None:
+        """Record one attention call."""
+        if self.samples.calls is not None:
+            self.samples.calls.append(call)
+            return
+        stable = self.placements.get(module) is not UNSTABLE
+        self.hooks.note(module, only_sdpa=bool(self.stack.in_sdpa) and stable)
+        name = self.mine.name_layer(module)
+        tally = self.tallies.setdefault((name, True), Tally(call.via, attention=True))
+        tally.calls += 1
+        if call.note:
+            tally.notes[call.note] = None
+        if self.layers is not None and name not in self.layers:
+            tally.reasons["not asked for"] = None
+            return
+        if not call.q.numel() or not call.k.numel():
+            tally.notes[EMPTY] = None
+            return
+        try:
+            self.keep(name, call, tally)
+        except Exception as error:
+            tally.reasons[describe_error(error)] = None
+            raise
+
+    def keep(self, name: str, call: CapturedCall, tally: Tally) -> None:
+        """Check a call, and add it to the run of its layer."""
+        call = fix_empty_row_lse(call)
+        if call.lse is None or tally.calls <= CHECKED or tally.calls % OFTEN == 0:
+            call, error = check_rebuild(call)
+            error = max(error, call.error)
+            if not (
+                error <= tally.error or math.isnan(tally.error)
+            ):  # NaN is the worst
+                tally.error = error
+            kinds = {x.dtype for x in (call.q, call.k, call.v) if x is not None}
             if not error <= max(TOLERANCE.get(kind, 3e-2) for kind in kinds):
-                self.wrong[name] = f"its output could not be rebuilt: {worst:.1e} off"
-        self.mine.add(name, sight, keep_v=self.keep_v)
+                tally.reasons["its output could not be rebuilt"] = None
+        run = self.mine.add(name, call, keep_v=self.keep_v)
+        tally.kept += 1
+        if run.rows[0].start:
+            again = len(self.mine.runs[name]) > 1
+            tally.notes[PIECES if again else EARLIER] = None
+        if self.mine.given.is_packed:
+            tally.notes[PACKED] = None
+
+    def finish_safely(self) -> Recording:
+        """Return everything that was kept; an error of ours becomes a reason."""
+        try:
+            return self.finish()
+        except Exception as error:  # noqa: BLE001
+            self.fail(error)
+            return Recording(
+                model=type(self.model).__name__, coverage=tuple(self.cover())
+            )
 
     def finish(self) -> Recording:
         """Return everything that was kept, as records."""
         found: list[tuple[int, int, Record]] = []
-        tokens: list[tuple[tuple[int, ...], int]] = []
-        start = 0
-        for notes in self.notes.values():
-            end = start
-            told = dict(notes.list_tokens())
-            turns: dict[int, set[tuple[int, int]]] = defaultdict(set)  # by sequence
-            for name, groups in notes.groups.items() if notes.mixed else ():
-                if any(len(group.rows) > 1 for group in groups):
-                    self.wrong.setdefault(name, MIXED)
-            for order, (name, groups) in enumerate(notes.groups.items()):
-                first = start
-                for group in groups:
-                    if name not in self.wrong:
-                        valid = self.find_valid(notes, name, group.turn)
-                        for b, record in group.records(valid):
-                            found.append((first + b, order, record))
-                    for b in range(group.k.shape[0]):
-                        turns[first + b].add((group.turn, b))
-                    first += group.k.shape[0]
-                end = max(end, first)
-            for number in range(start, end):
-                one, *more = turns[number]  # layers that differ leave it unknown
-                tokens.append(((), 0) if more else told.get(one, ((), 0)))
-            start = end
+        tokens: list[Told] = []
+        for passes in self.passes.values():
+            layers = list(passes.runs)
+            for number, size, runs in passes.group_runs():
+                for first, run in runs:
+                    for b, record in self.make_records(passes, run.name, run):
+                        place = len(tokens) + first + b
+                        found.append((place, layers.index(run.name), record))
+                told = tell_tokens(passes, number)
+                tokens += [told.get(b, UNKNOWN) for b in range(size)]
         found.sort(key=lambda x: x[:2])
         return Recording(
             model=type(self.model).__name__,
             records=tuple(record for *_, record in found),
             sequences=tuple(number for number, *_ in found),
-            tokens=tuple(x for x, _ in tokens),
+            tokens=tuple(x for x, _, _ in tokens),
             coverage=tuple(self.cover()),
             notes={
-                "padding": [n for _, n in tokens],  # tokens taken out
-                "decoders": [n for n in self.calls if is_decoder(self.model, n)],
+                **find_rank(),
+                "valid": [x for _, _, x in tokens],  # of padded sequences, 0 or 1
+                "padding": [n for _, n, _ in tokens],  # tokens taken out
+                "decoders": [
+                    n
+                    for n, is_attention in self.tallies
+                    if is_attention and is_decoder(self.model, n)
+                ],
             },
         )
 
-    def find_valid(self, notes: Notes, name: str, turn: int) -> Tensor | None:
+    def make_records(
+        self, passes: Passes, name: str, run: LayerRun
+    ) -> list[tuple[int, Record]]:
+        """Return the records of a run; an error of ours becomes a reason."""
+        tally = self.tallies[name, True]
+        if tally.reasons:
+            return []
+        try:
+            return list(run.records(self.find_valid(passes, name, run.session)))
+        except Exception as error:  # noqa: BLE001
+            tally.reasons[describe_error(error)] = None
+            tally.kept = 0
+            return []
+
+    def find_valid(self, passes: Passes, name: str, session: int) -> Tensor | None:
         """Return which keys are no padding, if the model was given a mask."""
-        if turn >= len(notes.valid) or is_decoder(self.model, name):
+        if session >= len(passes.sessions):
             return None
-        return notes.valid[turn]
+        return passes.sessions[session].valid
 
     def cover(self) -> Iterator[Covered]:
-        """Yield the coverage of each module that attended, or is named attention."""
-        for name, door in self.doors.items():
-            reason = self.wrong.get(name, "")
-            if self.layers is not None and name not in self.layers:
-                reason = "not asked for"
+        """Yield the coverage of each layer, and of modules that look like attention."""
+        compiled = find_compiled(self.model)
+        for (name, _), tally in self.tallies.items():
+            if any(is_inside(name, other) for other in compiled):
+                tally.notes[COMPILED] = None
+            yield tally.cover(name)
+        for failure in self.failures:
             yield Covered(
-                name=name,
-                via=door,
-                calls=self.calls[name],
-                error=self.errors.get(name, 0.0),
-                reason=reason,
+                name="",
+                via="",
+                reason=f"the observer failed: {failure}",
+                attention=False,
             )
-        for name, module in self.model.named_modules():
-            silent = not any(
-                spoke == name
-                or spoke.startswith(f"{name}.")
-                or name.startswith(f"{spoke}.")
-                for spoke in self.doors
-            )
-            if silent and "attention" in type(module).__name__.lower():
-                yield Covered(name=name, via="", reason="it was never heard")
+        heard = {name.partition("#")[0] for name, _ in self.tallies}
+        for name in list_silent(self.model, self.hooks.ran, heard):
+            yield Covered(name=name, via="", reason=SILENT)
 
 
-def read_valid(mask: Any, tokens: Tensor | None) -> Tensor | None:
-    """Return which tokens (B, N) are no padding, from what a model was given."""
-    if isinstance(mask, Mapping):  # a mask for each kind of layer
-        mask = mask.get("full_attention", next(iter(mask.values()), None))
-    if isinstance(mask, Tensor) and mask.ndim == 2:
-        return mask.bool()
-    square = isinstance(mask, Tensor) and mask.ndim == 4
-    if square and tokens is not None and tokens.shape[1] > 1:
-        seen = may_see(mask)[:, 0]
-        return seen.any(-2)[:, : tokens.shape[1]]  # no query attends to padding
-    return None
+def tell_tokens(passes: Passes, number: int) -> dict[int, Told]:
+    """Return the tokens of a session's sequences, and how many were padding."""
+    if number >= len(passes.sessions):
+        return {}
+    dropped = find_dropped(passes, number)
+    return dict(enumerate(passes.sessions[number].list_tokens(dropped)))
+
+
+def find_dropped(passes: Passes, number: int) -> set[int]:
+    """Return the sequences of a session whose records are without their padding."""
+    runs = [run for runs in passes.runs.values() for run in runs]
+    return {b for run in runs if run.session == number for b in run.dropped}
+
+
+def find_rank() -> dict[str, list[int]]:
+    """Return which of several processes this is."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return {}
+    return {"rank": [dist.get_rank(), dist.get_world_size()]}
+
+
+def find_storages(model: nn.Module) -> set[int]:
+    """Return the storages of a model's parameters."""
+    found = set()
+    for x in model.parameters():
+        with suppress(Exception):  # a subclass without memory of its own
+            found.add(x.untyped_storage().data_ptr())
+    return found - {0}
 
 
 @contextmanager
@@ -249,11 +319,17 @@ def capture(
             f"a {type(model).__name__} cannot be watched, expected a torch.nn.Module."
         )
     watcher = Watcher(model, layers, keep)
-    with ExitStack() as stack:
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(open_doors(model, watcher.mode, watcher.here))
-        stack.enter_context(open_modules(model, watcher.mode, watcher.here))
-        stack.callback(watcher.hooks.detach)
-        watcher.hooks.attach(watcher.begin, watcher.end)
-        yield watcher
-    watcher.recording = watcher.finish()
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(patch_sdpa(watcher))
+            stack.enter_context(patch_fast_paths(model, watcher.stack))
+            stack.enter_context(patch_adapters(model, watcher))
+            stack.enter_context(patch_methods(model, watcher))
+            stack.enter_context(patch_caches(watcher))
+            stack.callback(watcher.hooks.detach)
+            watcher.hooks.attach(watcher.begin, watcher.end)
+            yield watcher
+    finally:
+        watcher.recording = watcher.finish_safely()
+        watcher.passes.clear()  # hooks refer to it in a cycle; memory is freed now

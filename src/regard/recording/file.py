@@ -42,7 +42,7 @@ CELLS, STRIP = 2**28, 2**22  # cells of a dense mask: maximum, and per step
 DEPTH = 64  # maximum depth of a formula
 FAR = 2**62  # maximum bound in a formula: beyond any position, without overflow
 SEQUENCES = 2**16  # maximum number: the map lists all of them
-LABEL = 500  # maximum length of a name
+LABEL, TEXT = 500, 4000  # maximum length of a name, and of a reason or a note
 
 
 class NodeField(NamedTuple):
@@ -111,8 +111,15 @@ def build_header(recording: Recording, arrays: ArrayTable) -> dict[str, Any]:
         "tokens": [list(map(operator.index, row)) for row in recording.tokens],
         "texts": list(map(list, recording.texts)),
         "coverage": [
-            # a string, because JSON has no NaN
-            {**vars(x), "calls": operator.index(x.calls), "error": str(float(x.error))}
+            {
+                **vars(x),
+                "calls": operator.index(x.calls),
+                "kept": operator.index(x.kept),
+                "error": str(float(x.error)),  # a string, because JSON has no NaN
+                "reason": write_text(x.reason),
+                "attention": bool(x.attention),
+                "note": write_text(x.note),
+            }
             for x in recording.coverage
         ],
         "notes": recording.notes,
@@ -255,16 +262,26 @@ def read_record(file: ArrayFile, row: Any) -> Record:
 
 
 def read_covered(row: Any) -> Covered:
-    """Return the coverage of one module."""
+    """Return the coverage of one layer."""
     error = read_field(row, "error", str)
     try:
         size = float(error)
     except ValueError:
         raise FileError("it is damaged: an error is not a number.") from None
-    via = "via" if "via" in row else "door"  # older files
-    name, via, reason = (read_label(row, key) for key in ("name", via, "reason"))
-    calls = read_count(row, "calls")
-    return Covered(name=name, via=via, calls=calls, error=size, reason=reason)
+    calls, reason = read_count(row, "calls"), read_label(row, "reason", TEXT)
+    # older files have no kept, attention and note: a layer was recorded or it was not
+    older = {"kept": 0 if reason else calls, "attention": True, "note": ""}
+    row = older | row
+    return Covered(
+        name=read_label(row, "name"),
+        via=read_label(row, "via" if "via" in row else "door"),  # older files
+        calls=calls,
+        kept=read_count(row, "kept", calls + 1),
+        error=size,
+        reason=reason,
+        attention=read_field(row, "attention", bool),
+        note=read_label(row, "note", TEXT),
+    )
 
 
 def read_formula(file: ArrayFile, tree: Any, depth: int = 0) -> Mask:
@@ -316,12 +333,22 @@ def read_field(table: Any, key: str, *kinds: type) -> Any:
     return expect_kind(expect_kind(table, "an entry", dict).get(key), key, *kinds)
 
 
-def read_label(table: Any, key: str) -> str:
+def read_label(table: Any, key: str, limit: int = LABEL) -> str:
     """Return table[key], a printable string: no terminal escape sequences."""
     text: str = read_field(table, key, str)
-    if len(text) > LABEL or not all(c.isprintable() or c in " \t\n" for c in text):
+    if len(text) > limit or not all(map(is_printable, text)):
         raise FileError(f"it is damaged: {key} is {text!r:.40}, not a valid name.")
     return text
+
+
+def is_printable(character: str) -> bool:
+    """Return whether a character is not a control code; tabs and line ends are none."""
+    return character.isprintable() or character in " \t\n"
+
+
+def write_text(text: str) -> str:
+    """Return a reason or a note for a file; an error's own words may be anything."""
+    return "".join(c if is_printable(c) else "?" for c in text[:TEXT])
 
 
 def read_whole_number(x: Any) -> int:

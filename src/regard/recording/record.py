@@ -146,9 +146,12 @@ class Covered:
 
     name: str
     via: str  # how it was intercepted: "sdpa", "transformers", …; "" if it was not
-    calls: int = 0
+    calls: int = 0  # softmaxes and fused calls that were heard
+    kept: int = 0  # how many of them are in records
     error: float = 0.0  # of its output, recomputed from the record
-    reason: str = ""  # why it was not intercepted, or not recorded
+    reason: str = ""  # why it was not recorded
+    attention: bool = True  # False: a gate, a router or an output
+    note: str = ""  # what a reader of its records must know
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ Definitions differ in details: a mean or a sum, over which rows, before or after
 heads of a group are combined. Each docstring states them, and each score is tested
 against its formula on the full matrix. A paper's name is used only for its exact score;
 variants by others have different names. A score is NaN if it includes a row whose
-weights are NaN. A score is a mass, not a cause: ablate the head (lens/intervene.py)
+weights are NaN. A score is a mass, not a cause: ablate the head (ablate/knock_out.py)
 before drawing causal conclusions.
 
 Next: registry.py

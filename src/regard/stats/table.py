@@ -9,7 +9,7 @@ query whose value is NaN makes the mean NaN, which is printed as "nan"; a statis
 without any value is printed as "–". A layer costs two full calls of the kernel, a
 narrow one, and one walk for the largest logit.
 
-Next: lens/intercept.py
+Next: lens/watch.py
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""An ablation ("cut"): whole heads, or some of the keys that they attend to.
+"""An ablation: whole heads, or some of the keys that they attend to.
 
     no keys     the output of the chosen heads is 0
     keys        the chosen heads cannot attend to these keys, from some or all queries
 
-A Cut is given once, for positions in the whole sequence. `make_edit` translates it to
-one call whose queries and keys have known positions.
+An Ablation is given once, for positions in the whole sequence. `make_edit` translates
+it to one call whose queries and keys have known positions.
 
-Next: editor.py
+Next: locate.py
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import OptionError
-from regard.lens.edit import NOTHING, Edit
+from regard.lens.call_edit import NOTHING, CallEdit
 from regard.recording.spans import Span
 
 EVERY_HEAD = ()  # all heads; the call determines how many there are
@@ -59,9 +59,7 @@ def read_tokens(name: str, given: Any) -> Tokens | None:
         f"range or a list of integers. Write {name}=slice(0, 4) or {name}=[3]."
     )
     if isinstance(given, slice):
-        numbers = [x for x in (given.start, given.stop, given.step) if x is not None]
-        empty = given.stop is not None and (given.start or 0) >= given.stop
-        if not all(map(is_count, numbers)) or empty or given.step == 0:
+        if not is_span(given):
             raise refusal
         return Tokens(given)
     try:
@@ -73,8 +71,15 @@ def read_tokens(name: str, given: Any) -> Tokens | None:
     return Tokens(at)
 
 
+def is_span(given: slice) -> bool:
+    """Return whether a slice has positions from 0 on, and at least one."""
+    numbers = [x for x in (given.start, given.stop, given.step) if x is not None]
+    empty = given.stop is not None and (given.start or 0) >= given.stop
+    return all(map(is_count, numbers)) and not empty and given.step != 0
+
+
 @dataclass(frozen=True)
-class Cut:
+class Ablation:
     """What is ablated."""
 
     heads: tuple[tuple[Layer, int], ...] | None  # None: all heads
@@ -101,16 +106,16 @@ def is_layer(layer: Layer, number: int, name: str) -> bool:
     """Return whether `layer` is the number, the name or a parent's name of a layer."""
     if isinstance(layer, int):
         return layer == number
-    return name == layer or name.startswith(f"{layer}.")
+    return name == layer or name.startswith((f"{layer}.", f"{layer}#"))
 
 
-def read_cut(
+def read_ablation(
     heads: Sequence[tuple[Layer, int]] | None,
     layers: Sequence[Layer] | None,
     spans: tuple[Positions | None, Positions | None],  # keys and queries
     names: Sequence[str],  # of the model's modules
-) -> Cut:
-    """Validate the arguments and return a Cut, or raise OptionError."""
+) -> Ablation:
+    """Validate the arguments and return an Ablation, or raise OptionError."""
     if heads is not None and layers is not None:
         raise OptionError(
             "heads= and layers= together: heads already name their layers. Write "
@@ -124,17 +129,25 @@ def read_cut(
         )
     pairs = None if heads is None else tuple(read_pair(pair) for pair in heads)
     some = None if layers is None else tuple(layers)
-    cut = Cut(pairs, some, keys, queries)
-    if cut.heads == () or cut.layers == ():
+    ablation = Ablation(pairs, some, keys, queries)
+    if ablation.heads == () or ablation.layers == ():
         raise OptionError("an empty list of heads or layers: leave it out for all.")
-    for layer in cut.asked:
-        known = layer in names if isinstance(layer, str) else is_count(layer)
-        if not known:
-            raise OptionError(
-                f"there is no layer {layer!r}. Layers are numbered from 0 in the order "
-                "in which they attend, or named as in model.named_modules()."
-            )
-    return cut
+    for layer in ablation.asked:
+        check_layer(layer, names)
+    return ablation
+
+
+def check_layer(layer: Layer, names: Sequence[str]) -> None:
+    """Raise OptionError unless a layer is a number, or a module of the model."""
+    if isinstance(layer, str):
+        known = layer.partition("#")[0] in names
+    else:
+        known = is_count(layer)
+    if not known:
+        raise OptionError(
+            f"there is no layer {layer!r}. Layers are numbered from 0 in the order "
+            "in which they attend, or named as in model.named_modules()."
+        )
 
 
 def read_pair(pair: Any) -> tuple[Layer, int]:
@@ -153,14 +166,14 @@ def is_count(x: Any) -> bool:
 
 
 def make_edit(
-    cut: Cut, chosen: tuple[int, ...], heads: int, q_at: Tensor, k_at: Tensor
-) -> Edit:
-    """Return the edit of a cut to a call at these positions, (B or 1, Nq or Nk)."""
+    ablation: Ablation, chosen: tuple[int, ...], heads: int, q_at: Tensor, k_at: Tensor
+) -> CallEdit:
+    """Return the edit of a call, at these positions (B or 1, Nq or Nk)."""
     some = torch.full((1, heads, 1, 1), chosen == EVERY_HEAD, device=k_at.device)
     some[:, list(chosen)] = True
-    if cut.keys is None:
-        return Edit(gone=some)
-    cells = cut.keys.holds(k_at)[:, None, None].expand(-1, 1, q_at.shape[1], -1)
-    if cut.queries is not None:
-        cells = cells & cut.queries.holds(q_at)[:, None, :, None]
-    return Edit(cells=some & cells) if bool(cells.any()) else NOTHING
+    if ablation.keys is None:
+        return CallEdit(gone=some)
+    cells = ablation.keys.holds(k_at)[:, None, None].expand(-1, 1, q_at.shape[1], -1)
+    if ablation.queries is not None:
+        cells = cells & ablation.queries.holds(q_at)[:, None, :, None]
+    return CallEdit(cells=some & cells) if bool(cells.any()) else NOTHING

@@ -6,7 +6,7 @@ the next layer cannot use it, and the heap grows by a whole layer each time: 2.7
 what is kept, measured. So an array is kept as a memory map and three Python objects,
 and becomes a tensor again when the pass is over.
 
-Next: ledger.py
+Next: assemble.py
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 LARGE = 2**14  # minimum bytes of an array that is stored in a memory map
 
 
-class Pages:
+class OffHeap:
     """A tensor in a memory map, outside the heap."""
 
     def __init__(self, x: Tensor) -> None:
@@ -32,18 +32,18 @@ class Pages:
         return torch.frombuffer(self.bytes, dtype=self.dtype).view(self.shape)
 
 
-def keep(x: Tensor) -> Tensor | Pages:
+def keep(x: Tensor) -> Tensor | OffHeap:
     """Return x without the rest of the memory that it is a view of."""
     x = x.detach()
     size = x.numel() * x.element_size()
     if x.device.type == "cpu" and x.shape[2] > 1 and size >= LARGE:
         try:
-            return Pages(x)
+            return OffHeap(x)
         except OSError:  # the number of maps per process is limited
             return x.clone()
-    return x if x.untyped_storage().nbytes() <= 1.25 * size else x.clone()
+    return x.clone()  # it may be overwritten
 
 
-def bring(x: Tensor | Pages) -> Tensor:
+def bring(x: Tensor | OffHeap) -> Tensor:
     """Return as a tensor what `keep` returned."""
-    return x.tensor() if isinstance(x, Pages) else x
+    return x.tensor() if isinstance(x, OffHeap) else x

@@ -1,87 +1,23 @@
-"""Ablate heads, or the keys they attend to, in a running model; measure the effect.
+"""Measure the effect of an ablation: run a model with it and without it.
 
-    with knock_out(model, heads=[(3, 5)]):                  head 5 of layer 3 outputs 0
-        model(...)
-    with knock_out(model, keys=range(4, 9), queries=[20]):  token 20 cannot see 4 … 8
-        model.generate(...)
     print(effect(model, run, heads=[(3, 5)]))
 
-The model keeps its kernels; its calls are edited where `watch` intercepts them. A watch
-inside or around records the edited calls. A removed head still attends and is still
-recorded: only its output is 0.
-
-Next: watch.py
+Next: ../seen.py
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from regard.ablate.ablation import Layer, Positions
+from regard.ablate.knock_out import check_model, knock_out
 from regard.errors import OptionError
-from regard.lens.cut import Layer, Positions, read_cut
-from regard.lens.edit import CUTTERS
-from regard.lens.editor import Editor
-from regard.lens.huggingface import open_doors
-from regard.lens.intercept import Mode, open_modules
-from regard.lens.whereabouts import Hooks, Whereabouts
-
-
-@contextmanager
-def knock_out(
-    model: nn.Module,
-    heads: Sequence[tuple[Layer, int]] | None = None,
-    *,
-    layers: Sequence[Layer] | None = None,
-    keys: Positions | None = None,
-    queries: Positions | None = None,
-) -> Iterator[None]:
-    """Ablate heads, or attention to some keys, while the `with` lasts.
-
-    heads: (layer, head) pairs; all heads unless given
-    layers: ablate all heads of these layers; a layer is its number, in the order in
-        which layers attend, or the name of its module or of a parent module
-    keys: tokens that the heads cannot attend to; if not given, their output is 0
-    queries: tokens that cannot attend to the keys; all unless given
-
-    Tokens are numbered from 0 in the sequence that a layer attends over: in generation,
-    the prompt and all generated tokens. Padding (attention_mask=) is not counted.
-    """
-    check_model(model)
-    names = [name for name, _ in model.named_modules()]
-    cut = read_cut(heads, layers, (keys, queries), names)
-    here = Whereabouts()
-    editor, mode = Editor(model, cut, here), Mode(ignore, here)
-    hooks = Hooks(model, mode, here, editor.visit)
-    with ExitStack() as stack:
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(open_doors(model, mode, here))
-        stack.enter_context(open_modules(model, mode, here))
-        stack.callback(hooks.detach)
-        hooks.attach(ignore)
-        stack.callback(CUTTERS.remove, editor)
-        CUTTERS.append(editor)
-        yield
-    editor.check()
-
-
-def check_model(model: Any) -> None:
-    """Raise OptionError unless this is an nn.Module."""
-    if not isinstance(model, nn.Module):
-        raise OptionError(
-            f"nothing can be cut out of a {type(model).__name__}, expected a "
-            "torch.nn.Module."
-        )
-
-
-def ignore(*_: Any) -> None:
-    """Do nothing: the calls are edited, not recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,119 @@
+"""Run the calls of adapters as the active ablations want them.
+
+    the adapter says what is known of the call     PendingCall
+    the ablations say what is removed from it      CallEdit
+    the adapter runs it without these parts
+
+If the adapter fails, the model goes on with what its function returns without an edit,
+and the ablation raises OptionError at its end.
+
+Next: intercept.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import wraps
+from typing import Any
+
+from torch import nn
+
+from regard.ablate.active import edited
+from regard.ablate.running_modules import RunningModules
+from regard.ablate.verify import Verifier
+from regard.errors import OptionError
+from regard.lens.adapters.adapter import Adapter
+from regard.lens.adapters.hear import describe_failure, run_muted
+from regard.lens.adapters.registry import patch_places
+from regard.lens.call_edit import CallEdit
+
+
+class EditedCalls:
+    """Runs the calls of one ablated model."""
+
+    def __init__(self, here: RunningModules, verifier: Verifier) -> None:
+        self.here, self.verifier = here, verifier
+        self.failures: dict[str, str] = {}  # by module
+
+    def patch(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Patch what the adapters find in a model, while the `with` lasts."""
+
+        def fail(error: Exception) -> None:
+            self.failures[""] = f"{type(error).__name__}: {error}"
+
+        return patch_places(model, self.edit_calls, fail, is_outermost=True)
+
+    def edit_calls(
+        self, adapter: Adapter, original: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """Return a function that edits its calls."""
+
+        @wraps(original)
+        def stand_in(*args: Any, **named: Any) -> Any:
+            if not self.here.stack or self.here.held:  # another model's, or inside
+                return original(*args, **named)
+            return self.run(adapter, original, args, named)
+
+        return stand_in
+
+    def run(
+        self,
+        adapter: Adapter,
+        original: Callable[..., Any],
+        args: Sequence[Any],
+        named: Mapping[str, Any],
+    ) -> Any:
+        """Run a call under the edit of all ablations."""
+        try:
+            call = adapter.expect_call(args, named)
+        except Exception as error:  # noqa: BLE001 (nothing of ours reaches the model)
+            self.fail(adapter, error)
+            return original(*args, **named)
+        observer = self.verifier.take_whole() if adapter.can_watch else None
+        with edited(call) as edit, self.here.hold():
+            if edit.is_empty:
+                return run_muted(observer, original, args, named)
+            given = (adapter, original, edit, args, named)
+            return run_muted(observer, self.run_edited, given, {})
+
+    def run_edited(
+        self,
+        adapter: Adapter,
+        original: Callable[..., Any],
+        edit: CallEdit,
+        args: Sequence[Any],
+        named: Mapping[str, Any],
+    ) -> Any:
+        """Run a call under an edit, or without it if the adapter fails."""
+        done: list[Any] = []  # what the function returned, or raised
+
+        def keep(*args: Any, **named: Any) -> Any:
+            try:
+                done.append(original(*args, **named))
+            except BaseException as error:
+                done.append(error)
+                raise
+            return done[-1]
+
+        try:
+            return (adapter.run or refuse)(keep, edit, *args, **named)
+        except Exception as error:
+            if done and error is done[-1]:  # the model's own
+                raise
+            self.fail(adapter, error)
+        return done[-1] if done else original(*args, **named)
+
+    def fail(self, adapter: Adapter, error: Exception) -> None:
+        """Keep an error of an adapter for the end."""
+        self.failures[self.here.name] = describe_failure(adapter, error)
+
+    def check(self) -> None:
+        """Raise OptionError if a call could not be edited."""
+        for name, failure in self.failures.items():
+            raise OptionError(f"nothing was cut from {name or 'the model'}: {failure}.")
+
+
+def refuse(*_args: Any, **_named: Any) -> Any:
+    """Refuse to edit a call."""
+    raise NotImplementedError("its calls cannot be edited")

@@ -1,0 +1,224 @@
+"""Where attention calls are edited for an ablation, above autograd.
+
+    the functions of torch of an adapter    as the adapter runs them under an edit
+    nn.MultiheadAttention                   the kernel call inside of its function
+    a softmax                               its logits, weights of a removed head
+
+A mode intercepts these functions of torch while a module of the model is running.
+Whether a softmax is attention is told by the verifier (verify.py), which hears the
+operators below. The patches are undone when the `with` is left.
+
+Next: verify.py
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from regard.ablate.active import ACTIVE, edited
+from regard.ablate.edited_calls import EditedCalls
+from regard.ablate.running_modules import CLOSED, RunningModules
+from regard.ablate.verify import Verifier
+from regard.lens.adapters.registry import list_adapters
+from regard.lens.adapters.sdpa import SDPA, expect_sdpa
+from regard.lens.call_edit import (
+    SOFTMAX,
+    PendingCall,
+    drop_axes,
+    find_hidden,
+    lower,
+    run_safely,
+)
+from regard.lens.captured_call import CapturedCall, arrange, compute_weights
+from regard.lens.monkeypatch import put
+
+Handler = Callable[[Any, Any, Any], Any]  # function, args, named
+
+
+def expect_aligned(*args: Any, **named: Any) -> PendingCall:
+    """Return what is known of a call in nn.MultiheadAttention: it has no cache."""
+    return replace(expect_sdpa(*args, **named), aligned=True)
+
+
+INSIDE_MULTIHEAD = replace(SDPA, expect=expect_aligned)
+
+
+def describe_sdpa(args: Any, named: Mapping[str, Any]) -> CapturedCall:
+    """Return a call of the kernel as it was run."""
+    given = dict(
+        zip(("query", "key", "value", "mask", "", "causal"), args, strict=False)
+    )
+    mask = named.get("attn_mask", given.get("mask"))
+    q, k, v, mask = arrange(given["query"], given["key"], given["value"], mask)
+    scale = named.get("scale")
+    return CapturedCall(
+        via=SDPA.name,
+        q=q,
+        k=k,
+        v=v,
+        out=None,
+        lse=None,
+        scale=q.shape[-1] ** -0.5 if scale is None else scale,
+        mask=mask,
+        causal=bool(named.get("is_causal", given.get("causal"))),
+    )
+
+
+class Silence(threading.local):
+    """Whether calls of this thread are our own, and not edited (thread-local)."""
+
+    def __init__(self) -> None:
+        self.on = False
+
+    @contextmanager
+    def keep(self) -> Iterator[None]:
+        """Edit no call of this thread in the `with`, and let no one hear it."""
+        before, self.on = self.on, True
+        try:
+            with _disable_current_modes():
+                yield
+        finally:
+            self.on = before
+
+
+SILENCE = Silence()
+
+
+class Mode(TorchFunctionMode):  # type: ignore[misc]
+    """Intercepts every torch function of this thread while it is active."""
+
+    def __init__(self, calls: EditedCalls, verifier: Verifier) -> None:
+        super().__init__()
+        self.calls, self.here, self.verifier = calls, calls.here, verifier
+        self.handlers: dict[Any, Handler] = {
+            F.multi_head_attention_forward: self.run_mha,
+            **dict.fromkeys(SOFTMAX, self.run_softmax),
+        }
+        for adapter in list_adapters():
+            for function in adapter.torch_functions:
+                self.handlers[function] = partial(calls.run, adapter)
+
+    def __enter__(self) -> Any:
+        self.verifier.enter()
+        return super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self.verifier.leave()
+
+    def __torch_function__(
+        self, func: Any, _types: Any, args: Any = (), named: Any = None
+    ) -> Any:
+        named = named or {}
+        deaf = self.here.held or SILENCE.on
+        handler = None if deaf else self.handlers.get(func)
+        return func(*args, **named) if handler is None else handler(func, args, named)
+
+    def run_mha(self, func: Any, args: Any, named: Any) -> Any:
+        """Edit the kernel call inside nn.MultiheadAttention.
+
+        Its function hides its calls from modes, so the kernel is monkeypatched while it
+        runs. With need_weights it would call no kernel: it is run without, and its
+        weights are computed again.
+        """
+        if not any(ablation.is_running() for ablation in ACTIVE):
+            return func(*args, **named)
+        kept: list[tuple[Any, Any]] = []
+        thread, asked = threading.get_ident(), named.get("need_weights", True)
+
+        def make(before: Any) -> Any:
+            def keep(*args: Any, **named: Any) -> Any:
+                kept.append((args, named))
+                return before(*args, **named)
+
+            def stand_in(*args: Any, **named: Any) -> Any:
+                if threading.get_ident() != thread:  # other threads are unaffected
+                    return before(*args, **named)
+                return self.calls.run(INSIDE_MULTIHEAD, keep, args, named)
+
+            return stand_in
+
+        with put(F, "scaled_dot_product_attention", make):
+            out, _ = func(*args, **{**named, "need_weights": False})
+        if not asked:
+            return out, None
+        with SILENCE.keep():
+            weights = compute_weights(describe_sdpa(*kept[-1]))
+        if named.get("average_attn_weights", True):
+            weights = weights.mean(1)
+        return out, weights if out.ndim == 3 else weights[0]
+
+    def run_softmax(self, func: Any, args: Any, named: Any) -> Tensor:
+        """Edit a softmax over keys: the last resort, if nothing else is called."""
+        logits = args[0] if args else named["input"]
+        axis = named.get("dim", args[1] if len(args) > 1 else None)
+        last = axis in (-1, logits.ndim - 1) and logits.shape[-1] > 1
+        if (
+            not last
+            or logits.ndim not in (3, 4)
+            or not self.verifier.is_attention(logits)
+        ):
+            return func(*args, **named)
+        n_q, n_k = logits.shape[-2:]
+        call = PendingCall(
+            like=logits,
+            heads=None if logits.ndim == 3 else logits.shape[1],
+            n_q=n_q,
+            n_k=n_k,
+            sure=False,
+            find_hidden=partial(find_hidden, logits),
+        )
+        with edited(call) as edit:
+            if edit.cells is None:
+                weights = func(*args, **named)
+            else:
+                logits, _ = lower(logits, drop_axes(edit.cells, logits.ndim))
+                named = {name: x for name, x in named.items() if name != "input"}
+                weights = run_safely(logits, *args[1:], **named)
+        return edit.clear(weights)
+
+
+def name_closed(
+    original: Callable[..., Any],
+    names: Mapping[int, str],
+    mode: Mode,
+    here: RunningModules,
+) -> Callable[..., Any]:
+    """Return a `forward` for modules that torch runs differently when hooked.
+
+    While a mode is active, torch leaves their fast path.
+    """
+
+    def forward(module: nn.Module, *args: Any, **named: Any) -> Any:
+        name = names.get(id(module))
+        if name is None:
+            return original(module, *args, **named)
+        with here.inside(name, mode):
+            return original(module, *args, **named)
+
+    return forward
+
+
+@contextmanager
+def open_modules(model: nn.Module, mode: Mode, here: RunningModules) -> Iterator[None]:
+    """Follow the torch modules that have a fast path."""
+    names = {
+        id(module): name
+        for name, module in model.named_modules()
+        if isinstance(module, CLOSED)
+    }
+    with ExitStack() as stack:
+        for kind in CLOSED if names else ():
+            make = partial(name_closed, names=names, mode=mode, here=here)
+            stack.enter_context(put(kind, "forward", make))
+        yield

@@ -1,0 +1,85 @@
+"""Ablate heads, or the keys they attend to, in a running model.
+
+    with knock_out(model, heads=[(3, 5)]):                  head 5 of layer 3 outputs 0
+        model(...)
+    with knock_out(model, keys=range(4, 9), queries=[20]):  token 20 cannot see 4 … 8
+        model.generate(...)
+
+The model keeps its kernels; its calls are edited before they run. A watch inside or
+around records the edited calls. A removed head still attends and is still recorded:
+only its output is 0. An ablation that cannot be made exactly raises OptionError.
+
+Next: effect.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard.ablate.ablation import Layer, Positions, read_ablation
+from regard.ablate.active import ACTIVE
+from regard.ablate.edited_calls import EditedCalls
+from regard.ablate.intercept import Mode, open_modules
+from regard.ablate.locate import AblationLocator
+from regard.ablate.running_modules import AblationHooks, RunningModules
+from regard.ablate.verify import Verifier
+from regard.errors import OptionError
+from regard.lens.watch import find_storages
+
+
+@contextmanager
+def knock_out(
+    model: nn.Module,
+    heads: Sequence[tuple[Layer, int]] | None = None,
+    *,
+    layers: Sequence[Layer] | None = None,
+    keys: Positions | None = None,
+    queries: Positions | None = None,
+) -> Iterator[None]:
+    """Ablate heads, or attention to some keys, while the `with` lasts.
+
+    heads: (layer, head) pairs; all heads unless given
+    layers: ablate all heads of these layers; a layer is its number, in the order in
+        which layers attend, or the name of its module or of a parent module. If a
+        module attends several times in a pass, each time is a layer with a number of
+        its own: "name", "name#2", …; the name alone is all of them
+    keys: tokens that the heads cannot attend to; if not given, their output is 0
+    queries: tokens that cannot attend to the keys; all unless given
+
+    Tokens are numbered from 0 in the sequence that a layer attends over: in generation,
+    the prompt and all generated tokens. Padding (attention_mask=) is not counted.
+    """
+    check_model(model)
+    names = [name for name, _ in model.named_modules()]
+    ablation = read_ablation(heads, layers, (keys, queries), names)
+    here = RunningModules()
+    verifier = Verifier(find_storages(model), here, removes=keys is None)
+    locator = AblationLocator(model, ablation, here, verifier)
+    calls = EditedCalls(here, verifier)
+    mode = Mode(calls, verifier)
+    hooks = AblationHooks(model, mode, here, locator.visit)
+    with ExitStack() as stack:
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(calls.patch(model))
+        stack.enter_context(open_modules(model, mode, here))
+        stack.callback(hooks.detach)
+        hooks.attach()
+        stack.callback(ACTIVE.remove, locator)
+        ACTIVE.append(locator)
+        yield
+    calls.check()
+    locator.check()
+
+
+def check_model(model: Any) -> None:
+    """Raise OptionError unless this is an nn.Module."""
+    if not isinstance(model, nn.Module):
+        raise OptionError(
+            f"nothing can be cut out of a {type(model).__name__}, expected a "
+            "torch.nn.Module."
+        )

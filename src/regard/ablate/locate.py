@@ -1,0 +1,337 @@
+"""Locate each attention call by layer and positions, and edit it for an ablation.
+
+    a module is entered   ─▶ store the shape of its input; for the outermost module also
+                             the number of cached tokens and the padding mask
+    a call is intercepted ─▶ `look`: the innermost module is the layer, its queries and
+                             keys get their positions, the ablation becomes an edit
+
+Positions are those of the whole sequence, in every decoding step, and count real tokens
+only: padding has none. An ablation that missed something raises OptionError at the end.
+
+Next: knock_out.py
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.ablate.ablation import EVERY_HEAD, Ablation, Tokens, is_layer, make_edit
+from regard.ablate.running_modules import RunningModules
+from regard.ablate.verify import Heard, Verifier
+from regard.errors import OptionError
+from regard.lens.call_edit import NOTHING, CallEdit, PendingCall
+from regard.lens.captured_call import make_four
+from regard.lens.captured_rows import CROSS
+from regard.lens.module_stack import is_decoder, is_recomputing
+from regard.lens.padding import read_valid
+from regard.lens.suspects import list_silent
+
+
+class Pass(threading.local):
+    """The inputs of the forward pass in this thread (thread-local)."""
+
+    def __init__(self) -> None:
+        self.before: int | None = None  # tokens in the cache, None if there is none
+        self.valid: Tensor | None = None  # (B, N), which tokens are no padding
+        self.sizes: dict[str, tuple[int, ...]] = {}  # of a module's first array
+        self.slots: dict[str, Any] = {}  # of our own caches
+        self.numbers: dict[str, int] = {}  # calls of a module
+
+
+class AblationLocator:
+    """One model and one ablation."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        ablation: Ablation,
+        here: RunningModules,
+        verifier: Verifier,
+    ) -> None:
+        self.model, self.ablation, self.here, self.now = model, ablation, here, Pass()
+        self.verifier = verifier
+        # the caches of such a model are arguments
+        self.is_described = getattr(model, "config", None) is not None
+        self.order: list[str] = []  # the layers, as they first attended
+        self.ran: set[str] = set()
+        self.lengths: dict[str, int] = {}  # keys of the last call of a layer
+        self.reached = {"keys": 0, "queries": 0}  # how many positions there were
+
+    def is_running(self) -> bool:
+        """Return whether the model is running in this thread."""
+        return bool(self.here.stack)
+
+    def visit(self, name: str, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        """Store what is needed of a module's inputs, before it runs."""
+        given, now = (*args, *named.values()), self.now
+        if not self.here.stack and not is_recomputing():
+            now.numbers.clear()
+            caches = (x for x in given if callable(getattr(x, "get_seq_length", None)))
+            now.before = count_tokens(next(caches, None))
+            valid = read_padding(args, named)
+            if valid is not None or not now.before:  # later steps may have no mask
+                now.valid = valid
+        tokens = next((x.shape for x in given if isinstance(x, Tensor)), ())
+        now.sizes[name], now.slots[name] = tuple(tokens), named.get("slot")
+        self.ran.add(name)
+        self.verifier.visit(name)
+
+    def look(self, call: PendingCall) -> CallEdit:
+        """Return the edit that the ablation makes to a call."""
+        if not self.here.stack:  # another model's
+            return NOTHING
+        name = self.here.name
+        layer = self.name_layer(name)
+        chosen = self.ablation.heads_of(self.order.index(layer), layer)
+        start, first = self.find_place(name, layer, call)
+        self.lengths[layer] = call.n_k
+        apart = self.ablation.keys is None or chosen != EVERY_HEAD
+        self.verifier.expect(name, chosen if apart else None)
+        if chosen is None or not call.n_q:
+            return NOTHING
+        valid = self.find_valid(name, call, first)
+        self.check_call(name, call, chosen, known=start is not None, valid=valid)
+        place = (0 if start is None else start, first)
+        q_at, k_at = self.find_positions(name, call, place, valid)
+        return make_edit(self.ablation, chosen, call.heads or 1, q_at, k_at)
+
+    def find_positions(
+        self,
+        name: str,
+        call: PendingCall,
+        place: tuple[int | Tensor, int],  # slots of the first query and key
+        valid: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the positions of a call's queries and keys, (B or 1, N)."""
+        (start, first), device, cross = place, call.like.device, is_cross(name)
+        begin = torch.as_tensor(start, device=device)
+        q_at = begin.reshape(-1, 1) + torch.arange(call.n_q, device=device)
+        k_at = first + torch.arange(call.n_k, device=device)[None]
+        fixed = self.now.before is not None and not cross  # empty at its end
+        filled = int(q_at.max()) + 1 - first if fixed else call.n_k
+        q_at, k_at = number(q_at, None if cross else valid), number(k_at, valid)
+        for what, at in (("queries", q_at), ("keys", k_at[:, :filled])):
+            self.reached[what] = max(self.reached[what], int(at.max()) + 1)
+        return q_at, k_at
+
+    def name_layer(self, name: str) -> str:
+        """Return the layer of a module's next call, and number it."""
+        if is_recomputing():  # in the order of a backward pass
+            mine = [x for x in self.order if x.partition("#")[0] == name]
+            chosen = {self.ablation.heads_of(self.order.index(x), x) for x in mine}
+            if len(chosen) == 1:
+                return mine[0]
+            raise OptionError(
+                f"{name} attends several times, and is computed again for a gradient; "
+                "which of its calls this is cannot be told. Turn checkpointing off."
+            )
+        number = self.now.numbers[name] = self.now.numbers.get(name, 0) + 1
+        layer = name if number == 1 else f"{name}#{number}"
+        if layer not in self.order:
+            self.order.append(layer)
+        return layer
+
+    def find_place(
+        self, name: str, layer: str, call: PendingCall
+    ) -> tuple[int | Tensor | None, int]:
+        """Return the slots of the first query (None if unknown) and first key."""
+        slot, n_q, n_k = self.now.slots.get(name), call.n_q, call.n_k
+        if slot is not None:
+            return slot.start, slot.first
+        start = self.now.before
+        if start is not None:  # a sliding-window cache holds its last keys
+            return start, 0 if is_cross(name) else max(0, start + n_q - n_k)
+        if call.aligned or n_q == n_k or self.is_described or is_cross(name):
+            return 0, 0
+        grown = self.lengths.get(layer) == n_k - n_q
+        return (n_k - n_q if grown else None), 0
+
+    def find_valid(self, name: str, call: PendingCall, first: int) -> Tensor | None:
+        """Return which tokens are no padding, None if all, or unknown.
+
+        The model's mask tells what is padding, but only if the call itself hides these
+        keys: another model may mean something else by it.
+        """
+        valid, cross = self.now.valid, is_cross(name)
+        if valid is None or (not cross and is_decoder(self.model, name)):
+            return None
+        goes_on = bool(self.now.before) and not cross
+        fits = valid.shape[1] == (call.n_k if cross else call.n_q)
+        if not (goes_on or fits) or bool(valid.all()):
+            return None
+        hidden = call.find_hidden()
+        if hidden is None or not is_owned(valid, hidden, call, first, cross=cross):
+            return None
+        return valid
+
+    def check_call(
+        self,
+        name: str,
+        call: PendingCall,
+        chosen: tuple[int, ...],
+        *,
+        known: bool,
+        valid: Tensor | None,
+    ) -> None:
+        """Raise OptionError for a call to which the ablation cannot be applied."""
+        check_heads(name, call, chosen, has_padding=valid is not None)
+        whole = is_whole(self.now.sizes.get(name, ()), call.n_q, call.like.shape[0])
+        if not whole and not (call.sure and self.ablation.keys is None):
+            raise OptionError(
+                f"{name} attends in pieces, {call.n_q} queries at a time, and which "
+                "tokens they are cannot be told. Name other layers with layers=[…]."
+            )
+        if not known and self.ablation.queries is not None:
+            raise OptionError(
+                f"{name} attends from {call.n_q} queries to {call.n_k} keys, and which "
+                "tokens the queries are cannot be told. Leave queries= out."
+            )
+
+    def check(self) -> None:
+        """Raise OptionError if the ablation missed something, after the run."""
+        for name, heard in self.verifier.heard.items():
+            self.check_met(name, heard)
+            check_separate(name, heard)
+        self.check_layers()
+        self.check_modules()
+        for what in ("keys", "queries"):
+            self.check_reach(what, getattr(self.ablation, what))
+
+    def check_layers(self) -> None:
+        """Raise OptionError if a layer that was asked for did not attend."""
+        layers = dict(enumerate(self.order))
+        for layer in self.ablation.asked:
+            if not any(is_layer(layer, *x) for x in layers.items()):
+                raise OptionError(
+                    f"layer {layer!r} was not seen attending, so nothing was cut from "
+                    f"it. Seen were {layers or 'none'}."
+                )
+        if not layers:
+            raise OptionError(
+                f"no attention was seen in this {type(self.model).__name__}, so that "
+                "nothing was cut from it. Run it inside of the with."
+            )
+
+    def check_modules(self) -> None:
+        """Raise OptionError if a module that ran was not seen attending."""
+        seen = {x.partition("#")[0] for x in self.order}
+        for name in list_silent(self.model, self.ran, seen):
+            if not self.ablation.asked:
+                raise OptionError(
+                    f"{name} ran, but its attention was not seen, so nothing was cut "
+                    "from it. Name the others with layers=[…] to leave it out."
+                )
+
+    def check_reach(self, what: str, span: Tokens | None) -> None:
+        """Raise OptionError if there were fewer positions than were asked for."""
+        if span is not None and span.must_reach >= self.reached[what]:
+            raise OptionError(
+                f"{what}={span.at} asks for position {span.must_reach}, but the "
+                f"longest input has {self.reached[what]}, counted from 0."
+            )
+
+    def check_met(self, name: str, heard: Heard) -> None:
+        """Raise OptionError if a module was edited wrongly, or not at all."""
+        is_edited = any(x.partition("#")[0] == name for x in self.order)
+        named = self.ablation.heads_of(-1, name) is not None
+        asked = named or any(isinstance(x, int) for x in self.ablation.asked)
+        missed = heard.attends(by_name=named) and not is_edited
+        if asked and (missed or (heard.is_other and is_edited)):
+            what = "attends, but was not" if missed else "does not attend, but was"
+            raise OptionError(
+                f"{name} {what} cut or counted as a layer. Name the others with "
+                "layers=[…] or heads=[(name, head)] to leave it out."
+            )
+
+
+def check_separate(name: str, heard: Heard) -> None:
+    """Raise OptionError if a removed head was mixed with others."""
+    if heard.changes or heard.left:
+        why = "; ".join(heard.changes) or "its heads could not be told apart"
+        raise OptionError(
+            f"a head of {name} was not removed, because it is not separate "
+            f"from the others: {why}. Leave this layer out."
+        )
+
+
+def check_heads(
+    name: str, call: PendingCall, chosen: tuple[int, ...], *, has_padding: bool
+) -> None:
+    """Raise OptionError if a call does not have the chosen heads."""
+    some = chosen != EVERY_HEAD
+    if call.heads is None and (some or has_padding):
+        raise OptionError(
+            f"{name} folds its heads into the batch, so that one of them, or the "
+            f"padding, cannot be told. Write layers=[{name!r}] for all heads, and "
+            "give no padding."
+        )
+    if call.heads is not None and some and chosen[-1] >= call.heads:
+        raise OptionError(
+            f"{name} has {call.heads} heads, there is no head {chosen[-1]}; "
+            "they are counted from 0."
+        )
+
+
+def is_cross(name: str) -> bool:
+    """Return whether a layer is cross-attention, judged by its name."""
+    return CROSS.search(name) is not None
+
+
+def is_owned(
+    valid: Tensor, hidden: Tensor, call: PendingCall, first: int, *, cross: bool
+) -> bool:
+    """Return whether a call hides the padding (B, N) from all of its other tokens."""
+    batch, n = len(valid), first + call.n_k
+    valid = torch.nn.functional.pad(valid, (0, max(0, n - valid.shape[1])), value=True)
+    real = valid[:, None, None, first:n].to(hidden.device)  # (B, 1, 1, Nk)
+    if hidden.ndim == 3 and call.heads is None and hidden.shape[0] % batch == 0:
+        hidden = hidden.unflatten(0, (batch, -1))  # heads were folded into the batch
+    hidden = make_four(hidden)
+    if hidden.shape[0] not in (1, batch):
+        return False
+    done = (hidden | real).all(-1)  # (B, H, Nq)
+    if (
+        not cross and call.n_q == call.n_k
+    ):  # rows of padding may see everything, or nothing
+        odd = hidden.all(-1) | (~hidden).all(-1)
+        done = done | (odd & ~real[:, :, 0])
+    return bool(done.all())
+
+
+def is_whole(sizes: tuple[int, ...], n: int, batch: int) -> bool:
+    """Return whether n queries are all tokens of a module's input."""
+    if len(sizes) < 2:
+        return True  # unknown
+    (*_, rows, _), inner = sizes, sizes[1:-1]  # (B, N, C), (N, C), (B, Y, X, C)
+    return n in (rows, math.prod(inner)) or sizes[:2] == (n, batch)  # or (N, B, C)
+
+
+def count_tokens(cache: Any) -> int | None:
+    """Return how many tokens a cache of transformers holds, None if it has no keys."""
+    try:
+        return None if cache is None else int(cache.get_seq_length())
+    except (TypeError, ValueError):  # a state of another kind than keys and values
+        return None
+
+
+def read_padding(args: tuple[Any, ...], named: Mapping[str, Any]) -> Tensor | None:
+    """Return which tokens (B, N) are no padding, from what a model was given."""
+    tokens = named.get("input_ids", args[0] if args else None)
+    mask = named.get("attention_mask", named.get("valid"))
+    return read_valid(mask, tokens if isinstance(tokens, Tensor) else None)
+
+
+def number(slots: Tensor, valid: Tensor | None) -> Tensor:
+    """Return which tokens are in these slots (B or 1, N); -1 is padding."""
+    if valid is None:
+        return slots
+    more = max(0, int(slots.max()) + 1 - valid.shape[1])  # generated since then
+    real = torch.nn.functional.pad(valid, (0, more), value=True).to(slots.device)
+    at = torch.where(real, real.cumsum(1) - 1, -1)  # (B, N)
+    return at.gather(1, slots.expand(at.shape[0], -1))

@@ -1,0 +1,63 @@
+"""F.scaled_dot_product_attention, for editing: its operators are observed.
+
+Next: flex.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from regard.lens.adapters.adapter import Adapter
+from regard.lens.call_edit import CallEdit, PendingCall, drop_axes, find_hidden, hide
+
+
+def expect_sdpa(  # noqa: PLR0917 (the signature of the kernel)
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,  # noqa: ARG001
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,  # noqa: ARG001
+    is_causal: bool = False,  # noqa: FBT001, FBT002
+    **_options: Any,
+) -> PendingCall:
+    """Return what is known of a call before it runs."""
+    return PendingCall(
+        like=query,
+        heads=query.shape[1] if query.ndim == 4 else None,
+        n_q=query.shape[-2],
+        n_k=key.shape[-2],
+        aligned=is_causal,
+        find_hidden=partial(find_hidden, attn_mask, causal=is_causal),
+    )
+
+
+def run_sdpa(  # noqa: PLR0917 (the signature of the kernel)
+    original: Callable[..., Tensor],
+    edit: CallEdit,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,  # noqa: FBT001, FBT002
+    **options: Any,
+) -> Tensor:
+    """Run the kernel with an edited mask."""
+    mask, causal = attn_mask, is_causal
+    if edit.cells is not None:
+        mask = drop_axes(hide(mask, edit.cells, causal=causal), query.ndim)
+        causal = False
+    return edit.clear(original(query, key, value, mask, dropout_p, causal, **options))
+
+
+SDPA = Adapter(
+    name="sdpa",
+    torch_functions=(F.scaled_dot_product_attention,),
+    expect=expect_sdpa,
+    run=run_sdpa,
+)

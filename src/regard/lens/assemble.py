@@ -1,0 +1,359 @@
+"""Assemble calls into records: one per layer and sequence, by absolute positions.
+
+    prefill         q 0 … 9,   k 0 … 9
+    decode          q 10,      k 0 … 10      ─▶   q 0 … 11,   k 0 … 11
+    decode          q 11,      k 0 … 11
+
+A call continues a run of its layer if its keys start, bit for bit, with those of the
+run. Which way it continues is decided by the number of its keys:
+
+    all keys and new ones           a step, or a chunk, of a generation; a cache of
+                                    fixed size is cut behind its last token
+    the same keys                   cross-attention again
+    all of them again, and one      a generation without a cache: its rows are replaced
+    without some of the first       a sliding window
+    without some of the last        speculative decoding: what was rejected is removed
+    in another order of sequences,  beam search: the rows follow their sequences
+    or repeated, or only some
+
+Padding is removed if the model was told of it and the call itself hid it.
+
+Next: passes.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.lens.captured_call import CapturedCall
+from regard.lens.captured_rows import (
+    CapturedRows,
+    cut_empty,
+    extend,
+    find_place,
+    is_empty,
+    join_rows,
+    write_rows,
+)
+from regard.lens.growing import Growing
+from regard.lens.mask_store import MaskStore, hides
+from regard.lens.off_heap import bring, keep
+from regard.masks.algebra import Mask
+from regard.masks.patterns import causal
+from regard.recording.record import Record
+
+
+@dataclass(frozen=True)
+class Continued:
+    """How a call continues a run."""
+
+    order: Tensor | None = None  # its sequences are these of the run
+    cropped: int | None = None  # tokens from this position on were rejected
+
+
+class LayerRun:
+    """Calls of one layer that continue each other, as in prefill and decode."""
+
+    def __init__(
+        self, name: str, call: CapturedCall, store: MaskStore, *, keep_v: bool
+    ) -> None:
+        self.name, self.store = name, store
+        self.scale, self.softcap, self.sink = call.scale, call.softcap, call.sink
+        self.session = 0  # the group of passes that it is a part of
+        self.rows: list[CapturedRows] = []
+        self.dropped: set[int] = set()  # sequences whose padding was removed
+        self.valid = call.valid
+        self.end, self.is_cross = find_place(name, call)  # behind the last row
+        if not self.is_cross:
+            call = cut_empty(call, self.end + call.q.shape[2])
+        self.first = 0  # position of the first key that the cache still holds
+        self.forgotten: list[list[Tensor]] = []  # k, and v if kept, of those before it
+        self.keys = Growing(call.k)
+        self.values = Growing(call.v) if keep_v and call.v is not None else None
+        self.add_rows(call)
+
+    @property
+    def batch(self) -> int:
+        """The number of sequences."""
+        return int(bring(self.keys.held).shape[0])
+
+    @property
+    def stores(self) -> list[Growing]:
+        """The arrays that grow: keys, and values if they are kept."""
+        return [self.keys] if self.values is None else [self.keys, self.values]
+
+    def continue_with(
+        self, call: CapturedCall, told: Continued | None = None
+    ) -> Continued | None:
+        """Add a call if it continues this run; return how, or None.
+
+        told: what is known from the cache, and from the first layer of the pass
+        """
+        told = told or Continued()
+        whole, given = bring(self.keys.held).shape, call.k.shape
+        if (whole[1], whole[3]) != (given[1], given[3]):
+            return None
+        for shared, gone, add in self.list_ways(call):
+            mine = self.known[:, gone : gone + shared]
+            theirs = call.key_fingerprint[:, :shared]
+            if not shared or mine.shape[1:] != theirs.shape[1:]:
+                continue
+            order, alike = None, mine.shape == theirs.shape and add == self.replace
+            is_again = alike and (
+                told.cropped == 0 or torch.allclose(mine, theirs, 1e-4, 1e-5)
+            )
+            if told.order is not None or not (torch.equal(mine, theirs) or is_again):
+                order = find_order(mine, theirs, told.order)
+                if order is None or self.is_cross:
+                    continue
+                self.reorder(order)
+            cropped = add(call, shared, gone)
+            if not self.is_cross:
+                call = cut_empty(call, self.end - self.first + call.q.shape[2])
+            self.add_rows(call)
+            return Continued(order, cropped)
+        return None
+
+    def list_ways(self, call: CapturedCall) -> Iterator[tuple[int, int, Any]]:
+        """Yield ways to continue: shared keys, lost ones, what is to be done."""
+        n_q, n_k, before = call.q.shape[2], call.k.shape[2], self.keys.n
+        old = n_k - n_q
+        if self.is_cross:
+            if n_k == before and not call.causal and old > 0:
+                yield n_k, 0, self.repeat
+            return
+        follows = old == before and self.first + before == self.end
+        in_room = old > before and self.first == 0 and is_empty(call, before + n_q)
+        if follows or in_room:
+            yield before, 0, self.extend
+        if old == 0 and n_k == before + 1 and self.first == 0:
+            yield before, 0, self.replace
+        if not 0 < old < before:
+            return
+        if self.first + before == self.end:
+            yield old, before - old, self.slide
+        last = self.rows[-1]
+        if last.n_q > 1 and old >= last.start and not self.sees_beyond(old):
+            yield old, 0, self.reject
+
+    def sees_beyond(self, end: int) -> bool:
+        """Return whether a row before a position attends to keys from there on.
+
+        Their weights would be lost with the keys.
+        """
+        last = self.rows[-1]
+        blocks = (write_rows(last, b, self.end) for b in range(self.batch))
+        return any(
+            not bool(hides(x[:, : max(0, end - last.start), end:]).all())
+            for x in blocks
+        )
+
+    def extend(self, call: CapturedCall, shared: int, _gone: int) -> None:
+        """Add the keys that are new."""
+        part = slice(shared, shared + call.q.shape[2])
+        for mine, theirs in zip(self.stores, (call.k, call.v), strict=False):
+            mine.append(theirs[:, :, part])
+
+    def repeat(self, call: CapturedCall, shared: int, gone: int) -> None:
+        """Add nothing: the keys are the same."""
+
+    def replace(self, call: CapturedCall, _shared: int, _gone: int) -> int:
+        """Forget all rows: the call has computed them again."""
+        for mine, theirs in zip(self.stores, (call.k, call.v), strict=False):
+            mine.n = 0
+            mine.append(theirs)
+        self.restart()
+        return 0
+
+    def slide(self, call: CapturedCall, shared: int, gone: int) -> None:
+        """Keep the keys that a window dropped apart, and add the new ones."""
+        self.forgotten.append([x.drop_first(gone) for x in self.stores])
+        self.first += gone
+        self.extend(call, shared, 0)
+
+    def reject(self, call: CapturedCall, shared: int, _gone: int) -> int:
+        """Remove rejected tokens, and add the keys that are new."""
+        self.crop(shared)
+        self.extend(call, shared, 0)
+        return shared
+
+    def crop(self, end: int) -> None:
+        """Remove rows and keys from a position on."""
+        for x in self.stores:
+            x.crop(end - self.first)
+        self.crop_rows(end)
+
+    def crop_rows(self, end: int) -> None:
+        """Remove rows from a position on."""
+        self.rows = [x for x in self.rows if x.start < end]
+        if self.rows and self.rows[-1].start + self.rows[-1].n_q > end:
+            self.rows[-1] = self.rows[-1].crop(end)
+        self.end = min(self.end, end)
+
+    def reorder(self, order: Tensor) -> None:
+        """Put the sequences into another order; some may be repeated."""
+        for x in self.stores:
+            x.reorder(order)
+        self.forgotten = [[x.index_select(0, order) for x in y] for y in self.forgotten]
+        self.rows = [x.reorder(order) for x in self.rows]
+
+    def restart(self) -> None:
+        """Forget all rows: they are computed again."""
+        self.rows, self.end = [], 0
+
+    def add_rows(self, call: CapturedCall) -> None:
+        """Store the rows of a call."""
+        n_q = call.q.shape[2]
+        assert call.lse is not None
+        self.rows.append(
+            CapturedRows(
+                q=keep(call.q),
+                lse=keep(call.lse),
+                mask=self.store.keep(call.mask),
+                causal=call.causal,
+                n_q=n_q,
+                start=self.end,
+                first=self.first,
+                n_k=call.k.shape[2],
+                blind=call.blind,
+            )
+        )
+        self.end += n_q
+        self.known = call.key_fingerprint
+
+    def records(self, valid: Tensor | None) -> Iterator[tuple[int, Record]]:
+        """Yield the record of every sequence of the batch.
+
+        valid: (B, N), which tokens are no padding, as the model was told
+        """
+        q, lse = (join_rows([getattr(x, n) for x in self.rows]) for n in ("q", "lse"))
+        at = torch.cat([torch.arange(x.start, x.start + x.n_q) for x in self.rows])
+        k, v = self.join_keys()
+        for b in range(q.shape[0]):
+            n_k = k.shape[2]
+            if not self.is_cross:  # behind it, a cache is still empty
+                n_k = min(n_k, int(at.max()) + 1)
+            keys = torch.arange(n_k)
+            real = self.find_real(b, valid, at, n_k)
+            kept: Any = slice(None)
+            rows = at
+            if real is not None:
+                self.dropped.add(b)
+                keys = keys[real]
+                if not self.is_cross:
+                    kept = real[at]
+                    rows = (real.cumsum(0) - 1)[at[kept]]  # padding has no position
+            columns = torch.arange(len(keys))
+            mask, bias = self.find_mask(b, kept, keys, (rows, columns))
+            whole = len(keys) == k.shape[2]
+            yield (
+                b,
+                Record(
+                    name=self.name,
+                    q=q[b][:, kept],
+                    k=k[b] if whole else k[b][:, keys],
+                    v=None if v is None else v[b][:, keys],
+                    lse=lse[b][:, kept],
+                    scale=self.scale,
+                    softcap=self.softcap,
+                    sink=None if self.sink is None else self.sink.detach(),
+                    mask=mask,
+                    bias=bias,
+                    q_positions=rows,
+                    k_positions=columns,
+                ),
+            )
+
+    def find_real(
+        self, b: int, valid: Tensor | None, at: Tensor, n_k: int
+    ) -> Tensor | None:
+        """Return which keys are no padding, None if there is none.
+
+        The model's mask decides what is padding, but only if it has the length of this
+        sequence, and if the call itself hides these keys from every other token.
+        """
+        if self.valid is not None:
+            return self.valid[b]
+        if valid is None or len(valid) != self.batch or self.rows[0].start:
+            return None
+        grows = len(self.rows) > 1 and not self.is_cross
+        fits = valid.shape[1] < n_k if grows else False
+        real = extend(valid[b], n_k)
+        if not (fits or valid.shape[1] == n_k) or bool(real.all()):
+            return None
+        hidden = bool(real.any()) or self.is_blind(b, n_k)
+        hidden = hidden and all(self.hides_padding(x, b, real) for x in self.rows)
+        return real if hidden else None
+
+    def is_blind(self, b: int, n_k: int) -> bool:
+        """Return whether all rows hide all keys."""
+        return all(bool(hides(write_rows(x, b, n_k)).all()) for x in self.rows)
+
+    def hides_padding(self, rows: CapturedRows, b: int, real: Tensor) -> bool:
+        """Return whether some rows hide the keys that are no real tokens.
+
+        Rows of padding may instead see all keys of their call, or none, or average.
+        """
+        end = min(rows.first + rows.n_k, len(real))
+        hidden = hides(write_rows(rows, b, end))[..., rows.first :]
+        done = hidden[..., ~real[rows.first : end]].all(-1)
+        if not self.is_cross:
+            at = real[rows.start : rows.start + rows.n_q]
+            odd = hidden.all(-1) | (~hidden).all(-1)
+            if rows.blind is not None:
+                odd = odd | rows.blind[b]
+            done = done | (odd & ~at)
+        return bool(done.all())
+
+    def join_keys(self) -> tuple[Tensor, Tensor | None]:
+        """Return all keys, and values if kept, including those that a cache dropped."""
+        k = join_rows([*(x[0] for x in self.forgotten), self.keys.tensor()])
+        if self.values is None:
+            return k, None
+        return k, join_rows([*(x[1] for x in self.forgotten), self.values.tensor()])
+
+    def find_mask(
+        self, b: int, kept: Any, keys: Tensor, positions: tuple[Tensor, Tensor]
+    ) -> tuple[Mask | Tensor | None, Tensor | None]:
+        """Return the mask of a sequence as a formula if it is one, and its bias."""
+        first = self.rows[0]
+        plain = all(x.mask is None for x in self.rows) and not self.forgotten
+        if plain and (self.is_cross or (len(self.rows) == 1 and not first.causal)):
+            return None, None
+        if plain and all(x.causal or x.n_q == 1 for x in self.rows):
+            return causal(), None
+        n_k = self.first + self.keys.n
+        blocks = [write_rows(x, b, n_k) for x in self.rows]
+        heads = max(x.shape[0] for x in blocks)
+        blocks = [x.expand(heads, -1, -1) for x in blocks]
+        cells = torch.cat(blocks, 1) if len(blocks) > 1 else blocks[0]
+        cells = cells[:, kept][..., keys]  # (H or 1, Nq, Nk)
+        key: Any = object()  # shared only by calls with the very same mask
+        if len(self.rows) == 1 and first.mask is not None:
+            number = b if first.mask.shape[0] > 1 else 0
+            places = tuple(tuple(x.tolist()) for x in positions)
+            key = (id(first.mask), number, first.start, first.causal, hash(places))
+            key = (*key, tuple(keys.tolist()) if len(keys) < n_k else n_k)
+        return self.store.explain(key, cells, *positions)
+
+
+def find_order(mine: Tensor, theirs: Tensor, told: Tensor | None) -> Tensor | None:
+    """Return which sequence of ours each of theirs continues, None if one is new.
+
+    Sequences may have the same keys, so what a cache was told is preferred.
+    """
+    known = told is not None and int(told.max()) < len(mine)
+    if known and torch.equal(mine.index_select(0, told), theirs):
+        return told
+    order = []
+    for place, x in enumerate(theirs):
+        same = [i for i, y in enumerate(mine) if torch.equal(x, y)]
+        if not same:
+            return None
+        order.append(min(same, key=lambda i: abs(i - place)))
+    return torch.tensor(order, device=mine.device)

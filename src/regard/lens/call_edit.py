@@ -1,0 +1,151 @@
+"""What an ablation removes from one attention call, and how a call is run without it.
+
+    hidden cells     are removed from the mask, or from the scores
+    a removed head   outputs 0, before the output projection
+    a row without any visible key outputs 0
+
+An adapter describes a call before it runs (PendingCall), and runs it under a CallEdit;
+which edit that is, is decided in regard.ablate.
+
+Next: adapters/adapter.py
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+from torch.overrides import TorchFunctionMode
+
+from regard.lens.captured_call import CapturedCall, may_see
+from regard.lens.mask_store import hides
+
+
+@dataclass(frozen=True, kw_only=True)
+class PendingCall:
+    """What is known of a call before it runs."""
+
+    like: Tensor  # on its device, the batch is its first axis
+    heads: int | None  # None: they are folded into the batch
+    n_q: int
+    n_k: int
+    aligned: bool = False  # query 0 is at key 0, unless a cache shifts it
+    sure: bool = True  # it is a whole attention call, not a part that looks like one
+    find_hidden: Callable[[], Tensor | None]  # cells that it hides itself
+
+    @classmethod
+    def of(cls, call: CapturedCall) -> PendingCall:
+        """Return a call that was described before it ran."""
+        return cls(
+            like=call.q,
+            heads=call.q.shape[1],
+            n_q=call.q.shape[2],
+            n_k=call.k.shape[2],
+            aligned=call.causal,
+            find_hidden=partial(find_hidden, call.mask, causal=call.causal),
+        )
+
+
+@dataclass(frozen=True)
+class CallEdit:
+    """What is removed from one call; True means removed."""
+
+    cells: Tensor | None = None  # (B or 1, H or 1, Nq, Nk)
+    gone: Tensor | None = None  # (1, H or 1, 1, 1)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is removed."""
+        return self.cells is None and self.gone is None
+
+    def __or__(self, other: CallEdit) -> CallEdit:
+        """Return the union of two edits."""
+        pairs = ((self.cells, other.cells), (self.gone, other.gone))
+        return CallEdit(
+            *(y if x is None else x if y is None else x | y for x, y in pairs)
+        )
+
+    def clear(self, out: Tensor, blank: Tensor | None = None) -> Tensor:
+        """Set removed heads, and blank rows, of (…, H, Nq, D) to 0."""
+        for taken in (self.gone, blank):
+            if taken is not None:
+                out = out.masked_fill(drop_axes(taken, out.ndim), 0)
+        return out
+
+
+NOTHING = CallEdit()
+SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
+
+
+def hide(mask: Tensor | None, cells: Tensor, *, causal: bool = False) -> Tensor:
+    """Return a kernel's mask with some cells hidden; in a bool mask True is visible.
+
+    Float masks are added to the scores. transformers masks with the lowest number, and
+    a row with nothing else would become an average: such a row is set to -inf, for
+    which the kernels output 0.
+    """
+    if causal:  # query i may attend to keys 0 … i, as in torch
+        early = torch.ones_like(cells[0, 0]).tril()
+        mask = early if mask is None else hide(mask, ~early[None, None])
+    if mask is None:
+        return ~cells
+    cells = drop_axes(cells, mask.ndim) if cells.shape[:2] == (1, 1) else cells
+    if mask.dtype == torch.bool:
+        return mask & ~cells
+    edited = torch.where(cells, -math.inf, mask)
+    return edited.masked_fill(find_blank(edited, cells), -math.inf)
+
+
+def lower(scores: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
+    """Return float scores with some cells hidden, and which rows are blank.
+
+    The softmax of a blank row must be a safe one (SafeSoftmax): it is NaN otherwise,
+    and so would be the gradients of every row.
+    """
+    edited = torch.where(cells, -math.inf, scores)
+    blank = find_blank(edited, cells)
+    return edited.masked_fill(blank, -math.inf), blank
+
+
+class SafeSoftmax(TorchFunctionMode):  # type: ignore[misc]
+    """While it is active, a softmax is 0 in rows of -inf, and its gradients too."""
+
+    def __torch_function__(
+        self, func: Any, _types: Any, args: Any = (), named: Any = None
+    ) -> Any:
+        named = named or {}
+        return (run_safely if func in SOFTMAX else func)(*args, **named)
+
+
+def run_safely(
+    input: Tensor,  # noqa: A002 (torch's name)
+    dim: int,
+    *rest: Any,
+    dtype: Any = None,
+    **_named: Any,
+) -> Tensor:
+    """Run a softmax that is 0 in rows of -inf."""
+    dtype = next((x for x in rest if isinstance(x, torch.dtype)), dtype)
+    return torch._safe_softmax(input, dim, dtype)  # noqa: SLF001
+
+
+def find_hidden(mask: Tensor | None, *, causal: bool = False) -> Tensor | None:
+    """Return which cells a mask, or scores, hide; a causal kernel has no other mask."""
+    return None if mask is None or causal else hides(mask.detach())
+
+
+def find_blank(scores: Tensor, cells: Tensor) -> Tensor:
+    """Return which rows have no visible key left, (…, Nq, 1)."""
+    seen = may_see(scores).any(-1, keepdim=True)
+    return ~seen & cells.any(-1, keepdim=True)
+
+
+def drop_axes(x: Tensor, ndim: int) -> Tensor:
+    """Return x (B, H, …) with fewer axes in front, where they are 1."""
+    return x.reshape(x.shape[x.ndim - ndim :]) if x.ndim > ndim else x

@@ -1,0 +1,134 @@
+"""The rows of one call: what is kept of it, and where it stands in its sequence.
+
+    q, lse, mask    of the rows
+    start           the position of the first row; that of the first key is `first`
+
+Next: assemble.py
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from regard.lens.captured_call import CapturedCall, make_four, may_see
+from regard.lens.mask_store import hides
+from regard.lens.off_heap import OffHeap, bring
+
+CROSS = re.compile(r"cross|encoder_attn|EncDec|multihead_attn", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class CapturedRows:
+    """What is kept of a call: its rows, lse and mask."""
+
+    q: Tensor | OffHeap  # (B, H, Nq, D)
+    lse: Tensor | OffHeap  # (B, H, Nq)
+    mask: Tensor | None
+    causal: bool
+    n_q: int
+    start: int  # position of the first row
+    first: int  # position of the first key
+    n_k: int  # keys of the call
+    blind: Tensor | None = None  # (B, Nq), rows that average
+
+    def reorder(self, order: Tensor) -> CapturedRows:
+        """Return the rows with the sequences in another order."""
+        q, lse = (bring(x).index_select(0, order) for x in (self.q, self.lse))
+        mask = self.mask
+        if mask is not None and mask.ndim == 4 and mask.shape[0] > 1:
+            mask = mask.index_select(0, order)
+        blind = None if self.blind is None else self.blind.index_select(0, order)
+        return replace(self, q=q, lse=lse, mask=mask, blind=blind)
+
+    def crop(self, end: int) -> CapturedRows:
+        """Return the rows before a position."""
+        n_q = end - self.start
+        q, lse = (bring(x)[:, :, :n_q] for x in (self.q, self.lse))
+        mask = self.mask
+        if mask is not None and mask.shape[-2] > 1:
+            mask = mask[..., :n_q, :]
+        blind = None if self.blind is None else self.blind[:, :n_q]
+        return replace(self, q=q, lse=lse, mask=mask, n_q=n_q, blind=blind)
+
+
+def write_rows(kept: CapturedRows, b: int, n_k: int) -> Tensor:
+    """Return what is added to the scores of some rows, -inf where a key is missing."""
+    n_q, mask = kept.n_q, kept.mask
+    if mask is None:
+        cells = torch.zeros(1, n_q, kept.n_k)
+        if kept.causal:
+            rows = torch.arange(kept.start, kept.start + n_q)[:, None]
+            later = torch.arange(kept.first, kept.first + kept.n_k) > rows
+            cells = cells.masked_fill(later, -math.inf)
+    else:
+        cells = make_four(mask.detach())
+        cells = cells[min(b, cells.shape[0] - 1)]
+        if cells.dtype == torch.bool:
+            cells = torch.zeros(cells.shape).masked_fill(~cells, -math.inf)
+        cells = cells.expand(-1, n_q, kept.n_k)
+    behind = n_k - kept.first - kept.n_k
+    if behind < 0:  # keys that were rejected later
+        cells, behind = cells[..., :behind], 0
+    return torch.nn.functional.pad(cells, (kept.first, behind), value=-math.inf)
+
+
+def join_rows(pieces: Sequence[Tensor | OffHeap]) -> Tensor:
+    """Return the rows of all calls, without a copy if there is only one."""
+    if len(pieces) == 1:
+        return bring(pieces[0])
+    return torch.cat([bring(x) for x in pieces], 2)
+
+
+def extend(valid: Tensor, n: int) -> Tensor:
+    """Return which of n tokens are real; those after the prompt's mask are new."""
+    return torch.cat([valid, valid.new_ones(max(0, n - len(valid)))])[:n]
+
+
+def cut_empty(call: CapturedCall, n: int) -> CapturedCall:
+    """Return a call without the empty places of a cache of fixed size."""
+    if n >= call.k.shape[2]:
+        return call
+    mask = call.mask
+    if mask is not None and mask.shape[-1] > 1:
+        mask = mask[..., :n]
+    v = None if call.v is None else call.v[:, :, :n]
+    return replace(call, k=call.k[:, :, :n], v=v, mask=mask)
+
+
+def is_empty(call: CapturedCall, n: int) -> bool:
+    """Return whether a call hides all keys from position n on."""
+    if call.mask is None or call.mask.shape[-1] == 1:
+        return False
+    return bool(hides(call.mask[..., n:]).all())
+
+
+def find_place(name: str, call: CapturedCall) -> tuple[int, bool]:
+    """Return where the rows of a first call start, and whether it is cross-attention.
+
+    With fewer queries than keys, the rows follow a cache, or are in a cache of fixed
+    size, or attend to another sequence. In the first two cases each row of the mask
+    ends one key later than the row before. Keys that were all computed in this pass are
+    in no cache.
+    """
+    n_q, n_k = call.q.shape[2], call.k.shape[2]
+    other = CROSS.search(name) is not None
+    if n_q == n_k or call.causal:
+        return 0, other
+    if call.keys_are_new or other:
+        return 0, True
+    if call.mask is None:
+        return (n_k - 1, False) if n_q == 1 else (0, True)
+    kept = CapturedRows(call.q, call.q, call.mask, call.causal, n_q, 0, 0, n_k)
+    rows = write_rows(kept, 0, n_k)
+    seen = may_see(rows[0]).int()
+    ends = torch.where(seen.any(-1), n_k - 1 - seen.flip(-1).argmax(-1), -1)
+    real = ends[ends >= 0]
+    if len(real) and bool((real.diff() == 1).all()):
+        return int(ends[-1]) - n_q + 1, False
+    return 0, True

@@ -1,0 +1,145 @@
+"""Hear every operator that a model runs, without changing one.
+
+The observer is a dispatch mode: it works below autograd, for every caller. It runs each
+operator with its own arguments, and hands arguments and result to `find_attention.py`.
+An error of ours becomes a reason in the coverage and is never raised.
+
+    tensors                              how they are heard
+    plain ones, and parameters           each operator
+    subclasses (nested, DTensor, …)      the operators that they run inside
+    fake and meta tensors                their softmaxes are counted: they have no data
+    in inference mode                    composite operators arrive whole and are taken
+                                         apart, so that the same kernels run
+
+Next: module_stack.py
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from regard.lens.find_attention import NO_DATA, AttentionFinder
+from regard.lens.operators import FUSED, SOFTMAX, has_nested, is_composite, read_name
+
+PLAIN = (Tensor, nn.Parameter)
+
+
+class Computing(threading.local):
+    """Whether a lens of this thread computes something itself (thread-local)."""
+
+    on = False
+
+
+COMPUTING = Computing()
+
+
+@contextmanager
+def compute() -> Iterator[None]:
+    """Compute something of our own, which no mode of anyone hears."""
+    before, COMPUTING.on = COMPUTING.on, True
+    others = torch._C._len_torch_dispatch_stack()  # noqa: SLF001
+    try:
+        hidden = _disable_current_modes() if others else nullcontext()
+        with torch._C.DisableTorchFunction(), hidden:  # noqa: SLF001
+            yield
+    finally:
+        COMPUTING.on = before
+
+
+class Observer(TorchDispatchMode):  # type: ignore[misc]
+    """Hears every operator of a thread while it is active."""
+
+    supports_higher_order_operators = True  # FlexAttention is one
+
+    def __init__(self, finder: AttentionFinder) -> None:
+        super().__init__()
+        self.finder = finder
+        self.muted = 0  # inside of a call that is reported as a whole
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        return True  # FlexAttention compiles itself, and refuses other modes
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled during a watch; the wrapper costs time
+
+    def __enter__(self) -> Any:
+        self.keys = (
+            torch._C._dispatch_tls_local_include_set(),  # noqa: SLF001
+            torch._C._dispatch_tls_local_exclude_set(),  # noqa: SLF001
+        )
+        return super().__enter__()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), named: Any = None
+    ) -> Any:
+        named = named or {}
+        if types and any(kind not in PLAIN for kind in types):
+            return self.run_subclass(func, types, args, named)
+        if self.muted or COMPUTING.on:  # no lens hears what another one computes
+            return func(*args, **named)
+        whole = torch.is_inference_mode_enabled() and is_composite(func)
+        if whole and not has_nested(args):
+            # with the dispatch keys of the model, which decide how `linear` runs
+            with torch._C._ForceDispatchKeyGuard(*self.keys), self:  # noqa: SLF001
+                return func.decompose(*args, **named)
+        if not self.hears(func):  # a view: most operators are
+            return func(*args, **named)
+        before = self.save_overwritten(args, named)
+        out = func(*args, **named)
+        try:
+            with compute():
+                self.finder.hear(func, before, named, out)
+        except Exception as error:  # noqa: BLE001 (nothing of ours reaches the model)
+            self.finder.listener.fail(error)
+        return out
+
+    def hears(self, func: Any) -> bool:
+        """Return whether an operator tells anything."""
+        try:
+            return self.finder.hears(func)
+        except Exception as error:  # noqa: BLE001 (nothing of ours reaches the model)
+            self.finder.listener.fail(error)
+            return False
+
+    def run_subclass(self, func: Any, types: Any, args: Any, named: Any) -> Any:
+        """Run an operator on tensors that have their own way to run it."""
+        others = [kind for kind in types if kind not in PLAIN]
+        if not all(x.__module__.startswith("torch._subclasses") for x in others):
+            return NotImplemented  # what they run inside is heard
+        out = func(*args, **named)
+        if read_name(func) in SOFTMAX | FUSED:
+            listener = self.finder.listener
+            listener.drop(listener.module(), NO_DATA, attention=True)
+        return out
+
+    def save_overwritten(self, args: Any, named: Any) -> Any:
+        """Return the arguments as they are before an operator writes into them."""
+        out, self.finder.before = named.get("out"), None
+        if not isinstance(out, Tensor) or not args or not isinstance(args[0], Tensor):
+            return args
+        try:
+            with compute():
+                first = args[0]
+                where = first.untyped_storage().data_ptr()
+                if out.untyped_storage().data_ptr() == where:
+                    self.finder.before = first
+                    return (first.clone(), *args[1:])
+        except Exception as error:  # noqa: BLE001
+            self.finder.listener.fail(error)
+        return args
+
+    def flush(self) -> None:
+        """Report what is pending, and forget everything: the pass is over."""
+        try:
+            self.finder.flush()
+        except Exception as error:  # noqa: BLE001 (nothing of ours reaches the model)
+            self.finder.listener.fail(error)

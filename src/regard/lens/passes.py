@@ -1,0 +1,272 @@
+"""The forward passes of one thread, and the sessions that they form.
+
+A session is a group of passes that continue each other: the steps of a generation. The
+first layer that attends in a pass decides whether the pass continues the session.
+
+    state     event                           next      what is done
+    IDLE      a pass begins                   BEGUN     tokens and padding are held
+    IDLE      a layer attends: an encoder     IDLE      its run belongs to the next
+              that runs before the model                session, or to the last one if
+                                                        the same method ran it
+    BEGUN     a layer continues its run       RUNNING   tokens are added to the session,
+                                                        reordered or cropped with it
+    BEGUN     a layer begins a run            RUNNING   a new session begins
+    RUNNING   a layer attends                 RUNNING   its run belongs to the session
+    any       the pass ends                   IDLE
+
+Next: watch.py
+"""
+
+from __future__ import annotations
+
+import enum
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.lens.assemble import Continued, LayerRun
+from regard.lens.captured_call import CapturedCall
+from regard.lens.captured_rows import extend
+from regard.lens.mask_store import MaskStore
+
+
+class State(enum.Enum):
+    """Where a thread is, between and in passes."""
+
+    IDLE = "no pass is running"
+    BEGUN = "a pass began, and no layer has attended"
+    RUNNING = "a layer has attended"
+
+
+@dataclass
+class Given:
+    """What a pass was given."""
+
+    tokens: Tensor | None = None  # (B, N)
+    valid: Tensor | None = None  # (B, N), which tokens are no padding
+    cache: Any = None  # a weak reference to the cache of keys
+    is_packed: bool = False  # several sequences in one row
+
+
+@dataclass
+class Session:
+    """Passes that continue each other."""
+
+    size: int  # sequences
+    pieces: list[Tensor] = field(default_factory=list)  # tokens of each pass
+    valid: Tensor | None = None
+    cache: Any = None
+    told: Tensor | None = None  # the order into which the cache was put since
+
+    def add(self, given: Given, how: Continued | None, *, whole: bool) -> None:
+        """Add the tokens of a pass."""
+        if how is not None and how.order is not None:
+            self.reorder(how.order)
+        if how is not None and how.cropped is not None:
+            self.crop(how.cropped)
+        if given.tokens is not None and whole:
+            self.pieces.append(given.tokens)
+        if given.valid is not None:
+            self.valid = given.valid
+        self.cache = given.cache or self.cache
+
+    def reorder(self, order: Tensor) -> None:
+        """Put the sequences into another order; some may be repeated or left out."""
+        if {x.shape[0] for x in self.pieces} == {self.size}:
+            self.pieces = [x.index_select(0, order) for x in self.pieces]
+        if self.valid is not None and self.valid.shape[0] == self.size:
+            self.valid = self.valid.index_select(0, order)
+        self.size = len(order)
+
+    def crop(self, end: int) -> None:
+        """Remove tokens from a position on."""
+        if self.pieces and {x.shape[0] for x in self.pieces} == {self.size}:
+            self.pieces = [torch.cat(self.pieces, 1)[:, :end]]
+
+    def list_tokens(
+        self, dropped: set[int]
+    ) -> Iterator[tuple[tuple[int, ...], int, list[int]]]:
+        """Yield the tokens of each sequence, how many were padding, and which not.
+
+        dropped: the sequences whose records are without their padding
+        """
+        if {x.shape[0] for x in self.pieces} != {self.size}:  # unknown
+            return
+        for b, row in enumerate(torch.cat(self.pieces, 1)):
+            real = torch.ones(len(row), dtype=torch.bool, device=row.device)
+            if self.valid is not None and b < len(self.valid):
+                real = extend(self.valid[b], len(row)).to(row.device)
+            some = [] if bool(real.all()) else real.int().tolist()
+            if b not in dropped:
+                real = torch.ones_like(real)
+            yield tuple(row[real].tolist()), int((~real).sum()), some
+
+
+class Passes:
+    """What one thread ran: the runs of each layer, and its sessions."""
+
+    def __init__(self) -> None:
+        self.state = State.IDLE
+        self.method_ran: bool | None = None  # a method of the model has run a pass;
+        # None if no method of it is running
+        self.given = Given()
+        self.runs: dict[str, list[LayerRun]] = {}
+        self.sessions: list[Session] = []
+        self.current = 0  # the session of the pass that is running
+        self.known: int | None = None  # the session whose cache the pass was given
+        self.how: Continued | None = None  # how the pass continues an earlier one
+        self.is_new = False  # the pass does not continue an earlier one
+        self.numbers: dict[str, int] = {}  # attention calls of modules in this pass
+        self.store = MaskStore()
+
+    def begin(
+        self,
+        tokens: Tensor | None,
+        valid: Tensor | None,
+        cache: Any,
+        *,
+        is_packed: bool = False,
+    ) -> None:
+        """Begin a pass."""
+        self.given = Given(tokens, valid, refer_to(cache), is_packed)
+        self.state = State.BEGUN
+        known = [] if cache is None else [n for n, _ in self.list_sessions(cache)]
+        self.known = known[-1] if known else None
+        self.numbers.clear()
+        self.store.begin_pass()
+
+    def end(self, cache: Any = None) -> None:
+        """End a pass, which may return a cache for the next one."""
+        if self.state is State.RUNNING:
+            session = self.sessions[self.current]
+            session.told, session.cache = None, session.cache or refer_to(cache)
+            self.method_ran = None if self.method_ran is None else True
+        self.state = State.IDLE
+
+    def name_layer(self, module: str) -> str:
+        """Return the name of the next attention of a module in this pass."""
+        number = self.numbers[module] = self.numbers.get(module, 0) + 1
+        return module if number == 1 else f"{module}#{number}"
+
+    def add(self, name: str, call: CapturedCall, *, keep_v: bool) -> LayerRun:
+        """Add a call to the last run of its layer, or begin a new one."""
+        runs = self.runs.setdefault(name, [])
+        last, begun = self.find_last(runs), self.state is State.BEGUN
+        if self.is_first_use and has_all_keys(call):
+            last = None  # the cache is new, and was empty
+        if last is not None and last.is_cross and self.is_new and not begun:
+            last = None  # the same keys, other queries
+        if last is not None and last.is_cross and not begun:
+            self.follow(last)
+        how = None if last is None else last.continue_with(call, self.find_told(last))
+        if how is None or last is None:
+            last = LayerRun(name, call, self.store, keep_v=keep_v)
+            runs.append(last)
+            inside = self.state is State.RUNNING or (
+                self.state is State.IDLE and bool(self.method_ran)
+            )
+            last.session = self.current if inside else len(self.sessions)
+        if not begun:
+            return last
+        self.state, self.is_new, self.how = State.RUNNING, how is None, how
+        if how is None:
+            self.sessions.append(Session(call.q.shape[0]))
+        self.current = min(last.session, len(self.sessions) - 1)
+        whole = last.rows[0].start == 0  # else the tokens before are unknown
+        self.sessions[self.current].add(self.given, how, whole=whole)
+        return last
+
+    @property
+    def is_first_use(self) -> bool:
+        """Whether the pass was given a cache that no earlier pass has used."""
+        inside = self.state is not State.IDLE
+        return inside and self.known is None and self.given.cache is not None
+
+    def find_last(self, runs: list[LayerRun]) -> LayerRun | None:
+        """Return the run that a call may continue: of the same cache, if known."""
+        known = None if self.state is State.IDLE else self.known
+        some = [x for x in runs if known is None or x.session == known]
+        return some[-1] if some else None
+
+    def find_told(self, run: LayerRun) -> Continued | None:
+        """Return what the cache, and the first layer of the pass, tell about a run."""
+        if run.is_cross or run.session >= len(self.sessions):
+            return None
+        how = self.how if self.state is State.RUNNING else None
+        return Continued(
+            self.sessions[run.session].told, None if how is None else how.cropped
+        )
+
+    def follow(self, run: LayerRun) -> None:
+        """Do to a run of cross-attention what the first layer of the pass showed."""
+        how = self.how
+        if self.state is not State.RUNNING or how is None:
+            return
+        if how.order is not None and int(how.order.max()) < run.batch:
+            run.reorder(how.order)
+        if how.cropped == 0:
+            run.restart()
+        elif how.cropped is not None:
+            run.crop_rows(how.cropped)
+
+    def group_runs(self) -> Iterator[tuple[int, int, list[tuple[int, LayerRun]]]]:
+        """Yield each session: its number and size, and its runs in order.
+
+        Each run comes with the number of its first sequence. If a layer has several
+        runs in a session, their sequences follow each other.
+        """
+        for number in range(len(self.sessions) + 1):
+            size, found = 0, []
+            for runs in self.runs.values():
+                first = 0
+                for run in (x for x in runs if x.session == number):
+                    found.append((first, run))
+                    first += run.batch
+                size = max(size, first)
+            yield number, size, found
+
+    def list_sessions(self, cache: Any) -> Iterator[tuple[int, Session]]:
+        """Yield the sessions that use a cache."""
+        for number, session in enumerate(self.sessions):
+            if session.cache is not None and session.cache() is cache:
+                yield number, session
+
+    def reorder(self, cache: Any, order: Tensor | None, repeats: int = 1) -> None:
+        """Note how the sequences of a cache are put into another order, as for beams.
+
+        order: which of the sequences are there now; each is repeated
+        """
+        for _, session in self.list_sessions(cache):
+            before = session.told
+            if before is None:
+                before = torch.arange(session.size)
+            some = before if order is None else before[order.cpu()]
+            session.told = some.repeat_interleave(repeats)
+
+    def crop(self, cache: Any, length: int) -> None:
+        """Remove what was cropped from a cache: guesses that were rejected."""
+        for number, session in self.list_sessions(cache):
+            given = sum(x.shape[1] for x in session.pieces)
+            if not 0 < length < given:
+                continue
+            session.crop(length)
+            for run in (x for runs in self.runs.values() for x in runs):
+                if run.session == number and not run.is_cross:
+                    run.crop(length)
+
+
+def refer_to(cache: Any) -> Any:
+    """Return a weak reference to a cache, None if there is none."""
+    try:
+        return None if cache is None else weakref.ref(cache)
+    except TypeError:  # a tuple of tensors
+        return None
+
+
+def has_all_keys(call: CapturedCall) -> bool:
+    """Return whether a call has as many queries as keys, so that none was cached."""
+    return bool(call.q.shape[2] == call.k.shape[2])

@@ -1,0 +1,257 @@
+"""A softmax that may turn out to be attention, from its logits to its values.
+
+    softmax runs       its logits are compared with the formula of the product that made
+                       them; lse is computed; if the formula fails, the logits are kept
+    a product takes    its weights, summing over the keys: it is attention, and the
+                       other operand holds the values
+    neither            a gate, a router or an output: it is counted and not kept
+
+Next: roles.py
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from regard.lens.layout import Axis, Part, arrange
+from regard.lens.origin import FEATURE, Origin, Product, Root, View
+from regard.lens.scores import (
+    HIDDEN,
+    Formula,
+    add_terms,
+    apply_formula,
+    make_term,
+    read_steps,
+)
+
+CHECKED = 2  # rows whose logits are compared with the formula
+KEPT = 2**28  # bytes of logits that are kept at most
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # else 3e-2
+
+
+@dataclass(eq=False)
+class SoftmaxCall:
+    """One softmax, while it is not known yet who takes its weights."""
+
+    module: str
+    view: View  # of the logits
+    axes: tuple[Axis, ...] | None
+    dim: int
+    dtype: torch.dtype
+    product: Product | None = None
+    transposed: bool = False  # the keys are the left operand of the product
+    formula: Formula | None = None
+    operands: tuple[Tensor, Tensor] | None = None  # q and k, if the formula holds
+    logits: Tensor | None = None  # if it does not
+    blind: Tensor | None = None  # rows that hide every key, as lse; they average
+    blind_cells: Tensor | None = None  # the keys over which they average, if not all
+    extra: Tensor | None = None  # logits of a sink, behind those of the keys
+    taken_axis: Axis = ()  # over which a product has to sum, if it takes the weights
+    lse: Tensor | None = None  # as the logits, without the axis of the keys
+    error: float = 0.0  # of the weights that are rebuilt from the formula
+    reason: str = ""  # why it cannot be kept
+    notes: list[str] = field(default_factory=list)
+    is_of_features: bool = False  # it compares features, not keys
+    is_touched: bool = False  # a product took parts of its weights
+    is_taken: bool = False  # it was found to be attention
+
+    @property
+    def key_axis(self) -> Axis:
+        """The axis of the keys."""
+        assert self.axes is not None
+        return self.axes[self.dim]
+
+    def shares_axes(self, axis: Axis) -> bool:
+        """Return whether an axis holds some keys, or what they were compared with."""
+        roots = {part.root for part in self.taken_axis}
+        if self.view.origin.product is not None:
+            roots.update(self.view.origin.product.roots[1:])
+        return any(part.root in roots for part in axis)
+
+    def release(self) -> None:
+        """Release all arrays."""
+        self.operands = self.logits = self.lse = self.product = self.formula = None
+        self.extra = self.blind = self.blind_cells = None
+
+
+def hear_softmax(
+    module: str,
+    logits: Tensor,
+    weights: Tensor,
+    dim: int,
+    origin: Origin,
+    *,
+    is_safe: bool = False,  # a row without visible keys has weights 0, not NaN
+) -> SoftmaxCall:
+    """Return a softmax that has just run, with what is needed of its logits."""
+    view = View(origin, tuple(logits.shape), logits.stride())
+    call = SoftmaxCall(module, view, view.axes(), dim % logits.ndim, logits.dtype)
+    logits = logits.detach()
+    if call.axes is None:
+        call.reason = "its axes could not be followed"
+        return call
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    call.lse = torch.logsumexp(wide, call.dim)
+    if not is_safe:
+        call.lse = call.lse.masked_fill(call.lse == -math.inf, math.nan)
+    blind = find_blind(call, origin)
+    if bool(blind.any()):
+        call.blind = blind
+        top = wide.amax(call.dim, keepdim=True)
+        wide = torch.where(blind.unsqueeze(call.dim), wide - top, wide)
+        call.lse = torch.logsumexp(wide, call.dim)
+        logits = wide
+    call.taken_axis, product, weights = call.key_axis, origin.product, weights.detach()
+    if product is not None and product.is_known:
+        if origin.extra is not None:
+            wide, weights = set_sink_apart(call, product, origin.extra, wide, weights)
+        find_formula(call, product, origin, wide, weights)
+    if call.formula is None:
+        call.axes, call.extra = view.axes(), None
+        call.is_of_features = all(
+            isinstance(x.root, Root) and x.root.kind == FEATURE for x in call.key_axis
+        )
+        if logits.nbytes > KEPT:
+            call.reason = (
+                f"its logits come from no product, and are too large to be kept "
+                f"({logits.nbytes / 2**20:.0f} MB)"
+            )
+        else:
+            call.logits = logits
+    return call
+
+
+def find_blind(call: SoftmaxCall, origin: Origin) -> Tensor:
+    """Return which rows, as lse, hide every key with a number.
+
+    If the largest logit of each row was subtracted, that number is gone again, and the
+    scores of the row with it.
+    """
+    assert call.axes is not None
+    assert call.lse is not None
+    blind = (call.lse <= HIDDEN) & (call.lse > -math.inf)
+    for step in origin.steps:
+        if step.kind != "add" or step.tensor is None or not call.key_axis:
+            continue
+        x = make_term(step).place(call.axes)
+        if x is not None and x.shape[call.dim] == 1:
+            blind = blind | (x.squeeze(call.dim) * step.number >= -HIDDEN)
+    return blind
+
+
+def set_sink_apart(
+    call: SoftmaxCall, product: Product, extra: Tensor, *given: Tensor
+) -> list[Tensor]:
+    """Return logits and weights without the columns of a sink."""
+    assert call.axes is not None
+    n = call.view.shape[call.dim] - extra.shape[-1]
+    whole = call.axes
+    axes = [*whole[:-1], product.axes()[2]]
+    if extra.shape[-1] != 1 or n != product.sizes[2]:
+        return list(given)
+    (root, step, _), *more = call.key_axis
+    if not more:
+        call.axes, call.extra = tuple(axes), extra
+        call.taken_axis = (Part(root, step, n),) if n > 1 else ()
+    return [x.narrow(call.dim, 0, n) for x in given]
+
+
+def find_formula(
+    call: SoftmaxCall,
+    product: Product,
+    origin: Origin,
+    logits: Tensor,
+    weights: Tensor,
+) -> None:
+    """Set how the logits follow from a product, if they do."""
+    assert product.left is not None
+    assert product.right is not None
+    whole = product.axes()
+    if call.key_axis == whole[2]:
+        q, k, rows = product.left, product.right.mT, whole[1]
+    elif call.key_axis == whole[1]:
+        q, k, rows = product.right.mT, product.left, whole[2]
+        call.transposed = True
+    else:
+        return
+    q, k = q.detach(), k.detach()
+    formula = read_steps(origin.steps)
+    if formula is None or not averages(call, weights):
+        return
+    error = compare_rows(call, formula, (q, k), (whole[0], rows), (logits, weights))
+    if error <= TOLERANCE.get(call.dtype, 3e-2) or error <= find_rounding(logits):
+        call.product, call.formula, call.error = product, formula, error
+        call.operands = q, k
+
+
+def find_rounding(logits: Tensor) -> float:
+    """Return how far weights may be off because large logits lose their last bits."""
+    seen = logits.abs()
+    seen = seen.masked_fill(~(seen < -10 * HIDDEN), 0)  # what hides is no score
+    return float(4 * torch.finfo(logits.dtype).eps * seen.max())
+
+
+def averages(call: SoftmaxCall, weights: Tensor) -> bool:
+    """Return whether rows that hide every key give all keys the same weight."""
+    if call.blind is None:
+        return True
+    rows = weights.movedim(call.dim, -1)[call.blind]
+    some = rows > 0  # a number that was added twice became -inf
+    lowest = torch.where(some, rows, math.inf).amin(-1)
+    if not bool((rows.amax(-1) - lowest < 1e-6).all()):
+        return False
+    if not bool(some.all()):
+        call.blind_cells = weights > 0
+    return True
+
+
+def compare_rows(
+    call: SoftmaxCall,
+    formula: Formula,
+    operands: tuple[Tensor, Tensor],
+    outer: tuple[Axis, Axis],  # of the batch and the queries
+    given: tuple[Tensor, Tensor],  # logits and weights
+) -> float:
+    """Return how far the weights of some rows are from those of a formula."""
+    assert call.axes is not None
+    assert call.lse is not None
+    (q, k), (batch, rows), keys = operands, outer, call.key_axis
+    n = q.shape[1]
+    picked = torch.linspace(0, n - 1, min(CHECKED, n)).long().unique()
+    wanted = (batch, rows, keys)
+    logits, weights = (arrange(x, call.axes, wanted) for x in given)
+    if logits is None or weights is None:
+        return math.inf
+    wide = logits.dtype
+    try:
+        added = add_terms(formula.added, wanted)
+    except ValueError:
+        return math.inf
+    if added is not None and added.shape[1] > 1:
+        added = added[:, picked]
+    scores = q[:, picked].to(wide) @ k.mT.to(wide)
+    for factor in formula.factors:
+        x = factor.place(wanted)
+        if x is None or x.shape[2] > 1:
+            return math.inf
+        scores = scores * (x[:, picked] if x.shape[1] > 1 else x) ** factor.number
+    mine = apply_formula(scores, formula, added)
+    theirs, weights = logits[:, picked], weights[:, picked].to(wide)
+    others = tuple(axis for i, axis in enumerate(call.axes) if i != call.dim)
+    if call.blind is not None:  # they average, whatever their scores are
+        blind = arrange(call.blind, others, (batch, rows))
+        if blind is None:
+            return math.inf
+        mine = torch.where(blind[:, picked, None], theirs, mine)
+    lse = arrange(call.lse, others, (batch, rows))
+    if lse is None:
+        return math.inf
+    lse = lse[:, picked, None]
+    rebuilt = torch.exp(mine - lse.masked_fill(lse == -math.inf, 0))
+    same = rebuilt.isnan() & weights.isnan()
+    difference = (rebuilt - weights).masked_fill(same, 0).abs()
+    return float(difference.max()) if difference.numel() else 0.0

@@ -1,0 +1,53 @@
+"""What was heard of each layer, counted for the coverage.
+
+    calls    how often it attended; kept    how many of these are in the recording
+    reasons  why it is not kept;   notes    what a reader must know
+
+Next: watch.py
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from regard.recording.record import Covered
+
+
+class Tally:
+    """What was heard of one layer, for the coverage."""
+
+    def __init__(self, via: str, *, attention: bool) -> None:
+        self.via, self.attention = via, attention
+        self.calls = self.kept = 0
+        self.error = 0.0
+        self.reasons: dict[str, None] = {}
+        self.notes: dict[str, None] = {}
+
+    def cover(self, name: str) -> Covered:
+        """Return the coverage of the layer."""
+        return Covered(
+            name=name,
+            via=self.via,
+            calls=self.calls,
+            kept=0 if self.reasons else self.kept,
+            error=self.error,
+            reason="; ".join(self.reasons),
+            attention=self.attention,
+            note="; ".join(self.notes),
+        )
+
+
+def find_compiled(model: nn.Module) -> list[str]:
+    """Return the names of modules that are compiled, or hold a compiled function."""
+    return [
+        name
+        for name, module in model.named_modules()
+        if getattr(module, "_compiled_call_impl", None) is not None
+        or type(module).__name__ == "OptimizedModule"
+        or any("_torchdynamo_orig_callable" in dir(x) for x in vars(module).values())
+    ]
+
+
+def is_inside(name: str, other: str) -> bool:
+    """Return whether a module is another one, or a part of it."""
+    return not other or name == other or name.startswith((f"{other}.", f"{other}#"))

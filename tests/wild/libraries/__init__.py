@@ -1,0 +1,1 @@
+"""Models of other libraries, one file for each kind. `../other_models.py` joins them."""
