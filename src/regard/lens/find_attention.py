@@ -202,7 +202,8 @@ class AttentionFinder:
             return
         side = 0 if views[0].origin.softmax is not None else 1
         origin, axes = views[side].origin, views[side].axes()
-        if axes is None:
+        assert origin.softmax is not None
+        if axes is None or origin.softmax.is_touched:  # these are no weights any more
             return
         made.softmax, made.changes = origin.softmax, (*origin.changes, "a product")
         kept = list(made.begin())
@@ -352,7 +353,7 @@ class AttentionFinder:
 def is_traced(view: View) -> bool:
     """Return whether an array holds weights of scores that were traced to q and k."""
     call = view.origin.softmax
-    return call is not None and call.product is not None
+    return call is not None and call.product is not None and not call.is_touched
 
 
 def is_taken(axis: Sequence[Any]) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -32,9 +33,8 @@ UNCOMPILED = (
 
 def read_fused(func: Any, args: Any, kwargs: Any, out: Any) -> CapturedCall | str:
     """Return the call of a fused operator, or why it cannot be kept."""
-    known, name = func._schema.arguments, read_name(func)  # noqa: SLF001
-    given = {x.name: x.default_value for x in known}
-    given |= dict(zip((x.name for x in known), args, strict=False)) | kwargs
+    defaults, name = read_defaults(func), read_name(func)
+    given = defaults | dict(zip(defaults, args, strict=False)) | kwargs
     if name in VARLEN:
         return "sequences of several lengths in one array cannot be recorded yet"
     if name in FAST_PATHS:
@@ -61,6 +61,12 @@ def read_fused(func: Any, args: Any, kwargs: Any, out: Any) -> CapturedCall | st
         note="dropout was applied to the weights" if done is None else "",
     )
     return average_blind_rows(call)
+
+
+@cache
+def read_defaults(func: Any) -> dict[str, Any]:
+    """Return the arguments of an operator, in order, with their defaults."""
+    return {x.name: x.default_value for x in func._schema.arguments}  # noqa: SLF001
 
 
 def average_blind_rows(call: CapturedCall) -> CapturedCall:

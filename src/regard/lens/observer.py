@@ -17,8 +17,7 @@ Next: module_stack.py
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ from regard.lens.find_attention import NO_DATA, AttentionFinder
 from regard.lens.operators import FUSED, SOFTMAX, has_nested, is_composite, read_name
 
 PLAIN = (Tensor, nn.Parameter)
+COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001
 
 
 class Computing(threading.local):
@@ -40,17 +40,23 @@ class Computing(threading.local):
 COMPUTING = Computing()
 
 
-@contextmanager
-def compute() -> Iterator[None]:
+class compute:  # noqa: N801 (it is used like a function)
     """Compute something of our own, which no mode of anyone hears."""
-    before, COMPUTING.on = COMPUTING.on, True
-    others = torch._C._len_torch_dispatch_stack()  # noqa: SLF001
-    try:
-        hidden = _disable_current_modes() if others else nullcontext()
-        with torch._C.DisableTorchFunction(), hidden:  # noqa: SLF001
-            yield
-    finally:
-        COMPUTING.on = before
+
+    __slots__ = ("before", "functions", "modes")
+
+    def __enter__(self) -> None:
+        others = torch._C._len_torch_dispatch_stack()  # noqa: SLF001
+        self.modes = _disable_current_modes() if others else nullcontext()
+        self.modes.__enter__()
+        self.functions = torch._C.DisableTorchFunction()  # noqa: SLF001
+        self.functions.__enter__()
+        self.before, COMPUTING.on = COMPUTING.on, True
+
+    def __exit__(self, *error: object) -> None:
+        COMPUTING.on = self.before
+        self.functions.__exit__(*error)
+        self.modes.__exit__(*error)
 
 
 class Observer(TorchDispatchMode):  # type: ignore[misc]
@@ -90,7 +96,7 @@ class Observer(TorchDispatchMode):  # type: ignore[misc]
         if whole and not has_nested(args):
             # with the dispatch keys of the model, which decide how `linear` runs
             with torch._C._ForceDispatchKeyGuard(*self.keys), self:  # noqa: SLF001
-                return func.decompose(*args, **named)
+                return func._op_dk(COMPOSITE, *args, **named)  # noqa: SLF001
         if not self.hears(func):  # a view: most operators are
             return func(*args, **named)
         before = self.save_overwritten(args, named)

@@ -47,11 +47,12 @@ def list_silent(model: nn.Module, ran: set[str], heard: set[str]) -> Iterator[st
     for name, module in model.named_modules():
         if last is not None and (not last or name.startswith(f"{last}.")):
             continue
-        related = any(
+        if name not in ran or not looks_like_attention(module):
+            continue
+        if not any(
             other == name or is_in(other, name) or (other and is_in(name, other))
             for other in heard
-        )
-        if name in ran and not related and looks_like_attention(module):
+        ):
             last = name
             yield name
 

@@ -96,7 +96,10 @@ class Watcher:
     @property
     def mine(self) -> Passes:
         """The passes of this thread."""
-        return self.passes.setdefault(threading.get_ident(), Passes())
+        thread = threading.get_ident()
+        if thread not in self.passes:
+            self.passes[thread] = Passes()
+        return self.passes[thread]
 
     def begin(self, _module: nn.Module, args: Any, named: Any) -> None:
         """Store the tokens and the padding of a pass."""
