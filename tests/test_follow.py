@@ -26,6 +26,7 @@ from torch import nn
 
 import regard
 from regard.lens.passes import Passes
+from regard.lens.watch import PLACE
 
 SPECIAL = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
 TEXT = {
@@ -734,6 +735,19 @@ class Adapted(nn.Module):
 
     def generate(self, *args, **named):
         return self.base_model.model.generate(*args, **named)
+
+
+def test_tokens_that_are_computed_again_are_reported():
+    """XLNet computes its last tokens again in every step, with keys that are new."""
+    config = transformers.XLNetConfig(
+        vocab_size=200, d_model=32, n_layer=2, n_head=4, d_inner=64
+    )
+    model, text = transformers.XLNetLMHeadModel(config).eval(), draw(1, LONG)
+    seen, _ = watch_generation(model, text, **GREEDY)
+    assert {x.note for x in seen.coverage()} == {PLACE}
+    with regard.watch(model) as seen:
+        model(text)
+    assert {x.note for x in seen.coverage()} == {""}
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gptj", "bloom"])

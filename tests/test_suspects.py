@@ -95,6 +95,13 @@ class Selects(nn.Module):
         return self.change(self, weights, v)
 
 
+class JoinHeads(nn.Module):
+    """Puts the features of all heads side by side."""
+
+    def forward(self, x):
+        return x.transpose(1, 2).flatten(2)
+
+
 def gather(_model, weights, v):
     rows = torch.tensor([3, 1]).expand(*weights.shape[:2], 2)
     return weights.gather(2, rows[..., None].expand(-1, -1, -1, 5)) @ v
@@ -127,3 +134,13 @@ def test_weights_that_are_moved_before_they_are_taken_are_told(change):
     (entry,) = seen.recording.coverage
     assert entry.attention
     assert entry.reason or "changed after the softmax" in entry.note
+
+
+def test_what_two_modules_in_a_row_assign_is_told():
+    """What the first gives is no weights, though a product made it from weights."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Selects(assign), JoinHeads(), Selects(assign))
+    with torch.no_grad(), watch(model) as seen:
+        model(torch.randn(3, 5, 8))
+    assert [x.name for x in seen.recording.coverage] == ["0", "2"]
+    assert all(x.attention and x.reason for x in seen.recording.coverage)

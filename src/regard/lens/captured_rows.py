@@ -108,19 +108,25 @@ def is_empty(call: CapturedCall, n: int) -> bool:
     return bool(hides(call.mask[..., n:]).all())
 
 
+def is_other_sequence(name: str, call: CapturedCall) -> bool:
+    """Return whether a call certainly attends to another sequence, as cross-attention.
+
+    Keys that were all computed in this pass are in no cache.
+    """
+    return call.keys_are_new or CROSS.search(name) is not None
+
+
 def find_place(name: str, call: CapturedCall) -> tuple[int, bool]:
     """Return where the rows of a first call start, and whether it is cross-attention.
 
     With fewer queries than keys, the rows follow a cache, or are in a cache of fixed
     size, or attend to another sequence. In the first two cases each row of the mask
-    ends one key later than the row before. Keys that were all computed in this pass are
-    in no cache.
+    ends one key later than the row before.
     """
     n_q, n_k = call.q.shape[2], call.k.shape[2]
-    other = CROSS.search(name) is not None
     if n_q == n_k or call.causal:
-        return 0, other
-    if call.keys_are_new or other:
+        return 0, CROSS.search(name) is not None
+    if is_other_sequence(name, call):
         return 0, True
     if call.mask is None:
         return (n_k - 1, False) if n_q == 1 else (0, True)

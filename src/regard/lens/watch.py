@@ -29,6 +29,7 @@ from regard.errors import OptionError
 from regard.lens.adapters.hear import patch_adapters
 from regard.lens.assemble import LayerRun
 from regard.lens.captured_call import CapturedCall, join_samples
+from regard.lens.captured_rows import is_other_sequence
 from regard.lens.check_rebuild import check_rebuild, fix_empty_row_lse
 from regard.lens.find_attention import UNSTABLE, AttentionFinder, describe_error
 from regard.lens.module_stack import Hooks, ModuleStack, is_decoder
@@ -57,6 +58,7 @@ PIECES = (
     "its first keys are not those of an earlier call: they were cached before the "
     "watch, or its generation is in pieces"
 )
+PLACE = "where its queries stand among its keys could not be told"
 PACKED = "several sequences are packed into one, and are not told apart"
 SILENT = "it ran, but no softmax was heard in it"
 SAMPLES = "vmap runs it once per sample, and its samples are not alike"
@@ -196,6 +198,9 @@ class Watcher:
         if run.rows[0].start:
             again = len(self.mine.runs[name]) > 1
             tally.notes[PIECES if again else EARLIER] = None
+        attends_to_itself = any(not x.is_cross for x in self.mine.runs[name])
+        if run.is_cross and (attends_to_itself or not is_other_sequence(name, call)):
+            tally.notes[PLACE] = None
         if self.mine.given.is_packed:
             tally.notes[PACKED] = None
 
