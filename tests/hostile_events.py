@@ -487,6 +487,7 @@ def fork(s: Stage):
         before = s.run()
         child = os.fork()
         if child == 0:
+            torch.set_num_threads(1)  # OpenMP's own threads do not survive a fork
             with os.fdopen(write, "wb") as file:
                 try:
                     file.write(pickle.dumps(s.run().tolist()))

@@ -266,6 +266,35 @@ def test_a_generation_is_matched():
     assert weigh(truth, heard, drop_rows(seen.recording))[0] == "wrong"
 
 
+def test_what_is_computed_again_is_matched_if_it_is_the_same():
+    """Without a cache, the record is that of the last pass."""
+    model, _ = FAMILIES["llama"].build()
+    ids = torch.arange(5, 11)[None]
+
+    def run(model):
+        return model(ids[:, :5], use_cache=False), model(ids, use_cache=False)
+
+    with torch.no_grad(), regard.watch(model) as seen:
+        run(model)
+    heard, _ = list_heard(model, run)
+    truth = list_softmaxes(model, run)
+    recording = seen.recording
+    last = [x for x in recording.records if x.q.shape[1] == 6]
+    entries = tuple(replace(x, calls=2, kept=2) for x in recording.coverage)
+    whole = replace(
+        recording,
+        records=tuple(last),
+        sequences=(0,) * len(last),
+        coverage=entries,
+    )
+    assert weigh(truth, heard, whole)[:2] == ("correct", "")
+    weights = truth[0].weights.clone()
+    weights[0, 0, 3, :2] += torch.tensor([1e-3, -1e-3])
+    other = [replace(truth[0], weights=weights), *truth[1:]]
+    verdict, text, _ = weigh(other, heard, whole)
+    assert (verdict, text[:8]) == ("wrong", "missing:")
+
+
 def test_a_generation_in_pieces_is_wrong():
     model, _ = FAMILIES["llama"].build()
     ids = torch.arange(5, 11)[None]

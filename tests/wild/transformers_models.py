@@ -71,6 +71,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "blip-2": {"image_token_index": 120},
     "instructblip": {"image_token_index": 120},
     "instructblipvideo": {"video_token_index": 120},
+    "vjepa2": {"crop_size": 64, "frames_per_clip": 4},
     "aya_vision": {"vision_config": {"model_type": "siglip_vision_model"}},
 }
 
