@@ -12,6 +12,8 @@ from torch import nn
 
 from regard.recording.record import Covered
 
+ORIGINAL = "_torchdynamo_orig_callable"  # an attribute of functions that are compiled
+
 
 class Tally:
     """What was heard of one layer, for the coverage."""
@@ -44,13 +46,8 @@ def find_compiled(model: nn.Module) -> list[str]:
         for name, module in model.named_modules()
         if getattr(module, "_compiled_call_impl", None) is not None
         or type(module).__name__ == "OptimizedModule"
-        or any(is_compiled(x) for x in vars(module).values())
+        or any(ORIGINAL in getattr(x, "__dict__", ()) for x in vars(module).values())
     ]
-
-
-def is_compiled(x: object) -> bool:
-    """Return whether x is a function that torch.compile returned."""
-    return "_torchdynamo_orig_callable" in getattr(x, "__dict__", ())
 
 
 def is_inside(name: str, other: str) -> bool:

@@ -195,14 +195,18 @@ class Watcher:
                 tally.reasons["its output could not be rebuilt"] = None
         run = self.mine.add(name, call, keep_v=self.keep_v)
         tally.kept += 1
+        tally.notes |= dict.fromkeys(self.note_places(name, call, run))
+
+    def note_places(self, name: str, call: CapturedCall, run: LayerRun) -> list[str]:
+        """Return what a reader must know of where queries and keys stand."""
+        runs = self.mine.runs[name]
+        notes = [PACKED] if self.mine.given.is_packed else []
         if run.rows[0].start:
-            again = len(self.mine.runs[name]) > 1
-            tally.notes[PIECES if again else EARLIER] = None
-        attends_to_itself = any(not x.is_cross for x in self.mine.runs[name])
+            notes.append(PIECES if len(runs) > 1 else EARLIER)
+        attends_to_itself = any(not x.is_cross for x in runs)
         if run.is_cross and (attends_to_itself or not is_other_sequence(name, call)):
-            tally.notes[PLACE] = None
-        if self.mine.given.is_packed:
-            tally.notes[PACKED] = None
+            notes.append(PLACE)
+        return notes
 
     def finish_safely(self) -> Recording:
         """Return everything that was kept; an error of ours becomes a reason."""
