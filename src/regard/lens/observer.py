@@ -43,8 +43,6 @@ COMPUTING = Computing()
 class compute:  # noqa: N801 (it is used like a function)
     """Compute something of our own, which no mode of anyone hears."""
 
-    __slots__ = ("before", "functions", "modes")
-
     def __enter__(self) -> None:
         others = torch._C._len_torch_dispatch_stack()  # noqa: SLF001
         self.modes = _disable_current_modes() if others else nullcontext()
