@@ -33,7 +33,7 @@ from torch import Tensor
 from regard.lens.captured_call import CapturedCall
 from regard.lens.captured_rows import (
     CapturedRows,
-    cut_empty,
+    cut_keys,
     extend,
     find_place,
     is_empty,
@@ -69,9 +69,8 @@ class LayerRun:
         self.dropped: set[int] = set()  # sequences whose padding was removed
         self.valid = call.valid
         self.end, self.is_cross = find_place(name, call)  # behind the last row
-        if not self.is_cross:
-            call = cut_empty(call, self.end + call.q.shape[2])
         self.first = 0  # position of the first key that the cache still holds
+        call = self.cut_empty(call)
         self.forgotten: list[list[Tensor]] = []  # k, and v if kept, of those before it
         self.keys = Growing(call.k)
         self.values = Growing(call.v) if keep_v and call.v is not None else None
@@ -87,14 +86,11 @@ class LayerRun:
         """The arrays that grow: keys, and values if they are kept."""
         return [self.keys] if self.values is None else [self.keys, self.values]
 
-    def continue_with(
-        self, call: CapturedCall, told: Continued | None = None
-    ) -> Continued | None:
+    def continue_with(self, call: CapturedCall, told: Continued) -> Continued | None:
         """Add a call if it continues this run; return how, or None.
 
         told: what is known from the cache, and from the first layer of the pass
         """
-        told = told or Continued()
         whole, given = bring(self.keys.held).shape, call.k.shape
         if (whole[1], whole[3]) != (given[1], given[3]):
             return None
@@ -103,29 +99,28 @@ class LayerRun:
             theirs = call.key_fingerprint[:, :shared]
             if not shared or mine.shape[1:] != theirs.shape[1:]:
                 continue
-            order, alike = None, mine.shape == theirs.shape and add == self.replace
-            is_again = alike and (
-                told.cropped == 0 or torch.allclose(mine, theirs, 1e-4, 1e-5)
-            )
+            order, is_again = None, add == self.replace and is_near(mine, theirs, told)
             if told.order is not None or not (torch.equal(mine, theirs) or is_again):
                 order = find_order(mine, theirs, told.order)
                 if order is None or self.is_cross:
                     continue
                 self.reorder(order)
             cropped = add(call, shared, gone)
-            if not self.is_cross:
-                call = cut_empty(call, self.end - self.first + call.q.shape[2])
-            self.add_rows(call)
+            self.add_rows(self.cut_empty(call))
             return Continued(order, cropped)
         return None
+
+    def cut_empty(self, call: CapturedCall) -> CapturedCall:
+        """Return a call without the empty places of a cache of fixed size."""
+        n = self.end - self.first + call.q.shape[2]
+        return call if self.is_cross else cut_keys(call, n)
 
     def list_ways(self, call: CapturedCall) -> Iterator[tuple[int, int, Any]]:
         """Yield ways to continue: shared keys, lost ones, what is to be done."""
         n_q, n_k, before = call.q.shape[2], call.k.shape[2], self.keys.n
         old = n_k - n_q
         if self.is_cross:
-            if n_k == before and not call.causal and old > 0:
-                yield n_k, 0, self.repeat
+            yield from self.list_cross_ways(call)
             return
         follows = old == before and self.first + before == self.end
         in_room = old > before and self.first == 0 and is_empty(call, before + n_q)
@@ -133,8 +128,19 @@ class LayerRun:
             yield before, 0, self.extend
         if old == 0 and n_k == before + 1 and self.first == 0:
             yield before, 0, self.replace
-        if not 0 < old < before:
-            return
+        if 0 < old < before:
+            yield from self.list_shorter_ways(old, before)
+
+    def list_cross_ways(self, call: CapturedCall) -> Iterator[tuple[int, int, Any]]:
+        """Yield the way to continue cross-attention: the keys are the same."""
+        n_q, n_k = call.q.shape[2], call.k.shape[2]
+        if n_k == self.keys.n and not call.causal and n_q < n_k:
+            yield n_k, 0, self.repeat
+
+    def list_shorter_ways(
+        self, old: int, before: int
+    ) -> Iterator[tuple[int, int, Any]]:
+        """Yield ways to continue with fewer keys than there were before."""
         if self.first + before == self.end:
             yield old, before - old, self.slide
         last = self.rows[-1]
@@ -282,13 +288,16 @@ class LayerRun:
         if valid is None or len(valid) != self.batch or self.rows[0].start:
             return None
         grows = len(self.rows) > 1 and not self.is_cross
-        fits = valid.shape[1] < n_k if grows else False
-        real = extend(valid[b], n_k)
-        if not (fits or valid.shape[1] == n_k) or bool(real.all()):
+        real, length = extend(valid[b], n_k), valid.shape[1]
+        if bool(real.all()) or not (length == n_k or (grows and length < n_k)):
             return None
-        hidden = bool(real.any()) or self.is_blind(b, n_k)
-        hidden = hidden and all(self.hides_padding(x, b, real) for x in self.rows)
-        return real if hidden else None
+        return real if self.hides_all_padding(b, real) else None
+
+    def hides_all_padding(self, b: int, real: Tensor) -> bool:
+        """Return whether all rows hide the keys that are no real tokens."""
+        if not bool(real.any()) and not self.is_blind(b, len(real)):
+            return False
+        return all(self.hides_padding(x, b, real) for x in self.rows)
 
     def is_blind(self, b: int, n_k: int) -> bool:
         """Return whether all rows hide all keys."""
@@ -327,19 +336,29 @@ class LayerRun:
             return None, None
         if plain and all(x.causal or x.n_q == 1 for x in self.rows):
             return causal(), None
+        cells = self.join_cells(b)[:, kept][..., keys]  # (H or 1, Nq, Nk)
+        key: Any = object()  # shared only by calls with the very same mask
+        if len(self.rows) == 1 and first.mask is not None:
+            number = min(b, first.mask.shape[0] - 1)
+            places = tuple(tuple(x.tolist()) for x in positions)
+            key = (id(first.mask), number, first.start, first.causal, hash(places))
+            key = (*key, tuple(keys.tolist()))
+        return self.store.explain(key, cells, *positions)
+
+    def join_cells(self, b: int) -> Tensor:
+        """Return what is added to the scores of all rows of a sequence."""
         n_k = self.first + self.keys.n
         blocks = [write_rows(x, b, n_k) for x in self.rows]
         heads = max(x.shape[0] for x in blocks)
         blocks = [x.expand(heads, -1, -1) for x in blocks]
-        cells = torch.cat(blocks, 1) if len(blocks) > 1 else blocks[0]
-        cells = cells[:, kept][..., keys]  # (H or 1, Nq, Nk)
-        key: Any = object()  # shared only by calls with the very same mask
-        if len(self.rows) == 1 and first.mask is not None:
-            number = b if first.mask.shape[0] > 1 else 0
-            places = tuple(tuple(x.tolist()) for x in positions)
-            key = (id(first.mask), number, first.start, first.causal, hash(places))
-            key = (*key, tuple(keys.tolist()) if len(keys) < n_k else n_k)
-        return self.store.explain(key, cells, *positions)
+        return torch.cat(blocks, 1) if len(blocks) > 1 else blocks[0]
+
+
+def is_near(mine: Tensor, theirs: Tensor, told: Continued) -> bool:
+    """Return whether keys that are computed again are the same, up to rounding."""
+    if mine.shape != theirs.shape:
+        return False
+    return told.cropped == 0 or torch.allclose(mine, theirs, 1e-4, 1e-5)
 
 
 def find_order(mine: Tensor, theirs: Tensor, told: Tensor | None) -> Tensor | None:

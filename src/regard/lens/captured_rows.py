@@ -90,8 +90,8 @@ def extend(valid: Tensor, n: int) -> Tensor:
     return torch.cat([valid, valid.new_ones(max(0, n - len(valid)))])[:n]
 
 
-def cut_empty(call: CapturedCall, n: int) -> CapturedCall:
-    """Return a call without the empty places of a cache of fixed size."""
+def cut_keys(call: CapturedCall, n: int) -> CapturedCall:
+    """Return a call with its first n keys."""
     if n >= call.k.shape[2]:
         return call
     mask = call.mask
@@ -109,10 +109,7 @@ def is_empty(call: CapturedCall, n: int) -> bool:
 
 
 def is_other_sequence(name: str, call: CapturedCall) -> bool:
-    """Return whether a call certainly attends to another sequence, as cross-attention.
-
-    Keys that were all computed in this pass are in no cache.
-    """
+    """Return whether a call attends to another sequence: its keys are in no cache."""
     return call.keys_are_new or CROSS.search(name) is not None
 
 

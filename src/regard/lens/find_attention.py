@@ -23,6 +23,7 @@ from torch import Tensor
 
 from regard.lens.captured_call import PIECE, CapturedCall
 from regard.lens.fused import read_flex, read_fused
+from regard.lens.layout import Axis
 from regard.lens.operators import (
     COMPOSITE_ATTENTION,
     ENCODER_LAYER,
@@ -239,9 +240,8 @@ class AttentionFinder:
             call.is_touched = True
             return False
         batch, *rest = axes
-        rows, keys = rest if side == 0 else rest[::-1]
-        value_axes = views[1 - side].axes()
-        summed = value_axes[2 if side else 1] if value_axes else ()
+        rows, keys = rest[:: 1 - 2 * side]  # turned, if they are the right operand
+        first, summed = find_value_axes(side, views)
         if call.is_of_features or (call.operands is None and is_taken(summed)):
             return False  # linear attention: a softmax over features
         if keys != call.taken_axis:
@@ -251,12 +251,7 @@ class AttentionFinder:
         if not call.is_taken:
             call.is_taken = True
             values, out = (x.mT if side else x for x in (operands[1 - side], out))
-            taken = Taken(
-                weights=(batch, rows, keys),
-                values=values.detach(),
-                value_batch=None if value_axes is None else value_axes[0],
-                out=out.detach(),
-            )
+            taken = Taken((batch, rows, keys), values.detach(), first, out.detach())
             self.complete(call, taken, describe_changes(origin.changes))
         return True
 
@@ -348,6 +343,12 @@ class AttentionFinder:
             self.products.clear()
             self.queries.clear()
             self.trace.origins.clear()
+
+
+def find_value_axes(side: int, views: tuple[View, View]) -> tuple[Axis | None, Axis]:
+    """Return the axis of the batch of the values, and the one that is summed over."""
+    axes = views[1 - side].axes()
+    return (None, ()) if axes is None else (axes[0], axes[2 if side else 1])
 
 
 def is_traced(view: View) -> bool:

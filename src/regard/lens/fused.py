@@ -160,16 +160,9 @@ def read_fast_path(given: dict[str, Any]) -> CapturedCall | str:
         F.linear(y, w, c).unflatten(-1, (heads, -1)).transpose(1, 2)
         for y, w, c in zip(sources, weight.chunk(3), biases, strict=True)
     )
-    mask, kind = given.get("mask"), given.get("mask_type")
-    if mask is not None:
-        mask = ~mask.bool()
-        if kind == 1:
-            mask = mask[:, None, None]
-        mask = mask[(None,) * (4 - mask.ndim)]
     inside = None
     if lengths is not None:
         inside = torch.arange(x.shape[1]) < torch.tensor(lengths)[:, None]
-        mask = inside[:, None, None] if mask is None else mask & inside[:, None, None]
     return CapturedCall(
         via="nn.MultiheadAttention",
         q=q,
@@ -178,7 +171,25 @@ def read_fast_path(given: dict[str, Any]) -> CapturedCall | str:
         out=None,
         lse=None,
         scale=q.shape[-1] ** -0.5,
-        mask=mask,
+        mask=read_fast_mask(given.get("mask"), given.get("mask_type"), inside),
         keys_are_new=True,
         valid=inside,
     )
+
+
+def read_fast_mask(
+    mask: Tensor | None, kind: int | None, inside: Tensor | None
+) -> Tensor | None:
+    """Return which keys a fast path may see; it is told which ones it may not.
+
+    kind: 1 if the mask is one of padding, (B, N)
+    inside: (B, N), which places of a padded nested tensor are tokens
+    """
+    if mask is not None:
+        mask = ~mask.bool()
+        if kind == 1:
+            mask = mask[:, None, None]
+        mask = mask[(None,) * (4 - mask.ndim)]
+    if inside is None:
+        return mask
+    return inside[:, None, None] if mask is None else mask & inside[:, None, None]

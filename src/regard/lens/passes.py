@@ -158,27 +158,33 @@ class Passes:
         last, begun = self.find_last(runs), self.state is State.BEGUN
         if self.is_first_use and has_all_keys(call):
             last = None  # the cache is new, and was empty
-        if last is not None and last.is_cross and self.is_new and not begun:
-            last = None  # the same keys, other queries
         if last is not None and last.is_cross and not begun:
-            self.follow(last)
+            last = self.follow(last)
         how = None if last is None else last.continue_with(call, self.find_told(last))
         if how is None or last is None:
             last = LayerRun(name, call, self.store, keep_v=keep_v)
             runs.append(last)
-            inside = self.state is State.RUNNING or (
-                self.state is State.IDLE and bool(self.method_ran)
-            )
-            last.session = self.current if inside else len(self.sessions)
-        if not begun:
-            return last
+            last.session = self.current if self.is_inside else len(self.sessions)
+        if begun:
+            self.begin_running(call, last, how)
+        return last
+
+    def begin_running(
+        self, call: CapturedCall, run: LayerRun, how: Continued | None
+    ) -> None:
+        """Find the session of a pass by its first call."""
         self.state, self.is_new, self.how = State.RUNNING, how is None, how
         if how is None:
             self.sessions.append(Session(call.q.shape[0]))
-        self.current = min(last.session, len(self.sessions) - 1)
-        whole = last.rows[0].start == 0  # else the tokens before are unknown
+        self.current = min(run.session, len(self.sessions) - 1)
+        whole = run.rows[0].start == 0  # else the tokens before are unknown
         self.sessions[self.current].add(self.given, how, whole=whole)
-        return last
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether a call is a part of the current session, not of a new one."""
+        idle = self.state is State.IDLE
+        return self.state is State.RUNNING or (idle and bool(self.method_ran))
 
     @property
     def is_first_use(self) -> bool:
@@ -192,26 +198,32 @@ class Passes:
         some = [x for x in runs if known is None or x.session == known]
         return some[-1] if some else None
 
-    def find_told(self, run: LayerRun) -> Continued | None:
+    def find_told(self, run: LayerRun) -> Continued:
         """Return what the cache, and the first layer of the pass, tell about a run."""
         if run.is_cross or run.session >= len(self.sessions):
-            return None
+            return Continued()
         how = self.how if self.state is State.RUNNING else None
         return Continued(
             self.sessions[run.session].told, None if how is None else how.cropped
         )
 
-    def follow(self, run: LayerRun) -> None:
-        """Do to a run of cross-attention what the first layer of the pass showed."""
+    def follow(self, run: LayerRun) -> LayerRun | None:
+        """Do to a run of cross-attention what the first layer of the pass showed.
+
+        Returns the run, None if the pass is new: the same keys, other queries.
+        """
         how = self.how
+        if self.is_new:
+            return None
         if self.state is not State.RUNNING or how is None:
-            return
+            return run
         if how.order is not None and int(how.order.max()) < run.batch:
             run.reorder(how.order)
         if how.cropped == 0:
             run.restart()
         elif how.cropped is not None:
             run.crop_rows(how.cropped)
+        return run
 
     def group_runs(self) -> Iterator[tuple[int, int, list[tuple[int, LayerRun]]]]:
         """Yield each session: its number and size, and its runs in order.

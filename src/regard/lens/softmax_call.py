@@ -227,19 +227,10 @@ def compare_rows(
     if logits is None or weights is None:
         return math.inf
     wide = logits.dtype
-    try:
-        added = add_terms(formula.added, wanted)
-    except ValueError:
-        return math.inf
-    if added is not None and added.shape[1] > 1:
-        added = added[:, picked]
     scores = q[:, picked].to(wide) @ k.mT.to(wide)
-    for factor in formula.factors:
-        x = factor.place(wanted)
-        if x is None or x.shape[2] > 1:
-            return math.inf
-        scores = scores * (x[:, picked] if x.shape[1] > 1 else x) ** factor.number
-    mine = apply_formula(scores, formula, added)
+    mine = compute_logits(scores, formula, wanted, picked)
+    if mine is None:
+        return math.inf
     theirs, weights = logits[:, picked], weights[:, picked].to(wide)
     others = tuple(axis for i, axis in enumerate(call.axes) if i != call.dim)
     if call.blind is not None:  # they average, whatever their scores are
@@ -255,3 +246,21 @@ def compare_rows(
     same = rebuilt.isnan() & weights.isnan()
     difference = (rebuilt - weights).masked_fill(same, 0).abs()
     return float(difference.max()) if difference.numel() else 0.0
+
+
+def compute_logits(
+    scores: Tensor, formula: Formula, wanted: tuple[Axis, ...], picked: Tensor
+) -> Tensor | None:
+    """Return the logits of some rows, from their scores; None if axes do not fit."""
+    try:
+        added = add_terms(formula.added, wanted)
+    except ValueError:
+        return None
+    if added is not None and added.shape[1] > 1:
+        added = added[:, picked]
+    for factor in formula.factors:
+        x = factor.place(wanted)
+        if x is None or x.shape[2] > 1:
+            return None
+        scores = scores * (x[:, picked] if x.shape[1] > 1 else x) ** factor.number
+    return apply_formula(scores, formula, added)

@@ -138,15 +138,7 @@ class Trace:
         Scores and weights come first, then the first argument of the same shape, then
         one that was broadcast.
         """
-        joined = name in JOINS
-        some = given[:1] if name in SELECTS else given  # not what selects
-        fits = [
-            x
-            for x in some
-            if x.shape == result.shape or (joined and x.ndim == result.ndim)
-        ]
-        if joined:
-            fits.sort(key=repeats)  # learnt keys that are the same for all sequences
+        fits = list_fitting(name, given, result)
         known = [(x, self.get(x)) for x in fits]
         for kind in ("softmax", "product"):  # weights come before scores
             for x, origin in known:
@@ -246,6 +238,14 @@ class Trace:
             view = self.view(target)
             step = self.make_step(name, args, kwargs, view) if whole else None
             origin.steps = (*origin.steps, step or Step("unknown"))
+
+
+def list_fitting(name: str, given: Sequence[Tensor], result: Tensor) -> list[Tensor]:
+    """Return the arguments whose axes a result may have."""
+    if name in JOINS:  # last, learnt keys that are the same for all sequences
+        return sorted((x for x in given if x.ndim == result.ndim), key=repeats)
+    some = given[:1] if name in SELECTS else given  # not what selects
+    return [x for x in some if x.shape == result.shape]
 
 
 def broadcasts(x: Tensor, result: Tensor) -> bool:
