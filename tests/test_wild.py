@@ -42,7 +42,7 @@ def test_the_lens_is_right_about_a_tenth_of_the_field(tmp_path):
     tenth = choose_tenth()
     results = tmp_path / "wild.jsonl"
     command = [sys.executable, "-W", "ignore", wild_run.__file__, "--tenth", str(tenth)]
-    done = run_quietly(*command, "--results", str(results))
+    done = run_quietly(*command, "--results", str(results), "--jobs", "2")
     found = wild_run.read_results(results)
     assert len(found) > 30, done.stderr
     assert [x for x in found if x.verdict in ("wrong", "broke")] == []
