@@ -70,7 +70,7 @@ def count_families() -> tuple[object, ...]:
 
 
 def count_field() -> tuple[object, ...]:
-    """Count the cases of the field that ran, and those that are recorded or reported."""
+    """Count the cases of the field that ran, and those recorded or reported."""
     found = json.loads((ROOT / "tests/wild/results.json").read_text("utf-8"))
     kinds = ("correct", "reported", "wrong", "broke")
     counts = [sum(len(x.get(kind, ())) for x in found.values()) for kind in kinds]
@@ -131,8 +131,8 @@ CLAIMS = (
         count_families,
     ),
     Claim(
-        "Of {} models and generations of transformers, timm and other libraries, {} are "
-        "recorded completely; for the other {}, the report says what is missing",
+        "Of {} models and generations of transformers, timm and other libraries, {} "
+        "are recorded completely; for the other {}, the report says what is missing",
         "tests/wild/run.py",
         "tests/wild/results.json",
         count_field,
