@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from regard.errors import OptionError
 from regard.recording.file import open_recording, save_recording
+from regard.recording.hidden_tokens import describe_hidden
 from regard.recording.record import Covered, Record, Recording
 from regard.recording.spans import Offsets, Span, find_spans
 
@@ -194,6 +195,7 @@ class Seen:
         count = len(set(found.sequences))
         of = f"{of}, {count} sequence{'' if count == 1 else 's'}"
         lines = [f"{found.model}: {of}"]
+        lines += [f"  {x}" for x in describe_hidden(found)]
         for x in layers:
             calls = f"{x.calls} call{'' if x.calls == 1 else 's'}"
             about = f"{x.via}, {calls}, error {x.error:.0e}" if x.via else ""

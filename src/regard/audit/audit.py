@@ -32,7 +32,9 @@ from regard.audit.audited_record import (
 )
 from regard.audit.finding import Finding, Level, combine, tell
 from regard.audit.row_summary import RowSummary, summarize_rows
+from regard.audit.told_padding import find_real, judge_told, read_kept
 from regard.errors import OptionError
+from regard.recording.hidden_tokens import list_told
 from regard.recording.record import Recording
 
 LEAK = 1e-6  # a larger mass is not a rounding error
@@ -79,7 +81,8 @@ def audit(
     options = {"valid": valid, "documents": documents, "expect": expect}
     for name, option in options.items():
         check_patterns(name, option, names)
-    found, traits = list(judge_coverage(recording)), []
+    found, traits = [*judge_coverage(recording), *judge_told(recording, valid, pad)], []
+    told = {x.sequence: x for x in list_told(recording)}
     if not names and not found:
         raise OptionError(
             "the recording holds no layers, so there is nothing to audit. Run the "
@@ -89,10 +92,14 @@ def audit(
         if not record.q.shape[1]:  # the sequence is all padding
             continue
         known = {name: pick(option, record.name) for name, option in options.items()}
+        n = record.k.shape[1]
+        if sequence in told:
+            known["valid"] = read_kept(told[sequence], known["valid"], pad, n)
         if known["valid"] is None:
-            known["valid"] = find_padding_kept(recording, sequence, record.k.shape[1])
-        if pad is not None and record.k.shape[1] and known["valid"] is None:
-            known["valid"] = find_padding(recording, sequence, pad)
+            known["valid"] = find_padding_kept(recording, sequence, n)
+        if pad is not None and n and known["valid"] is None:
+            real = find_padding(recording, sequence, pad)
+            known["valid"] = real if len(real) == n else None  # else of an encoder
         case = read_audited_record(record, sequence)
         if known["expect"] is not None and not case.placed:
             known["expect"] = None
@@ -130,8 +137,7 @@ def find_padding(recording: Recording, sequence: int, pad: int) -> Tensor:
             f"pad={pad}, but the tokens of sequence {sequence} are not known. Give "
             "valid= (B, N) instead."
         )
-    real = torch.tensor(recording.tokens[sequence]) != pad
-    return (real.cumsum(0) > 0) & (real.flip(0).cumsum(0).flip(0) > 0)
+    return find_real(recording.tokens[sequence], pad)
 
 
 def find_padding_kept(recording: Recording, sequence: int, n: int) -> Tensor | None:

@@ -73,8 +73,11 @@ class RowSummary:
         return ((self.cells[name] == self.count) | ~rows).all(1) & (rows.sum(1) > 1)
 
     def is_soft(self, name: str) -> Tensor:
-        """Return for which heads (H,) forbidden cells share one logit, not the top."""
-        one = self.high[name] - self.low[name] <= 1e-3
+        """Return for which heads (H,) forbidden cells share one logit, not the top.
+
+        A cap of c makes -c of what was hidden; keys of zeros share the logit 0.
+        """
+        one = (self.high[name] - self.low[name] <= 1e-3) & (self.high[name] < -1e-3)
         peak = (self.case.record.lse + self.top.log()).masked_fill(
             ~self.good, -math.inf
         )

@@ -89,8 +89,8 @@ class Session:
 
     def list_tokens(
         self, dropped: set[int]
-    ) -> Iterator[tuple[tuple[int, ...], int, list[int]]]:
-        """Yield the tokens of each sequence, how many were padding, and which not.
+    ) -> Iterator[tuple[tuple[int, ...], list[int], list[int]]]:
+        """Yield the tokens of each sequence, its padding, and which of all is not.
 
         dropped: the sequences whose records are without their padding
         """
@@ -103,7 +103,7 @@ class Session:
             some = [] if bool(real.all()) else real.int().tolist()
             if b not in dropped:
                 real = torch.ones_like(real)
-            yield tuple(row[real].tolist()), int((~real).sum()), some
+            yield tuple(row[real].tolist()), row[~real].tolist(), some
 
 
 class Passes:

@@ -47,8 +47,8 @@ from regard.lens.suspects import list_silent
 from regard.lens.tally import Tally, find_compiled, is_inside
 from regard.recording.record import Covered, Record, Recording
 
-Told = tuple[tuple[int, ...], int, list[int]]  # tokens, padding, which are real
-UNKNOWN: Told = ((), 0, [])
+Told = tuple[tuple[int, ...], list[int], list[int]]  # tokens, padding, which are real
+UNKNOWN: Told = ((), [], [])
 KEEP = ("qk", "qkv")
 CHECKED, OFTEN = 2, 64  # calls of a layer that are checked: the first, every …th
 EARLIER = (
@@ -241,7 +241,7 @@ class Watcher:
             notes={
                 **find_rank(),
                 "valid": [x for _, _, x in tokens],  # of padded sequences, 0 or 1
-                "padding": [n for _, n, _ in tokens],  # tokens taken out
+                "hidden": [x for _, x, _ in tokens],  # padding that was taken out
                 "decoders": [
                     n
                     for n, is_attention in self.tallies
@@ -290,7 +290,7 @@ class Watcher:
 
 
 def tell_tokens(passes: Passes, number: int) -> dict[int, Told]:
-    """Return the tokens of a session's sequences, and how many were padding."""
+    """Return the tokens of a session's sequences, and which were padding."""
     if number >= len(passes.sessions):
         return {}
     dropped = find_dropped(passes, number)
