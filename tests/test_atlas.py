@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -488,6 +489,17 @@ def test_it_stops_after_the_first_shard_at_which_enough_is_known(tmp_path, corpu
     again = run_atlas(tmp_path / "a", crew=RunnerOptions(runner="loop"))
     assert replace(again, damaged=()) == ends[0]
     check_same(tmp_path / "a", tmp_path / "b")
+
+
+def test_results_that_are_already_there_are_counted_one_shard_at_a_time(
+    tmp_path, plain, corpus
+):
+    """A pool may bring later shards first: they do not count once enough is known."""
+    shutil.copytree(plain, tmp_path / "copy")
+    asked = plan_for(corpus, tokens=1)
+    end = run_atlas(tmp_path / "copy", crew=RunnerOptions(runner="loop"), plan=asked)
+    assert (end.shards, end.of) == (1, 10)
+    assert end.ended == "1 tokens were asked for"
 
 
 def test_a_run_that_ends_too_early_says_what_is_missing(tmp_path, corpus):
