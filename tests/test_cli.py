@@ -17,6 +17,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from test_weights import build, write_gguf
 
 import regard
 from regard.__main__ import main
@@ -385,17 +386,17 @@ def test_stdout_that_cannot_be_written_is_said(arguments, unbuffered):
     assert redirect(">&- 2>&- <&-", *arguments, env=env).returncode == 1
 
 
-def test_models_run_where_streams_are_closed(smollm):
-    for command in ("show", "generate"):
-        words = (command, "Hello", "--model", smollm)
-        closed = redirect(">&-", *words)
+def test_models_run_where_streams_are_closed(tmp_path):
+    model = write_gguf(tmp_path / "model.gguf", build("llama"))
+    for command in (("show",), ("generate", "--raw")):
+        closed = redirect(">&-", *command, "hello", "--model", model)
         assert (closed.returncode, closed.stderr) == (1, f"{CLOSED} >/dev/null.\n")
-        none = redirect("<&-", command, "-", "--model", smollm)
+        none = redirect("<&-", *command, "-", "--model", model)
         assert none.returncode == 1
         assert none.stderr.startswith('Error: stdin is closed, so "-" cannot be read.')
-    alone = redirect("2>&- <&-", "show", "Hello", "--model", smollm)
+    alone = redirect("2>&- <&-", "show", "hello", "--model", model)
     assert alone.returncode == 0
-    assert alone.stdout == run("show", "Hello", "--model", smollm).stdout
+    assert alone.stdout == run("show", "hello", "--model", model).stdout
 
 
 def test_a_closed_stderr_changes_no_exit_code(tmp_path):

@@ -2,7 +2,8 @@
 
 Each edit is made in a copy of the source, in a forked process that has the libraries
 loaded; the test that saw it last time runs first. A result is kept under a hash of the
-edit, the edited file and its tests, so a run that was stopped goes on where it was.
+edit, the edited file, its tests and the core, so a run that was stopped goes on where it
+was, and CI runs only what a change may have affected.
 
 Next: ../mutate.py
 """
@@ -35,6 +36,8 @@ SKIP = " and ".join(  # slow, or the same again in another library
     f"not {name}"
     for name in ("jax", "strict", "memory", "four_thousand", "long_block", "compiles")
 )
+# what all tests compare with; these files import only each other
+CORE = ("arrays", "definition/", "errors", "masks/", "plain/")
 PATIENCE = 300  # seconds for one test; longer is a loop that does not end
 
 
@@ -73,6 +76,8 @@ def make_key(edit: Edit, text: str) -> str:
     parts = [edit.name, edit.old, edit.new, text]
     if edit.file:
         parts += [x.read_text("utf-8") for x in edit.test_files]
+        parts += [x.text for x in read_sources().values() if x.path.startswith(CORE)]
+        parts.append((HERE.parent / "conftest.py").read_text("utf-8"))
     else:
         parts += [*edit.tests, *(x.text for x in read_sources().values())]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
