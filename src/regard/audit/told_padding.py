@@ -47,7 +47,7 @@ def judge_told(recording: Recording, valid: Any, pad: int | None) -> Iterator[Fi
 
 def tell(told: ToldTokens, what: str, n: int, level: Level = "error") -> Finding:
     """Return a finding about the mask that the model was given."""
-    numbers = {"tokens": n, "sequence": told.sequence}
+    numbers: dict[str, float] = {"tokens": n, "sequence": told.sequence}
     return Finding(what=what, layer=MASK, numbers=numbers, level=level)
 
 
