@@ -24,6 +24,7 @@ from regard.judge.inputs import CallFailedError, Numbers
 from regard.judge.subject import call_within
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+TOLERANCE["tf32"] = TOLERANCE["float16"]  # as many bits
 
 
 @dataclass(frozen=True, eq=False)

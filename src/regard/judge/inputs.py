@@ -24,7 +24,8 @@ from regard.definition.attention import Attended, attention
 from regard.masks.patterns import causal, window
 
 Numbers = NDArray[np.float64]
-Precision = str  # "float64", "float32", "float16" or "bfloat16"
+Precision = str  # "float64", "float32", "tf32", "float16" or "bfloat16"
+BITS = {"float64": 53, "float32": 24, "tf32": 11, "float16": 11, "bfloat16": 8}
 
 
 class NotAskedError(Exception):
@@ -72,6 +73,8 @@ class Inputs:
 
 def round_to(x: Numbers, precision: Precision) -> Numbers:
     """Round to a precision; the result is float64."""
+    if precision == "tf32":  # as wide as float32, as precise as float16
+        return round_bits(x, BITS[precision])
     if precision != "bfloat16":
         with np.errstate(over="ignore"):  # overflow gives inf
             return np.asarray(x.astype(precision).astype(np.float64))
@@ -79,6 +82,12 @@ def round_to(x: Numbers, precision: Precision) -> Numbers:
     kept = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000  # round half to even
     finite = np.isfinite(x)
     return np.where(finite, kept.astype(np.uint32).view(np.float32), x)
+
+
+def round_bits(x: Numbers, bits: int) -> Numbers:
+    """Round to a number of significant bits."""
+    part, exponent = np.frexp(x)
+    return np.ldexp(np.round(np.ldexp(part, bits)), exponent - bits)
 
 
 def compute_allowed(inputs: Inputs) -> NDArray[np.bool_] | None:

@@ -84,7 +84,8 @@ class Report:
     convention: str
     level: str
     verdicts: tuple[Verdict, ...] = field(repr=False)
-    note: str = ""  # on the precision it is checked in, if not the one that was given
+    note: str = ""  # on the precision it computes in, if not the one that was given
+    judged: str = ""  # the precisions it is checked in, and their tolerances
 
     @property
     def failed(self) -> tuple[Verdict, ...]:
@@ -102,6 +103,11 @@ class Report:
         return {s: sum(x.status == s for x in self.verdicts) for s in STATUSES}
 
     @property
+    def precision(self) -> str:
+        """The precisions that it is checked in, and why."""
+        return self.note or self.judged
+
+    @property
     def seconds(self) -> float:
         """Total run time in seconds."""
         return sum(x.seconds for x in self.verdicts)
@@ -113,7 +119,7 @@ class Report:
 
     def __str__(self) -> str:
         lines = [self.summary(), f"convention: {self.convention}"]
-        lines += [f"precision: {self.note}", ""] if self.note else [""]
+        lines += [f"precision: {self.precision}", ""]
         lines += [x.explain() + "\n" for x in self.failed]
         for status in ("waiting", "not asked"):
             lines += [*self.gather(status)]
@@ -151,13 +157,13 @@ class Report:
                 console.print(Text(line, COLOURS[status]))
         console.print(Text(self.summary(), COLOURS["passed" if self.ok else "failed"]))
         console.print(Text(f"convention: {self.convention}", "dim"))
-        if self.note:
-            console.print(Text(f"precision: {self.note}", COLOURS["waiting"]))
+        style = COLOURS["waiting"] if self.note else "dim"
+        console.print(Text(f"precision: {self.precision}", style))
 
     def to_markdown(self) -> str:
         """Return the report as Markdown, for example for a pull request."""
         lines = [f"## {self.summary()}", "", f"Convention: `{self.convention}`", ""]
-        lines += [f"Precision: {self.note}", ""] if self.note else []
+        lines += [f"Precision: {self.precision}", ""]
         lines += ["| case | level | verdict | |", "|---|---|---|---|"]
         for each in self.verdicts:
             note = each.note().replace("|", "\\|")
@@ -174,7 +180,7 @@ class Report:
             {
                 "name": self.name,
                 "convention": self.convention,
-                "precision": self.note,
+                "precision": self.precision,
                 "level": self.level,
                 "ok": self.ok,
                 "counts": self.counts,

@@ -36,7 +36,7 @@ from regard.judge.inputs import CallFailedError, NotAskedError
 from regard.judge.kernel_cases import KERNEL
 from regard.judge.mask_cases import MASKING
 from regard.judge.option_cases import OPTIONS
-from regard.judge.precision import settle_precision
+from regard.judge.precision import describe_tolerances, settle_precision
 from regard.judge.report import Report, Status, Verdict
 from regard.judge.size_cases import SIZES
 from regard.judge.subject import Subject
@@ -75,7 +75,9 @@ def check(
     note = settle_precision(subject)
     verdicts = judge_all(subject, cases, seed)
     name = str(getattr(fn, "__name__", type(fn).__name__))
-    return Report(name, describe_convention(words), level, tuple(verdicts), note)
+    judged = describe_tolerances(subject)
+    said = describe_convention(words)
+    return Report(name, said, level, tuple(verdicts), note, judged)
 
 
 def order_cases(level: str) -> list[Case]:

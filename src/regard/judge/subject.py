@@ -94,7 +94,8 @@ class Subject:
         kind = Projected if convention.projections else Direct
         self.form = kind(fn, convention, self.library)
         self.offered = convention.precisions or self.library.precisions
-        self.precisions = self.offered  # those that it computes in, best first
+        self.precisions = self.offered  # those that are judged, best first
+        self.computes = {dtype: dtype for dtype in self.offered}
 
     def ask(self, inputs: Inputs, precision: str | None = None) -> Answer:
         """Call the function once, with inputs rounded to a precision."""
