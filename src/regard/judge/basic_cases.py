@@ -165,7 +165,7 @@ def ignore_order(e: Examiner) -> Difference | None:
     first = e.ask(Inputs(q=q, k=k, v=v)).out
     second = e.ask(Inputs(q=q, k=k[:, :, order], v=v[:, :, order])).out
     room = max(1e-8, min(e.room(), 2.0 ** (7 - e.bits)))  # only sums are reordered
-    return compare_arrays(second, first, atol=room, what="out, keys in another order,")
+    return compare_arrays(second, first, atol=room, what="reordered out")
 
 
 def make_masked_inputs(e: Examiner, n: int) -> Iterator[tuple[str, Inputs]]:

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from regard.judge.difference import TOLERANCE, Difference, compare_arrays
 from regard.judge.inputs import (
     BITS,
+    END,
     Inputs,
     NotAskedError,
     Numbers,
@@ -51,6 +52,7 @@ class Case:
     level: Level
     ask: Callable[[Examiner], Difference | None]
     after: tuple[str, ...] = GATES
+    storage: str = ""  # the kind of storage it is about
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +121,8 @@ class Examiner:
             return inputs
         n_q, n_k = inputs.shape[2:]
         at_end = self.subject.convention.causal_from == "end"
+        if inputs.lengths is not None:
+            return replace(inputs, causal=True, q_start=END if at_end else 0)
         start = n_k - n_q if at_end and inputs.q_start == 0 else inputs.q_start
         return replace(inputs, causal=True, q_start=start)
 

@@ -149,7 +149,7 @@ def look_twice(e: Examiner) -> Difference | None:
             continue
         asked += 1
         found = compare_arrays(
-            seen, without, atol=e.room(1e-4), what="out, with weights,"
+            seen, without, atol=e.room(1e-4), what="out with weights"
         )
         if found is not None:
             return replace(found, arguments=each)

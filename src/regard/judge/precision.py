@@ -7,7 +7,7 @@ that a function computes in a precision P, whether or not its results are right:
     f(q, k, v) == f(q, P(k), v)       k is rounded to P; likewise q or v
     f(q, k, v) == P(f(q, k, v))       out is rounded to P; with v = I, the weights are
 
-Neither may also hold for a precision of 4 bits less, or zeros would be in any precision.
+Neither may also hold with 4 bits less, or zeros would be of any precision.
 These show it only if the error is one that P explains:
 
     w / max(w) == P(w / max(w))       the exponentials are rounded, their sum is not
@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -115,7 +116,7 @@ def describe_refusal(refused: dict[str, str], subject: Subject) -> str:
 def describe_tolerances(subject: Subject) -> str:
     """Return the dtypes that are judged, each with its tolerance."""
     rooms = (
-        f"{x} to {TOLERANCE[subject.computes[x]]:g}".replace("e-0", "e-")
+        f"{x} (tolerance {TOLERANCE[subject.computes[x]]:.0e})".replace("e-0", "e-")
         for x in subject.precisions
     )
     return f"judged in {', '.join(rooms)}."
@@ -166,8 +167,9 @@ def rounds_visibly(
         return True
     kept, fewer = inputs.round(computed), BITS[computed] - 4
     for name in "kvq":
-        same = replace(inputs, **{name: getattr(kept, name)})
-        less = replace(inputs, **{name: round_bits(getattr(kept, name), fewer)})
+        x = getattr(kept, name)
+        parts: list[dict[str, Any]] = [{name: x}, {name: round_bits(x, fewer)}]
+        same, less = (replace(inputs, **part) for part in parts)
         if np.array_equal(out, e.ask(same, dtype).out) and not np.array_equal(
             out, e.ask(less, dtype).out
         ):
@@ -192,8 +194,8 @@ def rounds_inside(
 
 def reaches_far(e: Examiner, inputs: Inputs, out: Numbers, dtype: str) -> bool:
     """Return whether keys and values beyond the range of float16 are handled."""
-    far = {"q": inputs.q / SHIFT, "k": inputs.k * SHIFT, "v": inputs.v * SHIFT}
-    found = e.ask(replace(inputs, **far), dtype).out / SHIFT
+    q, k, v = inputs.q / SHIFT, inputs.k * SHIFT, inputs.v * SHIFT
+    found = e.ask(replace(inputs, q=q, k=k, v=v), dtype).out / SHIFT
     return is_close(found, out, LARGEST["float16"])
 
 

@@ -44,6 +44,7 @@ class Verdict:
     says: str = ""  # the difference, the reason, or the failed case it depends on
     difference: Difference | None = None
     seconds: float = 0
+    hint: str = ""  # "passes as bnhd: add --layout bnhd"
 
     @property
     def name(self) -> str:
@@ -65,6 +66,7 @@ class Verdict:
     def explain(self, *, color: Color = False) -> str:
         """Return the full text of a failure, with heatmaps."""
         lines = [f"{self.name}: {self.case.says}", f"  {self.says}"]
+        lines += [f"  {self.hint}"] if self.hint else []
         if self.difference is not None:
             lines += [f"  {line}" for line in draw_maps(self.difference, color=color)]
         return "\n".join([*lines, f"  what to change: {self.mend}"])
@@ -123,6 +125,7 @@ class Report:
         lines += [x.explain() + "\n" for x in self.failed]
         for status in ("waiting", "not asked"):
             lines += [*self.gather(status)]
+        lines += self.list_hints()
         return "\n".join(lines).rstrip()
 
     def gather(self, status: Status) -> Iterator[str]:
@@ -137,6 +140,11 @@ class Report:
             more = f" and {len(names) - MANY} more" if len(names) > MANY else ""
             listed = ", ".join(names[:MANY])
             yield f"{words}: {listed}{more}"
+
+    def list_hints(self) -> list[str]:
+        """Return one line per case that would pass if an option were declared."""
+        asked = (x for x in self.verdicts if x.hint and x.status != "failed")
+        return [f"not declared: {x.name} {x.hint}" for x in asked]
 
     def show(self, color: Color = "dark", width: int | None = None) -> None:
         """Print the report, in colour if the terminal supports it."""
@@ -155,6 +163,8 @@ class Report:
         for status in ("passed", "waiting", "not asked"):
             for line in self.gather(status):
                 console.print(Text(line, COLOURS[status]))
+        for line in self.list_hints():
+            console.print(Text(line, COLOURS["waiting"]))
         console.print(Text(self.summary(), COLOURS["passed" if self.ok else "failed"]))
         console.print(Text(f"convention: {self.convention}", "dim"))
         style = COLOURS["waiting"] if self.note else "dim"
@@ -233,10 +243,12 @@ def draw_maps(found: Difference, *, color: Color = False) -> list[str]:
     if seen.size and seen.min() >= 0 and seen.max() > 0:
         scale = LinearScale(0, float(seen.max()))
     sides = {"yours": yours, "expected": expected}
-    text = draw_weights(sides, scale=scale, color=color)
-    text += "\n" + draw_weights(
+    drawn = {draw_weights({"": x}, scale=scale, color=color) for x in sides.values()}
+    text = draw_weights(
         {"yours - expected": apart}, scale=fit_signed(apart), color=color
     )
+    if len(drawn) > 1:  # two maps that look the same say nothing
+        text = draw_weights(sides, scale=scale, color=color) + "\n" + text
     note = []
     if rows.start or columns.start or len(found.yours) != len(yours):
         note = [f"rows from {rows.start}, columns from {columns.start}"]
@@ -279,6 +291,7 @@ def export_verdict(verdict: Verdict) -> dict[str, Any]:
         "status": verdict.status,
         "pitfall": verdict.case.says,
         "says": verdict.says,
+        "hint": verdict.hint,
         "mend": verdict.mend if verdict.status == "failed" else "",
         "seconds": round(verdict.seconds, 4),
         "shapes": sizes,
