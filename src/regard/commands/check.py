@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from regard.errors import RegardError
+from regard.errors import OptionError, RegardError
 from regard.terminal import NewFile, is_debugged, write_epilog
 
 if TYPE_CHECKING:
@@ -122,6 +122,8 @@ def declare_options(
         kept = words.storage.kind if words.storage else None
         stored = read_storage(names, kind or kept, page=page or 4)
         words = declare_storage(words, stored)
+    if page and (words.storage is None or words.storage.kind != "paged"):
+        raise OptionError(f"page_size={page}, but the storage is not paged.")
     return replace(words, **given)
 
 

@@ -290,7 +290,7 @@ BASIC = (
     Case("it_answers",
          "It fails, or does not return an array of the right shape.",
          "Return out with the axes of q and the width of v, as an array of its library;"
-         " or declare another layout, library or precisions in the convention.",
+         " or declare another layout, library, device or precisions.",
          "basic", answer_at_all, ()),
     Case("dropout_is_off",
          "The same call gives different results: something is still random.",

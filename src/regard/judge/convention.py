@@ -37,7 +37,7 @@ NAMES = {  # common names of these arguments
     "causal": ("causal", "is_causal"),
     "q_start": ("q_start", "offset"),
     "bias": ("bias", "attn_bias"),
-    "scale": ("scale", "scaling", "softmax_scale"),
+    "scale": ("scale", "scaling", "softmax_scale", "sm_scale"),
     "softcap": ("softcap",),
     "sink": ("sink", "s_aux"),
     "look": ("need_weights", "return_weights", "return_attention", "see_weights"),
@@ -198,6 +198,15 @@ def read_names(fn: Attention) -> list[str] | None:
         return None
     kinds = {p.kind for p in parameters.values()}
     return None if inspect.Parameter.VAR_KEYWORD in kinds else list(parameters)
+
+
+def read_required(fn: Attention) -> set[str]:
+    """Return the names of the arguments that have no default value."""
+    try:
+        parameters = inspect.signature(getattr(fn, "forward", fn)).parameters
+    except (TypeError, ValueError):
+        return set()
+    return {name for name, x in parameters.items() if x.default is x.empty}
 
 
 def check_arguments(fn: Attention, convention: Convention) -> None:

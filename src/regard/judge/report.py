@@ -61,6 +61,8 @@ class Verdict:
         """What to change; after a timeout, a hint about loops."""
         if "did not answer within" in self.says:
             return "Look for an infinite loop, or allow more time with limit=…."
+        if "missing" in self.says and "required positional argument" in self.says:
+            return "Give it a default value, or Convention(fixed={'name': value})."
         return self.case.mend
 
     def explain(self, *, color: Color = False) -> str:

@@ -20,7 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.judge.array_libraries import LIBRARIES, ArrayLibrary
-from regard.judge.convention import Attention, Convention, check_arguments
+from regard.judge.convention import (
+    Attention,
+    Convention,
+    check_arguments,
+    read_required,
+)
 from regard.judge.inputs import (
     END,
     CallFailedError,
@@ -95,6 +100,7 @@ class Subject:
     ) -> None:
         check_arguments(fn, convention)
         self.convention, self.limit = convention, limit
+        self.required = read_required(fn)
         self.library = LIBRARIES[convention.library]
         self.form = make_form(fn, convention, self.library)
         self.offered = convention.precisions or self.library.precisions
@@ -194,11 +200,20 @@ class Subject:
         if rest.literal is not None:
             named[name_argument(words, "mask")] = self.make(rest.literal, None)
         self.say_mask(rest, named, precision)
+        self.say_required(inputs, named)
         if isinstance(self.form, StoredCall):
             added = self.form.add_leaves(inputs).items()
             named |= {name: self.make(x, precision) for name, x in added}
         leaves = [self.make(x, precision) for x in self.form.leaves(inputs)]
         return leaves, named
+
+    def say_required(self, inputs: Inputs, named: dict[str, Any]) -> None:
+        """Set declared arguments without a default value to what changes nothing."""
+        neutral = {"causal": False, "q_start": 0, "scale": inputs.q.shape[-1] ** -0.5}
+        for role in ("mask", "causal", "q_start", "bias", "scale", "softcap", "sink"):
+            name = getattr(self.convention, role)
+            if name in self.required and name not in named:
+                named[name] = neutral.get(role)
 
     def say_positions(self, inputs: Inputs, named: dict[str, Any]) -> Inputs:
         """Set the causal and window arguments; return what is left for a mask."""
