@@ -151,15 +151,15 @@ class PagedCall(StoredCall):
         return {"table": self.place_pages(lengths), "lengths": lengths}
 
     def place_pages(self, lengths: NDArray[Any]) -> NDArray[Any]:
-        """Return the table (B, pages): shuffled, unused entries are others' pages."""
+        """Return the table (B, pages): one page each in turn, from the last one down.
+
+        Entries after the last page of a sequence name page 0, which is nobody's.
+        """
         needed = -(-lengths // self.storage.page)
-        total = int(needed.sum()) + SPARE
-        order = np.random.default_rng(total).permutation(total)
-        table = np.full((len(lengths), max(1, int(needed.max()))), order[-1])
-        first = 0
-        for row, n in zip(table, needed, strict=True):
-            row[:n] = order[first : first + n]
-            first += n
+        table = np.zeros((len(lengths), max(1, int(needed.max()))), np.int64)
+        used = np.arange(table.shape[1]) < needed[:, None]
+        pages = np.arange(int(needed.sum()) + SPARE)[: SPARE - 1 : -1]
+        table.T[used.T] = pages
         return table
 
     def leaves(self, inputs: Inputs) -> list[Numbers]:
