@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from marks import fill
 
-from regard.judge.run_check import CASES
+from regard.judge.run_check import order_cases
 from regard.learn.course import ORDER
 
 HERE = Path(__file__).parent
@@ -165,7 +165,7 @@ CLAIMS = (
         "{} cases, each the smallest inputs that show one pitfall",
         "benchmarks/check.py",
         "benchmarks/check.json",
-        lambda: (len(CASES),),
+        lambda: (len(order_cases("kernel")),),
     ),
     Claim(
         "{} exercises, from one dot product to a head in a real model",

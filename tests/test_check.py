@@ -14,6 +14,7 @@ import broken.gradients
 import broken.masks
 import broken.options
 import broken.sizes
+import broken.storage
 import broken.tutorials
 import broken.values
 import jax

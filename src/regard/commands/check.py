@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from regard.errors import RegardError
+from regard.errors import OptionError, RegardError
 from regard.terminal import NewFile, is_debugged, write_epilog
 
 if TYPE_CHECKING:
+    from regard.judge.convention import Attention, Convention
     from regard.judge.report import Report
 
 
@@ -48,14 +49,26 @@ class NotTestable(click.ClickException):
     "--level", default="complete", show_default=True, help="basic, complete or kernel."
 )
 @click.option("--layout", help="Axes of q, k, v: bhnd, bnhd, hnd, bnd, nd, bn(hd), …")
+@click.option("--out-layout", help="Axes of out, if they differ.")
 @click.option("--order", help="qkv or qvk.")
 @click.option("--library", help="numpy, torch or jax.")
 @click.option("--device", help="cpu, cuda, …")
+@click.option("--precisions", help="Input dtypes: float32,float16,… Default: all.")
 @click.option("--true-means", help="What True in a mask means: attend, hide or added.")
 @click.option("--mask-axes", help="bhqk, bqk, qk or bk.")
 @click.option("--causal-from", help="Alignment of row 0 if Nq < Nk: start or end.")
 @click.option("--returns", help="out; out,weights; out,lse; …")
+@click.option("--lse-base", help="Base of the logarithm in lse: e or 2.")
 @click.option("--shared-heads", is_flag=True, default=None, help="It supports Hk < H.")
+@click.option("--head-order", help="Shared heads: grouped (default) or interleaved.")
+@click.option("--window-counts", help="What a window counts: others or all.")
+@click.option(
+    "--gradients/--no-gradients", default=None, help="Test the backward pass."
+)
+@click.option("--other-lengths/--same-lengths", default=None, help="Nk may be ≠ Nq.")
+@click.option("--other-widths/--same-widths", default=None, help="Dv may be ≠ D.")
+@click.option("--storage", help="Keys and values: varlen, paged or cache.")
+@click.option("--page-size", type=int, help="Keys per page, if paged.  [default: 4]")
 @click.option("--convention", help="module:name of a Convention; options override it.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the random arrays.")
 @click.option("--limit", default=30.0, show_default=True, help="Seconds per call.")
@@ -75,8 +88,9 @@ def check(*, place: str, level: str, convention: str | None, **options: Any) -> 
 
     files = {name: options.pop(name) for name in ("markdown", "json", "junit")}
     seed, limit = options.pop("seed"), options.pop("limit")
-    if options["returns"] is not None:
-        options["returns"] = tuple(options["returns"].split(","))
+    for name in ("returns", "precisions"):
+        if options[name] is not None:
+            options[name] = tuple(x.strip() for x in options[name].split(","))
     given = {name: value for name, value in options.items() if value is not None}
     try:
         with print_to_stderr():
@@ -85,7 +99,7 @@ def check(*, place: str, level: str, convention: str | None, **options: Any) -> 
             if not isinstance(words, Convention):
                 kind = type(words).__name__
                 raise NotTestable(f"{convention} is a {kind}, not a Convention.")
-            words = replace(words, **given)
+            words = declare_options(fn, words, given)
             report = judge(fn, words, level=level, seed=seed, limit=limit)
     except (RegardError, ModuleNotFoundError) as error:
         if is_debugged():
@@ -93,6 +107,24 @@ def check(*, place: str, level: str, convention: str | None, **options: Any) -> 
         raise NotTestable(str(error)) from error
     write_report(report, files)
     sys.exit(0 if report.ok else 1)
+
+
+def declare_options(
+    fn: Attention, words: Convention, given: dict[str, Any]
+) -> Convention:
+    """Return the convention with the options of the command line."""
+    from regard.judge.convention import declare_storage, read_names
+    from regard.judge.storage import read_storage
+
+    kind, page = given.pop("storage", None), given.pop("page_size", None)
+    if kind or (page and words.storage):
+        names = read_names(fn) or []
+        kept = words.storage.kind if words.storage else None
+        stored = read_storage(names, kind or kept, page=page or 4)
+        words = declare_storage(words, stored)
+    if page and (words.storage is None or words.storage.kind != "paged"):
+        raise OptionError(f"page_size={page}, but the storage is not paged.")
+    return replace(words, **given)
 
 
 @contextmanager

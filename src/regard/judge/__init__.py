@@ -7,9 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regard.judge.convention import Convention, Projections
+    from regard.judge.convention import Convention, Projections, read_convention
     from regard.judge.difference import find_difference
     from regard.judge.run_check import check
+    from regard.judge.storage import Storage
 else:
 
     def __getattr__(name: str) -> Any:
@@ -24,6 +25,15 @@ LATER = {
     "Projections": "regard.judge.convention",
     "check": "regard.judge.run_check",
     "find_difference": "regard.judge.difference",
+    "read_convention": "regard.judge.convention",
+    "Storage": "regard.judge.storage",
 }
 
-__all__ = ["Convention", "Projections", "check", "find_difference"]
+__all__ = [
+    "Convention",
+    "Projections",
+    "Storage",
+    "check",
+    "find_difference",
+    "read_convention",
+]

@@ -20,6 +20,7 @@ import numpy as np
 from array_api_compat import is_jax_array, is_torch_array
 
 from regard.arrays import to_numpy
+from regard.judge.inputs import CallFailedError
 
 Run = Callable[..., Any]  # maps arrays to out
 
@@ -98,7 +99,13 @@ class Torch(ArrayLibrary):
         torch = import_module("torch")
         with torch.enable_grad():
             leaves = [x.detach().requires_grad_() for x in arrays]
-            (run(*leaves) * g).sum().backward()
+            out = run(*leaves)
+            if not out.requires_grad:
+                raise CallFailedError(
+                    "out does not require grad. If there is no backward pass, add "
+                    "--no-gradients, or gradients=False in the Convention."
+                )
+            (out * g).sum().backward()
         return [torch.zeros_like(x) if x.grad is None else x.grad for x in leaves]
 
 

@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 
 from regard.judge.difference import TOLERANCE, Difference, compare_arrays
 from regard.judge.inputs import (
+    BITS,
+    END,
     Inputs,
     NotAskedError,
     Numbers,
@@ -50,6 +52,7 @@ class Case:
     level: Level
     ask: Callable[[Examiner], Difference | None]
     after: tuple[str, ...] = GATES
+    storage: str = ""  # the kind of storage it is about
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +113,7 @@ class Examiner:
 
     def room(self, atol: float = 0) -> float:
         """Return the tolerance of the best precision, at least atol."""
-        return max(atol, TOLERANCE[self.subject.precisions[0]])
+        return max(atol, self.tolerance(self.subject.precisions[0]))
 
     def settle(self, inputs: Inputs) -> Inputs:
         """Return the inputs, made causal if the subject is always causal."""
@@ -118,17 +121,23 @@ class Examiner:
             return inputs
         n_q, n_k = inputs.shape[2:]
         at_end = self.subject.convention.causal_from == "end"
+        if inputs.lengths is not None:
+            return replace(inputs, causal=True, q_start=END if at_end else 0)
         start = n_k - n_q if at_end and inputs.q_start == 0 else inputs.q_start
         return replace(inputs, causal=True, q_start=start)
 
+    def round(self, inputs: Inputs, precision: str | None = None) -> Inputs:
+        """Return the inputs, rounded to what the subject computes in."""
+        best = precision or self.subject.precisions[0]
+        return inputs.round(best).round(self.subject.computes.get(best, best))
+
     def ask(self, inputs: Inputs, precision: str | None = None) -> Answer:
         """Call the subject."""
-        return self.subject.ask(self.settle(inputs), precision)
+        return self.subject.ask(self.round(self.settle(inputs), precision), precision)
 
     def expect(self, inputs: Inputs, precision: str | None = None) -> Any:
-        """Evaluate the definition on the inputs rounded to a precision."""
-        best = precision or self.subject.precisions[0]
-        return compute_expected(self.settle(inputs).round(best))
+        """Evaluate the definition on the inputs that the subject computes with."""
+        return compute_expected(self.round(self.settle(inputs), precision))
 
     def compare(
         self,
@@ -146,7 +155,7 @@ class Examiner:
         right = getattr(self.expect(inputs, best), what)
         if what == "weights" and yours.shape[1] != right.shape[1]:
             right = right.mean(1, keepdims=True)
-        room = TOLERANCE[best] if atol is None else max(atol, TOLERANCE[best])
+        room = max(atol or 0, self.tolerance(best))
         found = compare_arrays(yours, right, atol=room, what=what)
         return None if found is None else replace(found, arguments=inputs)
 
@@ -174,10 +183,8 @@ class Examiner:
         return None
 
     def tolerance(self, precision: str) -> float:
-        """Return the tolerance of a precision, or of the best that is supported."""
-        if precision not in self.subject.precisions:
-            return TOLERANCE[self.subject.precisions[0]]
-        return TOLERANCE[precision]
+        """Return the tolerance of what the subject computes in, given a dtype."""
+        return TOLERANCE[self.subject.computes.get(precision, precision)]
 
     def compare_gradients(
         self,
@@ -188,12 +195,12 @@ class Examiner:
         precision: str | None = None,
     ) -> Difference | None:
         """Compare the gradients of sum(out · g) for a random g."""
-        inputs = self.settle(inputs)
         best = precision or self.subject.precisions[0]
+        inputs = self.round(self.settle(inputs), best)
         shape = (*inputs.q.shape[:3], inputs.v.shape[-1])
         g = self.rng.normal(size=shape)
         yours = self.subject.ask_gradients(inputs, g, best)
-        right = expect_gradients(inputs.round(best), g)
+        right = expect_gradients(inputs, g)
         for name, x, y in zip("qkv", yours, right, strict=True):
             room = max(atol, 10 * self.tolerance(best))
             found = (
@@ -204,6 +211,17 @@ class Examiner:
             if found is not None:
                 return replace(found, arguments=inputs)
         return None
+
+    @property
+    def bits(self) -> int:
+        """Number of significant bits that the subject computes with."""
+        return BITS[self.subject.computes[self.subject.precisions[0]]]
+
+    @property
+    def coarseness(self) -> float:
+        """Relative error of numbers that the subject rounds to fewer bits, or 0."""
+        best = self.subject.precisions[0]
+        return 0.0 if self.bits == BITS[best] else 2.0**-self.bits
 
     def read_weights(self, inputs: Inputs) -> Numbers:
         """Return the weights (B, H, Nq, Nk), read from out by setting v = I."""

@@ -13,17 +13,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from regard.errors import OptionError
 from regard.judge.detect_library import Library, read_library
+from regard.judge.storage import Storage, read_storage
 
 Attention = Callable[..., Any]
 Polarity = Literal["attend", "hide", "added"]
 Order = Literal["qkv", "qvk", "x", "xc"]
 End = Literal["start", "end"]
 Counted = Literal["others", "all"]
+HeadOrder = Literal["grouped", "interleaved"]
+Base = Literal["e", "2"]
 Precision = Literal["float64", "float32", "float16", "bfloat16"]
 LAYOUTS = ("bhnd", "bnhd", "nbhd", "hnd", "nhd", "bnd", "nd", "bn(hd)", "n(hd)")
 STATES = ("bne", "nbe", "ne")  # of a module with projections
@@ -34,7 +37,7 @@ NAMES = {  # common names of these arguments
     "causal": ("causal", "is_causal"),
     "q_start": ("q_start", "offset"),
     "bias": ("bias", "attn_bias"),
-    "scale": ("scale", "scaling", "softmax_scale"),
+    "scale": ("scale", "scaling", "softmax_scale", "sm_scale"),
     "softcap": ("softcap",),
     "sink": ("sink", "s_aux"),
     "look": ("need_weights", "return_weights", "return_attention", "see_weights"),
@@ -94,16 +97,21 @@ class Convention:
     sink: str | None = None
     look: str | None = None  # a flag that requests the weights
     returns: tuple[str, ...] | None = None  # of PARTS; default: inferred from shapes
+    lse_base: Base = "e"  # of the logarithm in lse; "2" if it is log2 of a sum of exp2
     shared_heads: bool = False  # k and v may have fewer heads than q
+    head_order: HeadOrder = "grouped"  # key head of h: h // (H / Hk), or h % Hk
     other_lengths: bool = True  # Nk may differ from Nq
     other_widths: bool = True  # the width of v may differ from that of q
     gradients: bool = True  # if the library has them
     heads: str | None = None  # an argument that takes the number of heads
     fixed: Mapping[str, Any] = field(default_factory=dict)  # passed in every call
     projections: Projections | None = None
+    storage: Storage | None = None  # packed tokens, pages, or a cache
 
     def __post_init__(self) -> None:
-        known = STATES if self.projections else LAYOUTS
+        object.__setattr__(self, "lse_base", str(self.lse_base))  # 2 is fine, too
+        known: tuple[str, ...] = STATES if self.projections else LAYOUTS
+        known = LAYOUTS[:2] if self.storage else known
         for layout in (self.layout, self.out_layout or self.layout):
             if layout not in known:
                 raise OptionError(
@@ -114,6 +122,8 @@ class Convention:
             ("library", Library, (self.library,)),
             ("true_means", Polarity, (self.true_means,)),
             ("window_counts", Counted, (self.window_counts,)),
+            ("lse_base", Base, (self.lse_base,)),
+            ("head_order", HeadOrder, (self.head_order,)),
             ("causal_from", End, (self.causal_from,) if self.causal_from else ()),
             ("precisions", Precision, self.precisions or ()),
             ("mask_axes", Literal["b", "h", "q", "k"], self.mask_axes or ""),
@@ -147,7 +157,8 @@ class Convention:
         """Return the names of all declared arguments."""
         named = (*NAMES, "window", "heads")
         given = [getattr(self, name) for name in named]
-        return [name for name in (*given, *self.fixed) if name is not None]
+        stored = self.storage.arguments() if self.storage else []
+        return [name for name in (*given, *self.fixed, *stored) if name is not None]
 
 
 def read_convention(fn: Attention) -> Convention:
@@ -161,7 +172,21 @@ def read_convention(fn: Attention) -> Convention:
     roles = [r for name in names[:3] for r, known in ROLES.items() if name in known]
     if roles == ["q", "v", "k"]:
         found["order"] = "qvk"
-    return Convention(**found)
+    return declare_storage(Convention(**found), read_storage(names))
+
+
+def declare_storage(words: Convention, storage: Storage | None) -> Convention:
+    """Return a convention with a storage, and with what follows from it."""
+    if storage is None:
+        return words
+    kept = storage.kind != "varlen"  # the queries are the last tokens, and not trained
+    return replace(
+        words,
+        storage=storage,
+        layout="bnhd",
+        causal_from="end" if kept else words.causal_from,
+        gradients=words.gradients and not kept,
+    )
 
 
 def read_names(fn: Attention) -> list[str] | None:
@@ -173,6 +198,15 @@ def read_names(fn: Attention) -> list[str] | None:
         return None
     kinds = {p.kind for p in parameters.values()}
     return None if inspect.Parameter.VAR_KEYWORD in kinds else list(parameters)
+
+
+def read_required(fn: Attention) -> set[str]:
+    """Return the names of the arguments that have no default value."""
+    try:
+        parameters = inspect.signature(getattr(fn, "forward", fn)).parameters
+    except (TypeError, ValueError):
+        return set()
+    return {name for name, x in parameters.items() if x.default is x.empty}
 
 
 def check_arguments(fn: Attention, convention: Convention) -> None:

@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 
 from regard.arrays import is_array, to_numpy
 from regard.judge.inputs import CallFailedError, Numbers
-from regard.judge.subject import call_within
+from regard.judge.time_limit import call_within
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+TOLERANCE["tf32"] = TOLERANCE["float16"]  # as many bits
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +66,10 @@ def compare_arrays(
     place = f"[{', '.join(str(int(i)) for i in at)}]" if at else ""
     count = f" ({wrong.sum()} of {x.size} numbers differ)" if x.size > 1 else ""
     mine, right = write_apart(float(x[at]), float(y[at]))
-    says = f"{what}{place} is {mine}, expected {right}{count}."
+    near = ""
+    if apart[at] <= 0.01 * max(1, abs(y[at])):  # it could be rounding: how large is it?
+        near = f", off by {apart[at]:.1e}, allowed {room[at]:.1e}" if room[at] else ""
+    says = f"{what}{place} is {mine}, expected {right}{near}{count}."
     return Difference(says, select_map(x, at), select_map(y, at), what=what)
 
 

@@ -24,7 +24,9 @@ from regard.definition.attention import Attended, attention
 from regard.masks.patterns import causal, window
 
 Numbers = NDArray[np.float64]
-Precision = str  # "float64", "float32", "float16" or "bfloat16"
+Precision = str  # "float64", "float32", "tf32", "float16" or "bfloat16"
+END = -1  # of q_start: the queries are the last tokens of each sequence
+BITS = {"float64": 53, "float32": 24, "tf32": 11, "float16": 11, "bfloat16": 8}
 
 
 class NotAskedError(Exception):
@@ -44,7 +46,7 @@ class Inputs:
     v: Numbers  # (B, Hk, Nk, Dv)
     mask: NDArray[np.bool_] | None = None  # (B or 1, H or 1, Nq or 1, Nk), True: attend
     causal: bool = False
-    q_start: int = 0  # position of the first query among the keys
+    q_start: int = 0  # position of the first query among the keys; END: Nk - Nq
     window: int | None = None  # number of keys before a query that it may attend to
     bias: Numbers | None = None  # (B or 1, H or 1, Nq, Nk)
     scale: float | None = None
@@ -53,12 +55,19 @@ class Inputs:
     literal: Any = None  # a mask that is passed unchanged
     look: bool | None = None  # value of the argument that requests the weights
     strided: bool = False  # pass non-contiguous arrays
+    lengths: tuple[tuple[int, int], ...] | None = None  # Nq and Nk of each sequence
+    strange: float = 50.0  # what memory that must not be read holds
+    full: bool = False  # a cache has no room after the new keys
     written: str = "plain"  # in a module: "turned" reverses Wo, "biased" sets biases
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """The axes (B, H, Nq, Nk) of the scores."""
         return (*self.q.shape[:3], self.k.shape[2])
+
+    def read_lengths(self) -> tuple[tuple[int, int], ...]:
+        """Return Nq and Nk of each sequence."""
+        return self.lengths or (self.shape[2:],) * self.shape[0]
 
     def round(self, precision: Precision) -> Inputs:
         """Return the inputs rounded to a precision."""
@@ -72,6 +81,8 @@ class Inputs:
 
 def round_to(x: Numbers, precision: Precision) -> Numbers:
     """Round to a precision; the result is float64."""
+    if precision == "tf32":  # as wide as float32, as precise as float16
+        return round_bits(x, BITS[precision])
     if precision != "bfloat16":
         with np.errstate(over="ignore"):  # overflow gives inf
             return np.asarray(x.astype(precision).astype(np.float64))
@@ -81,8 +92,16 @@ def round_to(x: Numbers, precision: Precision) -> Numbers:
     return np.where(finite, kept.astype(np.uint32).view(np.float32), x)
 
 
+def round_bits(x: Numbers, bits: int) -> Numbers:
+    """Round to a number of significant bits."""
+    part, exponent = np.frexp(x)
+    return np.asarray(np.ldexp(np.round(np.ldexp(part, bits)), exponent - bits))
+
+
 def compute_allowed(inputs: Inputs) -> NDArray[np.bool_] | None:
     """Return the combined mask (B or 1, H or 1, Nq, Nk); None means no mask."""
+    if inputs.lengths is not None:
+        return allow_each(inputs)
     n_q, n_k = inputs.shape[2:]
     parts = [] if inputs.mask is None else [inputs.mask]
     if inputs.causal:
@@ -95,6 +114,17 @@ def compute_allowed(inputs: Inputs) -> NDArray[np.bool_] | None:
     allowed, *others = parts
     for part in others:
         allowed = allowed & part
+    return allowed
+
+
+def allow_each(inputs: Inputs) -> NDArray[np.bool_]:
+    """Return the mask (B, 1, Nq, Nk) of sequences of different lengths."""
+    batch, _, n_q, n_k = inputs.shape
+    allowed = np.zeros((batch, 1, n_q, n_k), bool)
+    for one, (n, m) in zip(allowed, inputs.read_lengths(), strict=True):
+        start = m - n if inputs.q_start == END else inputs.q_start
+        past = np.arange(m) <= np.arange(n)[:, None] + start
+        one[0, :n, :m] = past if inputs.causal else True
     return allowed
 
 

@@ -78,7 +78,8 @@ def grow_scores(e: Examiner) -> Difference | None:
     n = 300
     q = np.zeros((1, e.heads, n, e.width))
     k, v = q.copy(), e.draw(n)
-    q[..., 0], k[..., 0] = 1, np.linspace(-400, 400, n) * e.width**0.5
+    high = min(400, 0.01 / (e.coarseness or 1e-9))
+    q[..., 0], k[..., 0] = 1, np.linspace(-high, high, n) * e.width**0.5
     return e.compare(Inputs(q=q, k=k, v=v), atol=1e-3)
 
 

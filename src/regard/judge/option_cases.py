@@ -91,8 +91,8 @@ def apply_window_alone(e: Examiner) -> Difference | None:
 
 def cap_scores(e: Examiner) -> Difference | None:
     """Use a softcap alone."""
-    q, k = e.score(np.asarray([[3.0, -2.0], [1.0, 4.0]]) * e.width**0.5)
-    return e.compare(Inputs(q=q, k=k, v=e.draw(2), softcap=2.0))
+    q, k = e.score(np.asarray([[4.0, 2.0], [-2.0, -4.0]]) * e.width**0.5)
+    return e.compare(Inputs(q=q, k=k, v=e.unit(2), softcap=4.0))
 
 
 def cap_before_mask(e: Examiner) -> Difference | None:
@@ -149,7 +149,7 @@ def look_twice(e: Examiner) -> Difference | None:
             continue
         asked += 1
         found = compare_arrays(
-            seen, without, atol=e.room(1e-4), what="out, with weights,"
+            seen, without, atol=e.room(1e-4), what="out with weights"
         )
         if found is not None:
             return replace(found, arguments=each)

@@ -44,7 +44,9 @@ class AttentionCases:
         from regard.judge.run_check import order_cases  # noqa: PLC0415 (pytest starts fast)
 
         if "regard_case" in metafunc.fixturenames:
-            names = [case.name for case in order_cases(type(self).level)]
+            words = type(self).convention
+            stored = words.storage.kind if words and words.storage else ""
+            names = [case.name for case in order_cases(type(self).level, stored)]
             metafunc.parametrize("regard_case", names)
 
     def test_attention(self, regard_case: str) -> None:

@@ -30,6 +30,9 @@ from regard.judge.layout import arrange_axes
 class Projected:
     """A module, or a function that takes its matrices as arguments."""
 
+    arrays = ("q", "k", "v")
+    written: tuple[str, ...] = ()  # arguments that the call may change
+
     def __init__(
         self, fn: Attention, convention: Convention, library: ArrayLibrary
     ) -> None:

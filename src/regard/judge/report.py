@@ -44,6 +44,7 @@ class Verdict:
     says: str = ""  # the difference, the reason, or the failed case it depends on
     difference: Difference | None = None
     seconds: float = 0
+    hint: str = ""  # "passes as bnhd: add --layout bnhd"
 
     @property
     def name(self) -> str:
@@ -60,11 +61,14 @@ class Verdict:
         """What to change; after a timeout, a hint about loops."""
         if "did not answer within" in self.says:
             return "Look for an infinite loop, or allow more time with limit=…."
+        if "missing" in self.says and "required positional argument" in self.says:
+            return "Give it a default value, or Convention(fixed={'name': value})."
         return self.case.mend
 
     def explain(self, *, color: Color = False) -> str:
         """Return the full text of a failure, with heatmaps."""
         lines = [f"{self.name}: {self.case.says}", f"  {self.says}"]
+        lines += [f"  {self.hint}"] if self.hint else []
         if self.difference is not None:
             lines += [f"  {line}" for line in draw_maps(self.difference, color=color)]
         return "\n".join([*lines, f"  what to change: {self.mend}"])
@@ -84,7 +88,8 @@ class Report:
     convention: str
     level: str
     verdicts: tuple[Verdict, ...] = field(repr=False)
-    note: str = ""  # on the precision it is checked in, if not the one that was given
+    note: str = ""  # on the precision it computes in, if not the one that was given
+    judged: str = ""  # the precisions it is checked in, and their tolerances
 
     @property
     def failed(self) -> tuple[Verdict, ...]:
@@ -102,6 +107,11 @@ class Report:
         return {s: sum(x.status == s for x in self.verdicts) for s in STATUSES}
 
     @property
+    def precision(self) -> str:
+        """The precisions that it is checked in, and why."""
+        return self.note or self.judged
+
+    @property
     def seconds(self) -> float:
         """Total run time in seconds."""
         return sum(x.seconds for x in self.verdicts)
@@ -113,10 +123,11 @@ class Report:
 
     def __str__(self) -> str:
         lines = [self.summary(), f"convention: {self.convention}"]
-        lines += [f"precision: {self.note}", ""] if self.note else [""]
+        lines += [f"precision: {self.precision}", ""]
         lines += [x.explain() + "\n" for x in self.failed]
         for status in ("waiting", "not asked"):
             lines += [*self.gather(status)]
+        lines += self.list_hints()
         return "\n".join(lines).rstrip()
 
     def gather(self, status: Status) -> Iterator[str]:
@@ -131,6 +142,11 @@ class Report:
             more = f" and {len(names) - MANY} more" if len(names) > MANY else ""
             listed = ", ".join(names[:MANY])
             yield f"{words}: {listed}{more}"
+
+    def list_hints(self) -> list[str]:
+        """Return one line per case that would pass if an option were declared."""
+        asked = (x for x in self.verdicts if x.hint and x.status != "failed")
+        return [f"not declared: {x.name} {x.hint}" for x in asked]
 
     def show(self, color: Color = "dark", width: int | None = None) -> None:
         """Print the report, in colour if the terminal supports it."""
@@ -149,15 +165,17 @@ class Report:
         for status in ("passed", "waiting", "not asked"):
             for line in self.gather(status):
                 console.print(Text(line, COLOURS[status]))
+        for line in self.list_hints():
+            console.print(Text(line, COLOURS["waiting"]))
         console.print(Text(self.summary(), COLOURS["passed" if self.ok else "failed"]))
         console.print(Text(f"convention: {self.convention}", "dim"))
-        if self.note:
-            console.print(Text(f"precision: {self.note}", COLOURS["waiting"]))
+        style = COLOURS["waiting"] if self.note else "dim"
+        console.print(Text(f"precision: {self.precision}", style))
 
     def to_markdown(self) -> str:
         """Return the report as Markdown, for example for a pull request."""
         lines = [f"## {self.summary()}", "", f"Convention: `{self.convention}`", ""]
-        lines += [f"Precision: {self.note}", ""] if self.note else []
+        lines += [f"Precision: {self.precision}", ""]
         lines += ["| case | level | verdict | |", "|---|---|---|---|"]
         for each in self.verdicts:
             note = each.note().replace("|", "\\|")
@@ -174,7 +192,7 @@ class Report:
             {
                 "name": self.name,
                 "convention": self.convention,
-                "precision": self.note,
+                "precision": self.precision,
                 "level": self.level,
                 "ok": self.ok,
                 "counts": self.counts,
@@ -227,10 +245,12 @@ def draw_maps(found: Difference, *, color: Color = False) -> list[str]:
     if seen.size and seen.min() >= 0 and seen.max() > 0:
         scale = LinearScale(0, float(seen.max()))
     sides = {"yours": yours, "expected": expected}
-    text = draw_weights(sides, scale=scale, color=color)
-    text += "\n" + draw_weights(
+    drawn = {draw_weights({"": x}, scale=scale, color=color) for x in sides.values()}
+    text = draw_weights(
         {"yours - expected": apart}, scale=fit_signed(apart), color=color
     )
+    if len(drawn) > 1:  # two maps that look the same say nothing
+        text = draw_weights(sides, scale=scale, color=color) + "\n" + text
     note = []
     if rows.start or columns.start or len(found.yours) != len(yours):
         note = [f"rows from {rows.start}, columns from {columns.start}"]
@@ -273,6 +293,7 @@ def export_verdict(verdict: Verdict) -> dict[str, Any]:
         "status": verdict.status,
         "pitfall": verdict.case.says,
         "says": verdict.says,
+        "hint": verdict.hint,
         "mend": verdict.mend if verdict.status == "failed" else "",
         "seconds": round(verdict.seconds, 4),
         "shapes": sizes,

@@ -17,6 +17,7 @@ import sys
 import time
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -24,7 +25,7 @@ import numpy as np
 
 from regard.errors import OptionError
 from regard.judge.basic_cases import BASIC
-from regard.judge.case import LEVELS, Case, Examiner
+from regard.judge.case import GATES, LEVELS, Case, Examiner
 from regard.judge.convention import (
     Attention,
     Convention,
@@ -36,13 +37,18 @@ from regard.judge.inputs import CallFailedError, NotAskedError
 from regard.judge.kernel_cases import KERNEL
 from regard.judge.mask_cases import MASKING
 from regard.judge.option_cases import OPTIONS
-from regard.judge.precision import settle_precision
+from regard.judge.precision import describe_tolerances, settle_precision
 from regard.judge.report import Report, Status, Verdict
 from regard.judge.size_cases import SIZES
+from regard.judge.storage_cases import STORED
 from regard.judge.subject import Subject
+from regard.judge.suggest_option import suggest_declaration, suggest_option
 from regard.judge.value_cases import VALUES
 
-CASES: tuple[Case, ...] = (*BASIC, *OPTIONS, *MASKING, *KERNEL, *SIZES, *VALUES)
+CASES: tuple[Case, ...] = (
+    *STORED, *BASIC, *OPTIONS, *MASKING, *KERNEL, *SIZES, *VALUES
+)  # fmt: skip
+HINTS = 8  # failed cases for which other conventions are tried
 HANGS = 3  # after this many timeouts the remaining cases are skipped
 
 
@@ -71,19 +77,26 @@ def check(
     """
     words = read_convention(fn) if convention is None else convention
     subject = Subject(fn, words, limit=limit)
-    cases = order_cases(level)
+    cases = order_cases(level, words.storage.kind if words.storage else "")
     note = settle_precision(subject)
-    verdicts = judge_all(subject, cases, seed)
+    verdicts = suggest_options(subject, judge_all(subject, cases, seed), seed)
     name = str(getattr(fn, "__name__", type(fn).__name__))
-    return Report(name, describe_convention(words), level, tuple(verdicts), note)
+    judged = describe_tolerances(subject)
+    said = describe_convention(words)
+    return Report(name, said, level, tuple(verdicts), note, judged)
 
 
-def order_cases(level: str) -> list[Case]:
-    """Return the cases of a level and the levels below, in dependency order."""
+def order_cases(level: str, storage: str = "") -> list[Case]:
+    """Return the cases of a level and the levels below, in dependency order.
+
+    With a storage, those about it come first, and all others depend on them.
+    """
     if level not in LEVELS:
         raise OptionError(f'level="{level}", expected one of {", ".join(LEVELS)}.')
     known = LEVELS[: LEVELS.index(level) + 1]
-    left = [case for case in CASES if case.level in known]
+    left = [x for x in CASES if x.level in known and x.storage in ("", storage)]
+    first = tuple(x.name for x in left if x.storage)
+    left = [x if x.storage or x.name in GATES else await_all(x, first) for x in left]
     sorted_cases: list[Case] = []
     while left:
         waiting = {case.name for case in left}
@@ -91,6 +104,11 @@ def order_cases(level: str) -> list[Case]:
         sorted_cases.append(ready)
         left.remove(ready)
     return sorted_cases
+
+
+def await_all(case: Case, names: tuple[str, ...]) -> Case:
+    """Return a case that depends on further cases."""
+    return replace(case, after=(*case.after, *names))
 
 
 def judge_all(subject: Subject, cases: Sequence[Case], seed: int = 0) -> list[Verdict]:
@@ -109,6 +127,28 @@ def judge_all(subject: Subject, cases: Sequence[Case], seed: int = 0) -> list[Ve
         else:
             found[case.name] = judge(subject, case, seed)
     return list(found.values())
+
+
+def suggest_options(
+    subject: Subject, verdicts: Sequence[Verdict], seed: int = 0
+) -> list[Verdict]:
+    """Return the verdicts, with the option that would make a failed case pass."""
+    cases = {case.name: case for case in CASES}
+    left = HINTS
+
+    def ask(other: Subject, case: Case) -> Status:
+        return judge(other, case, seed).status
+
+    found = []
+    for each in verdicts:
+        hint = ""
+        if each.status == "failed" and left and "did not answer" not in each.says:
+            hint = suggest_option(subject, each.case, cases, ask)
+            left -= 1
+        elif each.status in ("passed", "not asked"):
+            hint = suggest_declaration(subject, each.case, cases, ask)
+        found.append(replace(each, hint=hint))
+    return found
 
 
 def judge(subject: Subject, case: Case, seed: int = 0) -> Verdict:

@@ -12,9 +12,7 @@ Next: case.py
 from __future__ import annotations
 
 import math
-import threading
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,8 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.judge.array_libraries import LIBRARIES, ArrayLibrary
-from regard.judge.convention import Attention, Convention, check_arguments
+from regard.judge.convention import (
+    Attention,
+    Convention,
+    check_arguments,
+    read_required,
+)
 from regard.judge.inputs import (
+    END,
     CallFailedError,
     Inputs,
     NotAskedError,
@@ -32,6 +36,8 @@ from regard.judge.inputs import (
 )
 from regard.judge.layout import arrange_axes, arrange_mask, restore
 from regard.judge.projection import Projected
+from regard.judge.stored_call import CALLS, CachedCall, StoredCall
+from regard.judge.time_limit import call_within
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,10 +49,14 @@ class Answer:
     lse: Numbers | None  # (B, H, Nq)
     dtypes: dict[str, str]
     changed: tuple[str, ...]  # arguments that the call modified
+    caches: tuple[Numbers, ...] = ()  # k and v after a call that writes to them
 
 
 class Direct:
     """A function of q, k and v."""
+
+    arrays = ("q", "k", "v")
+    written: tuple[str, ...] = ()  # arguments that the call may change
 
     def __init__(
         self, fn: Attention, convention: Convention, library: ArrayLibrary
@@ -90,19 +100,22 @@ class Subject:
     ) -> None:
         check_arguments(fn, convention)
         self.convention, self.limit = convention, limit
+        self.required = read_required(fn)
         self.library = LIBRARIES[convention.library]
-        kind = Projected if convention.projections else Direct
-        self.form = kind(fn, convention, self.library)
+        self.form = make_form(fn, convention, self.library)
         self.offered = convention.precisions or self.library.precisions
-        self.precisions = self.offered  # those that it computes in, best first
+        self.precisions = self.offered  # those that are judged, best first
+        self.computes = {dtype: dtype for dtype in self.offered}
 
     def ask(self, inputs: Inputs, precision: str | None = None) -> Answer:
         """Call the function once, with inputs rounded to a precision."""
         precision = precision or self.precisions[0]
+        order = order_heads(inputs, self.convention)
+        inputs = take_heads(inputs, order)
         leaves, keywords = self.express(inputs, precision)
         if inputs.strided and not self.library.strided:
             raise NotAskedError("arrays of this library have no strides")
-        given = dict(zip("qkv", leaves, strict=True))
+        given = dict(zip(self.form.arrays, leaves, strict=True))
         given |= {n: x for n, x in keywords.items() if self.library.owns(x)}
         before = {name: self.library.read(x).copy() for name, x in given.items()}
         found = call_within(
@@ -111,9 +124,19 @@ class Subject:
         changed = tuple(
             name
             for name, x in given.items()
-            if not np.array_equal(self.library.read(x), before[name], equal_nan=True)
+            if name not in self.form.written
+            and not np.array_equal(self.library.read(x), before[name], equal_nan=True)
         )
-        return self.read(found, inputs, changed)
+        answer = self.read(found, inputs, changed)
+        back = np.argsort(order)
+        parts = {n: getattr(answer, n) for n in ("out", "weights", "lse")}
+        kept = {  # averaged weights have a single head
+            n: x if x is None or x.shape[1] == 1 else x[:, back]
+            for n, x in parts.items()
+        }
+        if isinstance(self.form, CachedCall):
+            kept["caches"] = tuple(self.form.read_caches(leaves, inputs))
+        return replace(answer, **kept)
 
     def ask_gradients(
         self, inputs: Inputs, g: Numbers, precision: str | None = None
@@ -122,6 +145,8 @@ class Subject:
         if self.convention.library == "numpy" or not self.convention.gradients:
             raise NotAskedError("it has no gradients")
         precision = precision or self.precisions[0]
+        order = order_heads(inputs, self.convention)
+        inputs, g = take_heads(inputs, order), np.take(g, order, 1)
         leaves, keywords = self.express(inputs, precision)
 
         def out(*arrays: Any) -> Any:
@@ -130,13 +155,18 @@ class Subject:
 
         def work() -> Any:
             shape = self.library.read(out(*leaves)).shape
-            beside = self.make(self.lay_out(g, shape), precision)
+            stored = isinstance(self.form, StoredCall)
+            laid = (
+                self.form.lay_out(g, inputs) if stored else self.lay_out(g, shape)  # type: ignore[union-attr]
+            )
+            beside = self.make(laid, precision)
             return self.library.differentiate(out, leaves, beside)
 
         found = [self.library.read(x) for x in call_within(self.limit, work)]
         shapes = [x.shape for x in (inputs.q, inputs.k, inputs.v)]
         pairs = zip(found, shapes, strict=True)
-        return tuple(self.form.read_gradient(x, shape) for x, shape in pairs)
+        d_q, d_k, d_v = (self.form.read_gradient(x, shape) for x, shape in pairs)
+        return d_q[:, np.argsort(order)], d_k, d_v
 
     def lay_out(self, g: Numbers, shape: tuple[int, ...]) -> Numbers:
         """Return g (B, H, Nq, Dv) in the layout and shape of out."""
@@ -170,8 +200,20 @@ class Subject:
         if rest.literal is not None:
             named[name_argument(words, "mask")] = self.make(rest.literal, None)
         self.say_mask(rest, named, precision)
+        self.say_required(inputs, named)
+        if isinstance(self.form, StoredCall):
+            added = self.form.add_leaves(inputs).items()
+            named |= {name: self.make(x, precision) for name, x in added}
         leaves = [self.make(x, precision) for x in self.form.leaves(inputs)]
         return leaves, named
+
+    def say_required(self, inputs: Inputs, named: dict[str, Any]) -> None:
+        """Set declared arguments without a default value to what changes nothing."""
+        neutral = {"causal": False, "q_start": 0, "scale": inputs.q.shape[-1] ** -0.5}
+        for role in ("mask", "causal", "q_start", "bias", "scale", "softcap", "sink"):
+            name = getattr(self.convention, role)
+            if name in self.required and name not in named:
+                named[name] = neutral.get(role)
 
     def say_positions(self, inputs: Inputs, named: dict[str, Any]) -> Inputs:
         """Set the causal and window arguments; return what is left for a mask."""
@@ -181,17 +223,19 @@ class Subject:
             named[name_argument(words, "window")] = inputs.window + more
             inputs = replace(inputs, window=None)
         if not inputs.causal:
-            return inputs
+            return replace(inputs, lengths=None)  # the storage has them
         n_q, n_k = inputs.shape[2:]
-        ends = {"start": 0, "end": n_k - n_q}
-        stands = ends.get(words.causal_from or "", 0 if n_q == n_k else None)
+        same = all(n == m for n, m in inputs.read_lengths())
+        last = n_k - n_q if inputs.lengths is None else END
+        ends = {"start": 0, "end": 0 if same else last}
+        stands = ends.get(words.causal_from or "", 0 if same else None)
         if words.q_start and (words.causal or words.always_causal):
             named[words.q_start] = inputs.q_start
             stands = inputs.q_start
         if stands == inputs.q_start and (words.causal or words.always_causal):
             if not words.always_causal:
                 named[words.causal or ""] = True
-            return replace(inputs, causal=False)
+            return replace(inputs, causal=False, lengths=None)
         if words.mask is None or words.always_causal:
             what = "no causal argument" if not words.causal else "no q_start argument"
             raise NotAskedError(f"it has {what}")
@@ -239,6 +283,7 @@ class Subject:
             weights = add_axes(numbers["mean_weights"], shape, "weights")
         if lse is not None:
             lse = add_axes(lse, (batch, heads, n_q), "lse")
+            lse = lse * math.log(2) if self.convention.lse_base == "2" else lse
         return Answer(out, weights, lse, dtypes, changed)
 
     def unpack(self, found: Any, inputs: Inputs) -> dict[str, Any]:
@@ -288,6 +333,37 @@ class Subject:
         return found
 
 
+def make_form(
+    fn: Attention, convention: Convention, library: ArrayLibrary
+) -> Direct | Projected | StoredCall:
+    """Return how the function is called."""
+    if convention.storage is not None:
+        return CALLS[convention.storage.kind](fn, convention, library)
+    kind = Projected if convention.projections else Direct
+    return kind(fn, convention, library)
+
+
+def order_heads(inputs: Inputs, words: Convention) -> NDArray[np.int64]:
+    """Return which head of the definition each head of the function is."""
+    heads, shared = inputs.q.shape[1], inputs.k.shape[1]
+    order = np.arange(heads)
+    if words.head_order == "grouped" or heads % shared:
+        return order
+    return order.reshape(shared, heads // shared).T.ravel()
+
+
+def take_heads(inputs: Inputs, order: NDArray[np.int64]) -> Inputs:
+    """Return the inputs with the heads of the queries in another order."""
+    taken: dict[str, Any] = {"q": np.take(inputs.q, order, 1)}  # contiguous
+    for name in ("mask", "bias"):
+        x = getattr(inputs, name)
+        if x is not None and x.shape[1] > 1:
+            taken[name] = np.take(x, order, 1)
+    if inputs.sink is not None:
+        taken["sink"] = inputs.sink[order]
+    return replace(inputs, **taken)
+
+
 def name_argument(words: Convention, name: str) -> str:
     """Return the function's name for an argument, or raise NotAskedError."""
     word: str | None = getattr(words, name)
@@ -312,34 +388,3 @@ def add_axes(x: NDArray[Any], shape: tuple[int, ...], name: str) -> NDArray[Any]
     if [n for n in x.shape if n > 1] != [n for n in shape if n > 1]:
         raise CallFailedError(f"{name} has shape {x.shape}, expected {shape}.")
     return x.reshape(shape)
-
-
-def call_within(limit: float, work: Callable[[], Any]) -> Any:
-    """Return work(); raise CallFailedError if it raises or exceeds the time limit."""
-    box: list[Any] = []
-
-    def run() -> None:
-        try:
-            with np.errstate(all="ignore"):
-                box.append((work(), None))
-        except BaseException as error:  # noqa: BLE001 (it may call sys.exit)
-            box.append((None, error))
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        if limit == math.inf:  # no thread: a browser has none
-            run()
-        else:
-            thread = threading.Thread(target=run, daemon=True)
-            thread.start()
-            thread.join(limit)
-    if not box:
-        raise CallFailedError(f"it did not answer within {limit:g} seconds.")
-    found, error = box[0]
-    if isinstance(error, NotAskedError | CallFailedError):
-        raise error
-    if error is not None:
-        text = " ".join(str(error).split())
-        text = "".join(c for c in text if c.isprintable())[:200]
-        raise CallFailedError(f"it raised {type(error).__name__}: {text}") from None
-    return found

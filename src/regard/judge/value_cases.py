@@ -47,6 +47,7 @@ def tell_large_scores_apart(e: Examiner) -> Difference | None:
         raise NotAskedError("it needs heads at least 2 wide")
     for levels in LEVELS_OF_SCORES:
         high = [n for n in levels if not narrow or n <= 10_000]
+        step = max(1, 64 * e.coarseness * max(high))  # differences that it can tell
         rows = np.asarray([s * n for n in high for s in (1, -1)])[:KEYS]
         n = len(rows)
         sizes = Sizes(n_q=n, n_k=KEYS, width=width, columns=width)
@@ -55,7 +56,7 @@ def tell_large_scores_apart(e: Examiner) -> Difference | None:
         n, m = q.shape[2], k.shape[2]
         slope = e.rng.choice([-1, 0.5, 1], q.shape[:3])
         q[..., 0], q[..., 1] = np.resize(rows, n) * width**0.5, slope * width**0.5
-        k[..., 0], k[..., 1] = 1, e.rng.integers(-8, 9, (*k.shape[:2], m)) / 4
+        k[..., 0], k[..., 1] = 1, e.rng.integers(-8, 9, (*k.shape[:2], m)) * step / 4
         inputs = replace(inputs, q=q, k=k)
         room = 4e-6 * max(high) if single else 1e-8
         found = e.compare_all(inputs, parts=("out",), atol=room)
@@ -73,7 +74,7 @@ def keep_large_values(e: Examiner) -> Difference | None:
         v[:, :, 2] = 0
         right = replace(inputs, v=v)
         yours, expected = e.ask(right).out / size, e.expect(right).out / size
-        what = f"out / {size:g}, for values of this size,"
+        what = f"out / {size:g}"
         found = compare_arrays(yours, expected, atol=e.room(), what=what)
         if found is not None:
             return replace(found, arguments=right)

@@ -35,7 +35,7 @@ from regard.judge.difference import (
     to_array,
 )
 from regard.judge.inputs import CallFailedError
-from regard.judge.subject import call_within
+from regard.judge.time_limit import call_within
 from regard.learn.exercise import Exercise, Function, Mistake
 
 FEW = 40  # maximum number of elements of a call that are written out
