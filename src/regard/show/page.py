@@ -172,7 +172,7 @@ def prepare(recording: Recording, chosen: Sequence[Chosen]) -> dict[str, Any]:
         mask = zlib.compress(pack_mask(x.record))
         about = describe_record(x.sequence, x.layer, x.record) | {"heads": x.heads}
         about |= source.name_tokens(x.sequence, x.record)
-        small, stored = sketch(x.record, workers=source.workers), find_stored(x.record)
+        small, stored = sketch(x.record), find_stored(x.record)
         about |= {"small": small.level, "stored": stored}
         blobs[f"small-{len(records)}"] = pack_small(small)
         if stored:

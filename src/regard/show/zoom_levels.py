@@ -64,7 +64,7 @@ def build_levels(
     record: Record,
     head: int,
     *,
-    workers: int,
+    workers: int | None = None,
     finest: int | None = None,
     progress: Progress | None = None,
 ) -> Levels:
@@ -92,7 +92,9 @@ def build_levels(
     return levels
 
 
-def sketch(record: Record, *, workers: int, progress: Progress | None = None) -> Sheet:
+def sketch(
+    record: Record, *, workers: int | None = None, progress: Progress | None = None
+) -> Sheet:
     """Return a max map of at most 64 pixels per side for every head."""
     level = find_level(*measure_levels(record)[0], SMALL)
     side = 2**level
