@@ -17,7 +17,8 @@ from regard.masks.patterns import causal, per_head, window
 from regard.recording.record import Record, Recording
 from regard.seen import Seen
 from regard.show.compressed_record import measure_error, round_record, split_logits
-from regard.show.page import make_page, pack_mask
+from regard.show.page import make_page
+from regard.show.page_parts import pack_mask
 from regard.show.script_bundle import ASSETS, EXPORT, IMPORT, join_modules
 
 
@@ -168,7 +169,7 @@ def test_a_page_stays_below_its_limit_or_says_what_to_do():
     assert 0.9 * limit < page.size <= limit
     assert f"{page.worst:.2%}" in str(page)
     assert read_meta(page)["rounded"] == {"typical": page.typical, "worst": page.worst}
-    with pytest.raises(OptionError, match=r"limit is 0.1 MB. Give fewer heads"):
+    with pytest.raises(OptionError, match=r"limit is 0.10 MB. Give a larger limit="):
         make_page(recording, limit=100_000)
 
 

@@ -2,7 +2,7 @@
 
     with use_threads(work):          one kernel call, or a few
         ...
-    with one_thread() as limit:      workers with one torch thread each (stats/tile_walk.py)
+    with one_thread() as limit:      workers that have one torch thread each
         ...
 
     threads = 1                               if work < SMALL multiply-adds
@@ -31,12 +31,13 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
+T = TypeVar("T")
+R = TypeVar("R")
+
 SMALL = 2**25  # multiply-adds that one thread does in about a millisecond
 FRESH = 0.5  # seconds for which a count of the free cores is used
 SAMPLES, PAUSE = 3, 0.0005  # a daemon that runs for a moment does not count
 PROC, QUOTA = Path("/proc"), Path("/sys/fs/cgroup/cpu.max")
-
-T, R = TypeVar("T"), TypeVar("R")
 
 LOCK = threading.Lock()
 RUNNING: list[tuple[int, int]] = []  # thread and torch's number before each open block
@@ -150,7 +151,7 @@ def run_in_order(
 
 
 def count_free() -> int:
-    """Return the cores that no other process uses, at least 1; counted every FRESH s."""
+    """Return the cores that no other process uses, at least 1; cached for FRESH s."""
     when, free = LATEST[0]
     if time.monotonic() - when >= FRESH:
         free = measure_free(count_cores(), os.cpu_count() or 1)
