@@ -139,7 +139,7 @@ def prepare(
 ) -> dict[str, Any]:
     """Return the parts of a page that are always the same: description and masks."""
     source = MapSource(recording)
-    rows = list_rows(source, chosen) if table is None else table.list_rows()
+    rows = list_rows(source, chosen, table)
     wanted = {(x.sequence, x.layer, h) for x in chosen for h in x.heads}
     named = ("sequence", "layer", "head")
     kept = [row for row in rows if tuple(row[name] for name in named) in wanted]
@@ -157,10 +157,15 @@ def prepare(
     return {"meta": meta | {"note": NOTE, "rounded": None}, "blobs": blobs}
 
 
-def list_rows(source: MapSource, chosen: Sequence[Chosen]) -> list[dict[str, Any]]:
-    """Return the rows of the table, computed."""
-    for key in {(x.sequence, x.layer) for x in chosen}:
-        source.tabulate(*key)
+def list_rows(
+    source: MapSource, chosen: Sequence[Chosen], table: HeadTable | None
+) -> list[dict[str, Any]]:
+    """Return the rows of the table, computed unless it is given."""
+    if table is not None:
+        rows = table.list_rows()
+        return [{k: x for k, x in row.items() if k != "name"} for row in rows]
+    for x in chosen:
+        source.tabulate(x.sequence, x.layer)
     return [row for rows in source.rows.values() for row in rows]
 
 

@@ -1,7 +1,7 @@
 """A page that cannot hold all cells: an overview of every head, and the cells of some.
 
-    overview     max and mass of every head, one zoom level; each pixel is exact, for
-                 many cells
+    overview     max and mass of every head at one zoom level: a pixel stands for many
+                 cells, and is within 0.26 % of their max or mass
     cells        of the strongest heads, at the finest rounding, while they fit
 
 The strongest heads are those with the most sink, previous and induction in turn, the
@@ -118,7 +118,7 @@ def fit_overview(
         levels = [min(level, max(k for k, _ in found[0])) for level, found in made]
         pairs = zip(levels, made, strict=True)
         blobs = {
-            f"overview-{n}": pack_levels(found, level)
+            f"overview-{n}": pack_levels(found, level, rough=True)
             for n, (level, (_, found)) in enumerate(pairs)
         }
         size = sum(map(measure_blob, blobs.values()))

@@ -23,7 +23,7 @@ import numpy as np
 from regard.arrays import to_numpy
 from regard.recording.record import Record
 from regard.show.compressed_record import measure_error, round_record
-from regard.show.log_codes import NAN
+from regard.show.log_codes import NAN, round_codes
 from regard.show.page_size import SIDE
 from regard.show.zoom_levels import Levels, Sheet
 from regard.stats.pyramid import find_level
@@ -107,10 +107,13 @@ def find_stored(record: Record) -> int:
     return find_level(record.q.shape[1], record.k.shape[1], SIDE)
 
 
-def pack_levels(found: Sequence[Levels], level: int) -> bytes:
-    """Return max and mass of a level as codes: (heads, 2, rows, columns)."""
+def pack_levels(found: Sequence[Levels], level: int, *, rough: bool = False) -> bytes:
+    """Return max and mass of a level as codes: (heads, 2, rows, columns).
+
+    rough: with 12 bits (round_codes)
+    """
     made = [levels[level, how] for levels in found for how in ("max", "mass")]
-    codes = np.stack(made).astype("<u2")
+    codes = round_codes(np.stack(made)) if rough else np.stack(made)
     halves = (codes >> 8).astype(np.uint8), (codes & 255).astype(np.uint8)
     return zlib.compress(b"".join(half.tobytes() for half in halves))
 

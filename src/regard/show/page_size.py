@@ -39,10 +39,10 @@ FINEST, COARSEST = 5e-5, 0.1  # smallest and largest error of the logits
 SIDE = 1024  # most pixels per side of a stored level
 SIDES = (256, 128, 64, 32, 16)  # most pixels per side of an overview
 SMALLEST = SIDES[-1]
-PAIR = 3.4  # bytes of a compressed pixel, max and mass
+PAIR, ROUGH_PAIR = 4.0, 3.1  # bytes of a compressed pixel, max and mass; of 12 bits
 SMALL_PIXEL = 0.8  # of a thumbnail
 BASE64 = 4 / 3
-TOKENS, RECORDS = 256, 4  # of the sample
+TOKENS, HEADS, RECORDS = 256, 4, 4  # of the sample
 
 Place = tuple[int, int, int]  # sequence, layer, head
 
@@ -79,15 +79,24 @@ def sample_bits(record: Record) -> float:
     if record.bias is not None:
         return 8.0  # later components are small; they are rounded to few bits
     record = mark_nonfinite(record)
-    q, k = (to_torch(x)[0] for x in (record.q, record.k))  # a head is like another
-    rows, keys = (
-        x[np.unique(np.linspace(0, len(x) - 1, TOKENS).astype(int))].double().numpy()
-        for x in (q, k)
-    )
-    a, b = balance_factors(rows * record.scale, keys)
-    first, second, _ = round_pair(a[None], b, FINEST)
-    size = sum(len(zlib.compress(split_bytes(x.T))) for x in (first[0], second))
-    return float(8 * size / max(1, rows.size + keys.size))
+    q, k = (to_torch(x) for x in (record.q, record.k))
+    group = len(q) // len(k)
+    size, numbers = 0, 0
+    for h in spread(len(k), HEADS):
+        rows, keys = (
+            x[spread(len(x), TOKENS)].double().numpy() for x in (q[h * group], k[h])
+        )
+        a, b = balance_factors(rows * record.scale, keys)
+        first, second, _ = round_pair(a[None], b, FINEST)
+        size += sum(len(zlib.compress(split_bytes(x.T))) for x in (first[0], second))
+        numbers += rows.size + keys.size
+    return 8 * size / max(1, numbers)
+
+
+def spread(n: int, most: int) -> list[int]:
+    """Return numbers from 0 to n - 1, evenly spaced, at most `most` of them."""
+    found: list[int] = np.unique(np.linspace(0, n - 1, most).astype(int)).tolist()
+    return found
 
 
 def estimate_stored(record: Record) -> float:
@@ -111,7 +120,7 @@ def choose_side(records: Sequence[Record], room: float) -> int:
     for side in SIDES:
         levels = (find_level(x.q.shape[1], x.k.shape[1], side) for x in records)
         pairs = zip(records, levels, strict=True)
-        size = BASE64 * PAIR * sum(count_pixels_seen(*pair) for pair in pairs)
+        size = BASE64 * ROUGH_PAIR * sum(count_pixels_seen(*pair) for pair in pairs)
         if size <= room / 2:
             break
     return side

@@ -98,7 +98,7 @@ export class Gallery {
   makeNote() {
     const { cells, exact } = this.meta.overview;
     const here = exact.filter(({ sequence }) => sequence === this.sequence);
-    const pixel = cells === 1 ? "" : ` One pixel stands for up to ${cells} × ${cells} cells, and is exact for them.`;
+    const pixel = cells === 1 ? "" : ` A pixel stands for up to ${cells} × ${cells} cells: the largest of their weights, or their share, within 0.3 %.`;
     const which = here.length ? " Single cells are here for the strongest heads: " : " Single cells are not here.";
     const note = make("p", "note", `The cells of all heads do not fit into this file, so it has an overview of every head.${pixel}${which}`);
     here.forEach(({ layer, head, why }, at) => {

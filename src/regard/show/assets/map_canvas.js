@@ -109,7 +109,7 @@ export class Plane extends View {
       context.rect(this.panelLeft(panel), TOP, this.panelWidth, this.panelHeight);
       context.clip();
       this.drawTiles(panel, wanted);
-      if (this.at.z >= LABELLED) this.drawGrid(panel);
+      if (this.at.z >= LABELLED && !this.floor) this.drawGrid(panel); // an overview has no cells
       this.drawPins(panel);
       this.drawCross(panel);
       this.drawMinimap(panel);

@@ -110,10 +110,10 @@ export class HeldSource {
   /* The stored level that has a pixel of this level; null if it comes from cells. */
   async levelOf({ record, number, at }, level, how) {
     const open = async (name, about, index, from) => new Level(about, index, new Uint8Array(await this.read(name)), how, from);
-    if (level >= record.overview) return open(`overview-${number}`, record, at, record.overview);
     const cells = this.cellsOf({ record, number, at });
-    const from = cells?.about.stored;
-    return from && level >= from ? open(`levels-${cells.name}`, cells.about, cells.at, from) : null;
+    if (!cells) return level >= record.overview ? open(`overview-${number}`, record, at, record.overview) : null;
+    const { stored } = cells.about;
+    return stored && level >= stored ? open(`levels-${cells.name}`, cells.about, cells.at, stored) : null;
   }
 
   async tile(place, signal) {

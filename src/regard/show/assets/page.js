@@ -262,7 +262,7 @@ export class Page {
     const words = plane.rough || pixel;
     this.part.badge.textContent = plane.missing ? `${plane.missing} tiles to come` : words;
     const off = rounded ? `half of the weights above 0.001 are off by less, the worst measured by ${showShare(rounded.worst)}` : "";
-    this.part.badge.title = plane.floor ? "the cells of this head did not fit into the file; each pixel is exact for its cells" : off;
+    this.part.badge.title = plane.floor ? "the cells of this head did not fit into the file; a pixel is within 0.3 % of the max or mass of its cells" : off;
     this.part.badge.dataset.state = plane.missing || plane.rough || plane.floor ? "wait" : "exact";
     this.part.status.textContent = this.tiles.trouble || "? for keys";
   }
