@@ -16,6 +16,7 @@ from pathlib import Path
 
 import click
 import pytest
+import torch
 from click.testing import CliRunner
 from test_weights import build, write_gguf
 
@@ -26,6 +27,8 @@ from regard.nn.generation import generate
 from regard.nn.tasks import PUZZLES
 from regard.nn.weights import load
 from regard.plain.sample import Sampling
+from regard.recording.record import Record, Recording
+from regard.seen import Seen
 from regard.terminal import read_argument, remove_control, write_reason
 
 PAGE = Path(__file__).parent.parent / ".ci/cli_page.py"
@@ -185,6 +188,52 @@ def test_show_says_what_attention_did(smollm, tmp_path):
     assert again.layer(21).q.shape == (9, 12, 64)
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Return a saved recording of two layers with four heads."""
+    torch.manual_seed(0)
+    at, records = torch.arange(200), []
+    for i in range(2):
+        q, k = torch.randn(4, 200, 16), torch.randn(4, 200, 16)
+        lse = regard.attention(q, k, k, regard.causal(), scale=0.25).lse
+        about = {"q_positions": at, "k_positions": at, "mask": regard.causal()}
+        records.append(Record(name=f"{i}", q=q, k=k, lse=lse, scale=0.25, **about))
+    recording = Recording(model="Tiny", records=tuple(records), sequences=(0, 0))
+    path = tmp_path_factory.mktemp("saved") / "tiny.regard"
+    Seen(recording).save(path)
+    return path
+
+
+def test_a_page_has_the_heads_and_the_size_that_are_asked_for(saved, tmp_path):
+    page = tmp_path / "map.html"
+    done = run("show", saved, "--page", page, "--heads", "1.2, 1.0,1.2,0")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("6 heads, 0.")
+    assert "weights exact" in done.stdout
+    assert '"heads":[2,0]' in page.read_text("utf-8")  # of layer 1
+    done = run("show", saved, "--page", page, "--limit", 0.165)
+    assert done.exit_code == 0, done.output
+    assert page.stat().st_size <= 165_000
+    assert "8 heads, 0.1 MB: too many cells, so an overview of all heads" in done.stdout
+    assert "give --heads or a higher --limit." in done.stdout
+    done = run("show", saved, "--page", page, "--heads", "7")
+    assert (done.exit_code, "there is no layer 7" in done.stderr) == (1, True)
+    done = run("show", saved, "--page", page, "--limit", 0.01)
+    assert (done.exit_code, "limit is 0.01 MB" in done.stderr) == (1, True)
+
+
+def test_the_map_listens_where_it_is_told(saved, monkeypatch):
+    asked = []
+    monkeypatch.setattr(Seen, "show", lambda _, **options: asked.append(options))
+    for arguments in ((), ("--port", 8000), ("--map", "--host", "localhost")):
+        assert run("show", saved, *arguments).exit_code == 0
+    assert asked == [
+        {"host": None, "port": 0},
+        {"host": None, "port": 8000},
+        {"host": "localhost", "port": 0},
+    ]
+
+
 def test_show_prints_a_dash_where_a_text_has_no_such_number(smollm):
     done = run("show", "Hello", "--model", smollm, "-n", 9000)
     assert done.exit_code == 1
@@ -231,6 +280,14 @@ def test_what_went_wrong_is_one_sentence(arguments, message):
         ),
         ("show hello --model x --save no/x", 2, "there is no folder no to write no/x"),
         ("show hello --model x --page no/x", 2, "there is no folder no to write no/x"),
+        ("show x --page x --heads 1-2", 2, "'1-2' is no head, expected LAYER.HEAD, or"),
+        ("show x --page x --heads 1.2,", 2, "'' is no head, expected LAYER.HEAD, or"),
+        ("show x --heads 1.2", 2, "--heads is for a page: add --page FILE."),
+        ("show x --json --limit 3", 2, "--limit is for a page: add --page FILE."),
+        ("show x --page x --limit 0", 2, "0.0 is not in the range x>0"),
+        ("show x --json --port 3", 2, "--port is for the map in a browser: add --map."),
+        ("show x --page x --host y", 2, "--host is for the map in a browser: add"),
+        ("show x --port 65536", 2, "65536 is not in the range 0<=x<=65535"),
         ("check math:sqrt --json no/x", 2, "there is no folder no to write no/x"),
         ("generate hello --model x -n 0", 2, "0 is not in the range x>=1"),
         ("generate hello --model x --temperature -1", 2, "temperature=-1.0, expected"),

@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import re
+import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -17,8 +18,19 @@ from regard.masks.patterns import causal, per_head, window
 from regard.recording.record import Record, Recording
 from regard.seen import Seen
 from regard.show.compressed_record import measure_error, round_record, split_logits
-from regard.show.page import make_page, pack_mask
+from regard.show.log_codes import decode
+from regard.show.page import EXACT, make_page
+from regard.show.page_parts import pack_mask
+from regard.show.page_size import (
+    FINEST,
+    choose_error,
+    count_numbers,
+    estimate_stored,
+    rank_heads,
+    sample_bits,
+)
 from regard.show.script_bundle import ASSETS, EXPORT, IMPORT, join_modules
+from regard.stats.table import make_table
 
 
 def draw(n=(60, 70), *, heads=4, shared=2, mask=None, **more):
@@ -168,14 +180,161 @@ def test_a_page_stays_below_its_limit_or_says_what_to_do():
     assert 0.9 * limit < page.size <= limit
     assert f"{page.worst:.2%}" in str(page)
     assert read_meta(page)["rounded"] == {"typical": page.typical, "worst": page.worst}
-    with pytest.raises(OptionError, match=r"limit is 0.1 MB. Give fewer heads"):
+    with pytest.raises(OptionError, match=r"limit is 0.10 MB. Give a larger limit="):
         make_page(recording, limit=100_000)
 
 
-def test_a_long_bias_is_refused_in_a_sentence():
+def test_a_long_bias_has_an_overview():
     record = draw((4, 2049), heads=1, shared=1, bias=bias(1, (4, 2049)))
     with pytest.raises(OptionError, match="holds it up to 2048 tokens"):
-        make_page(make_recording(record))
+        round_record(record, 1e-3)
+    page = make_page(make_recording(record, replace(draw((9, 9)), name="other")))
+    assert sorted((x.layer, x.head) for x in page.exact) == [(1, h) for h in range(4)]
+    assert min(x.why for x in page.exact).startswith("previous 0.")
+    assert read_meta(page)["records"][0]["cells"] == []
+
+
+def make_layers(n=300, layers=3):
+    """Return a recording of three layers with eight heads."""
+    torch.manual_seed(5)
+    records = []
+    for i in range(layers):
+        record = draw((n, n), heads=8, shared=4, mask=causal())
+        q = record.q * torch.linspace(0.2, 2 + i, 8)[:, None, None]
+        seen = regard.attention(q, record.k, record.k, causal(), scale=0.3)
+        records.append(replace(record, name=f"layer.{i}", q=q, lse=seen.lse))
+    return make_recording(*records, texts=[f" {i}" for i in range(n)])
+
+
+LAYERS = make_layers()
+TIGHT = 290_000
+
+
+@pytest.fixture(scope="module")
+def overview():
+    return make_page(LAYERS, limit=TIGHT)
+
+
+def read_blob(page, name):
+    (text,) = re.findall(rf'id="{name}">([^<]*)<', page.html.decode())
+    return zlib.decompress(base64.b64decode(text))
+
+
+def test_cells_that_do_not_fit_become_an_overview(overview):
+    assert 0.6 * TIGHT < overview.size <= TIGHT
+    meta = read_meta(overview)
+    assert (overview.heads, len(meta["table"])) == (24, 24)
+    level = meta["records"][0]["overview"]
+    side = overview.overview
+    assert side == 2**level == meta["overview"]["cells"] > 1
+    rows = -(-300 // side)
+    for n, record in enumerate(LAYERS.records):
+        raw = np.frombuffer(read_blob(overview, f"overview-{n}"), np.uint8)
+        high, low = raw.reshape(2, 8, 2, rows, rows).astype(np.uint16)
+        shown = decode(high << 8 | low)
+        weights = np.zeros((8, rows * side, rows * side))
+        weights[:, :300, :300] = record.weights()
+        tiles = weights.reshape(8, rows, side, rows, side)
+        queries = np.minimum(300 - side * np.arange(rows), side)[:, None]
+        right = tiles.max((2, 4)), tiles.sum((2, 4)) / queries
+        for at in (0, 1):
+            seen = np.tri(rows, dtype=bool)
+            assert np.isnan(shown[:, at][:, ~seen]).all()  # masked
+            np.testing.assert_allclose(
+                shown[:, at][:, seen], right[at][:, seen], rtol=2.7e-3, atol=2e-9
+            )
+
+
+def test_the_cells_of_the_strongest_heads_are_held_and_said(overview):
+    table = make_table(LAYERS)
+    orders = [
+        [(int(r["layer"]), int(r["head"])) for r in table.sort(name).rows]
+        for name in ("sink", "previous", "induction")
+        if not np.isnan(table.rows[name]).all()
+    ]
+    turns = [x for line in zip(*orders, strict=True) for x in line]
+    expected = list(dict.fromkeys(turns))[: len(overview.exact)]
+    assert [(x.layer, x.head) for x in overview.exact] == expected
+    assert 1 < len(expected) < 24
+    meta = read_meta(overview)
+    cells = [(r["layer"], x["head"]) for r in meta["records"] for x in r["cells"]]
+    assert sorted(cells) == sorted(expected)
+    listed = [(x["layer"], x["head"]) for x in meta["overview"]["exact"]]
+    assert listed == expected
+    first, row = overview.exact[0], table.sort("sink").rows[0]
+    assert first.why == f"sink {row['sink']:.3f}"
+    told = str(overview)
+    assert (
+        f"an overview of all heads, {overview.overview} × {overview.overview}" in told
+    )
+    assert f"  layer {first.layer} head {first.head} ({first.why})" in told.splitlines()
+    assert overview.worst <= EXACT
+    assert "Single cells (exact)" in told
+    assert not re.search(r"overview|Single", str(make_page(LAYERS, limit=10**9)))
+
+
+def test_a_larger_limit_holds_more_and_the_largest_all():
+    found = [make_page(LAYERS, limit=limit) for limit in (TIGHT, TIGHT + 40_000)]
+    assert len(found[0].exact) < len(found[1].exact)
+    assert make_page(LAYERS, limit=10**7).overview == 0
+
+
+def test_an_overview_is_of_the_heads_that_are_wanted():
+    page = make_page(LAYERS, heads={1: None, 2: [7, 3]}, limit=195_000)
+    assert (page.heads, page.size <= 195_000) == (10, True)
+    assert {x.layer for x in page.exact} <= {1, 2}
+    meta = read_meta(page)
+    assert [x["heads"] for x in meta["records"]] == [list(range(8)), [7, 3]]
+    assert page.overview
+    raw = np.frombuffer(read_blob(page, "overview-1"), np.uint8)
+    rows = -(-300 // page.overview)
+    high, low = raw.reshape(2, 2, 2, rows, rows).astype(np.uint16)
+    largest = decode(high << 8 | low)[0, 0, 0, 0]  # of head 7
+    corner = LAYERS.records[2].weights()[7, : page.overview, : page.overview]
+    assert largest == pytest.approx(float(corner.max()), rel=2.7e-3)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.2])
+def test_the_size_is_known_before(factor):
+    records = [replace(x, q=x.q * factor) for x in LAYERS.records]
+    real = sum(len(round_record(x, FINEST).pack()) for x in records)
+    lse = sum(x.lse.numel() * 3.5 for x in records)  # 32 bits, packed beside
+    numbers = sum(map(count_numbers, records))
+    bits = np.mean([sample_bits(x) for x in records])
+    assert numbers * bits / 8 == pytest.approx(real - lse, rel=0.12)
+    room = sum(map(estimate_stored, records)) + 4 / 3 * numbers * bits / 8
+    assert choose_error(records, room) == pytest.approx(FINEST)
+    fewer = room - 4 / 3 * numbers / 8 * 3  # three bits less
+    assert choose_error(records, fewer) == pytest.approx(8 * FINEST)
+    assert choose_error(records, 0) is None
+
+
+def test_the_table_may_be_given():
+    right = make_page(LAYERS, limit=TIGHT)
+    assert make_page(LAYERS, limit=TIGHT, table=make_table(LAYERS)).html == right.html
+
+
+@pytest.mark.parametrize("limit", [0, -5, float("nan")])
+def test_a_limit_is_above_nothing(limit):
+    with pytest.raises(OptionError, match="expected a number of bytes above 0"):
+        make_page(LAYERS, limit=limit)
+
+
+def test_heads_without_a_statistic_come_last():
+    rows = [
+        {
+            "sequence": 0,
+            "layer": 0,
+            "head": h,
+            "sink": s,
+            "previous": p,
+            "induction": None,
+        }
+        for h, (s, p) in enumerate([(None, None), (0.1, 0.2), (0.3, 0.9), (0.2, 0.1)])
+    ]
+    found = rank_heads(rows)
+    assert [place[2] for place in found] == [2, 3, 1, 0]
+    assert list(found.values()) == ["sink 0.300", "sink 0.200", "previous 0.200", ""]
 
 
 def test_padding_alone_has_no_cells():

@@ -21,12 +21,14 @@ import numpy as np
 import pytest
 import torch
 
+from regard.errors import OptionError
 from regard.masks.patterns import causal
 from regard.recording.record import Record, Recording
 from regard.seen import Seen
 from regard.show import server as module
 from regard.show.log_codes import decode
 from regard.show.server import start_server
+from regard.show.server_address import bind_door, is_local, name_host
 
 HOSTILE = (
     "</script><script>alert(1)</script>",
@@ -613,3 +615,60 @@ def test_a_missing_library_is_named_with_what_to_install():
     )
     words = 'ImportError: the map needs uvicorn: pip install "regard[serve]"'
     assert run.stderr.splitlines()[-1] == words
+
+
+def test_it_listens_where_it_is_told():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    with module.open_door(RECORDING, None, "localhost", port) as (_, door, url):
+        assert door.getsockname()[1] == port
+        assert urlsplit(url).port == port
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        with pytest.raises(OptionError, match=rf"127.0.0.1 port {port}.*another port"):
+            bind_door("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "words"),
+    [
+        ("no.such.host.invalid", 0, "is no address of this machine"),
+        ("203.0.113.7", 0, "cannot listen on 203.0.113.7 port 0"),
+        ("127.0.0.1", 65_536, "expected 0 for a free one, up to 65535"),
+        ("127.0.0.1", -1, "expected 0 for a free one"),
+    ],
+)
+def test_an_address_that_cannot_be_had_is_refused_in_a_sentence(host, port, words):
+    with pytest.raises(OptionError, match=words):
+        bind_door(host, port)
+
+
+def test_the_url_names_the_machine_if_it_listens_everywhere():
+    assert name_host("0.0.0.0") == name_host("::") == socket.gethostname()
+    assert (name_host("127.0.0.1"), name_host("::1")) == ("127.0.0.1", "[::1]")
+    assert [is_local(x) for x in ("127.0.0.1", "::1", "0.0.0.0", "10.0.0.3")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_a_host_in_numbers_is_ours_only_if_it_listens_everywhere(everywhere):
+    name = socket.gethostname() if everywhere else "127.0.0.1"
+    guard = module.Guard(None, "token", name, "8000")
+    for host in (f"{name}:8000", "localhost:8000", "127.0.0.1:8000"):
+        assert guard.knows(host)
+    for host in ("10.0.0.3:8000", "[fd00::3]:8000"):
+        assert guard.knows(host) == everywhere
+    for host in (
+        "evil.example:8000",
+        "10.0.0.3:8001",
+        "10.0.0.3",
+        "",
+        "10.0.0.3.evil:8000",
+    ):
+        assert not guard.knows(host)

@@ -130,11 +130,17 @@ class Seen:
         texts = tuple(tuple(decode([i]) for i in row) for row in found.tokens)
         return Seen(replace(found, texts=texts))
 
-    def show(self, *, browser: bool = True) -> None:
-        """Serve the zoomable map of all heads in a browser, until Ctrl-C."""
+    def show(
+        self, *, browser: bool = True, host: str | None = None, port: int = 0
+    ) -> None:
+        """Serve the zoomable map of all heads in a browser, until Ctrl-C.
+
+        host: the address to listen on; 127.0.0.1 by default, for this machine only
+        port: 0 for any free port
+        """
         from regard.show.server import serve  # noqa: PLC0415 (it needs starlette)
 
-        serve(self.recording, browser=browser)
+        serve(self.recording, browser=browser, host=host, port=port)
 
     def picture(
         self,
@@ -173,9 +179,10 @@ class Seen:
     ) -> Page:
         """Write a self-contained HTML file of the map, which needs no server.
 
-        heads: heads by layer, {18: [7, 8]}; default: all heads of all layers
+        heads: heads by layer, {18: [7, 8], 3: None}; default: all heads of all layers
         limit: maximum bytes of the file, by default 15 million; the page states what
-            was rounded to stay below it
+            was rounded to stay below it, or that it is an overview with the cells of
+            the strongest heads
         """
         from regard.show.page import make_page  # noqa: PLC0415 (it needs torch)
 

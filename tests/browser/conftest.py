@@ -13,6 +13,7 @@ from recordings import RECORDINGS
 from window import Window
 
 from regard.show.page import make_page
+from regard.show.script_bundle import join_modules
 from regard.show.server import start_server
 
 FLAGS = (
@@ -54,6 +55,19 @@ def browser():
         browser = tool.chromium.launch(executable_path=path, args=FLAGS)
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="session")
+def module(browser):
+    """Return a page without a policy, into which offline_source.js is put."""
+    page = browser.new_page()
+    script = join_modules("offline_source.js").replace(
+        "export class", "globalThis.HeldSource = class"
+    )
+    page.add_script_tag(content=script, type="module")
+    page.wait_for_function("() => globalThis.HeldSource")
+    yield page
+    page.close()
 
 
 @pytest.fixture(params=HOSTS)

@@ -14,7 +14,6 @@ from regard.recording.record import Record, Recording
 from regard.show.log_codes import NAN, decode
 from regard.show.map_source import MapSource, Spot
 from regard.show.page import EXACT, make_page
-from regard.show.script_bundle import join_modules
 
 ASK = """async ([about, blobs, name, place]) => {
   const source = new HeldSource(about, (id) => blobs[id]);
@@ -22,19 +21,6 @@ ASK = """async ([about, blobs, name, place]) => {
   if (codes) rest.codes = [...codes];
   return rest;
 }"""
-
-
-@pytest.fixture(scope="module")
-def module(browser):
-    """Return a page without a policy, into which the module is put."""
-    page = browser.new_page()
-    script = join_modules("offline_source.js").replace(
-        "export class", "globalThis.HeldSource = class"
-    )
-    page.add_script_tag(content=script, type="module")
-    page.wait_for_function("() => globalThis.HeldSource")
-    yield page
-    page.close()
 
 
 def read(page):

@@ -37,7 +37,7 @@ from regard.atlas.terminal_table import (
     tell_marked,
 )
 from regard.errors import FileError, OptionError
-from regard.show.page import hash_source
+from regard.show.page_file import hash_source
 from regard.show.script_bundle import join_modules, read_asset
 from regard.show.terminal_map import clean_title
 from regard.stats.registry import find_statistic

@@ -27,6 +27,7 @@ from regard.atlas.corpus import Shard
 from regard.atlas.settings import Settings
 from regard.atlas.supervisor import Supervisor
 from regard.errors import OptionError
+from regard.threads import count_cores, hold_threads
 
 STORE = 512 << 20  # bytes of Ray's object store: results are small
 Results = Generator[bytes, None, None]
@@ -54,7 +55,7 @@ class RunnerOptions:
     @property
     def size(self) -> int:
         """The number of workers."""
-        return self.workers or len(os.sched_getaffinity(0))
+        return self.workers or count_cores()
 
     def run(self, plan: Settings, shards: Iterable[Shard]) -> Results:
         """Yield the results of the shards as they complete."""
@@ -65,8 +66,11 @@ def run_loop(plan: Settings, shards: Iterable[Shard], crew: RunnerOptions) -> Re
     """Run one shard after the other in this process."""
     from regard.atlas.worker import Worker  # noqa: PLC0415 (it imports torch)
 
-    worker = Worker(plan, threads=crew.threads)
-    yield from map(worker, shards)
+    worker = Worker(plan, threads=None)
+    for shard in shards:
+        with hold_threads(crew.threads):  # the process is the caller's
+            done = worker(shard)
+        yield done
 
 
 def run_pool(plan: Settings, shards: Iterable[Shard], crew: RunnerOptions) -> Results:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json as json_text
 import os
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -30,6 +31,44 @@ from regard.terminal import (
 if TYPE_CHECKING:
     from regard.seen import Seen
     from regard.stats.table import HeadTable
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapOptions:
+    """Where the map is shown, and what of it."""
+
+    page: str | None = None
+    heads: dict[int, list[int] | None] | None = None
+    limit: float | None = None
+    draw: bool = False
+    port: int | None = None
+    host: str | None = None
+
+
+class HeadList(click.ParamType):  # type: ignore[type-arg]
+    """Heads as LAYER.HEAD, or LAYER for all of its heads, separated by commas."""
+
+    name = "heads"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> dict[int, list[int] | None]:
+        found: dict[int, list[int] | None] = {}
+        for part in str(value).split(","):
+            layer, dot, head = part.strip().partition(".")
+            if not layer.isdecimal() or (dot and not head.isdecimal()):
+                self.fail(
+                    f"{part.strip()[:40]!r} is no head, expected LAYER.HEAD, or LAYER "
+                    "for all of its heads. Write --heads 18.7,18.8,3",
+                    param,
+                    ctx,
+                )
+            known = found.setdefault(int(layer), [])
+            if not dot or known is None:
+                found[int(layer)] = None
+            elif int(head) not in known:
+                known.append(int(head))
+        return found
 
 
 @click.command(
@@ -51,7 +90,25 @@ if TYPE_CHECKING:
 )
 @click.option("--save", type=NewFile(), help="Save the recording to this file.")
 @click.option("--page", type=NewFile(), help="Write the map as one HTML file.")
+@click.option(
+    "--heads",
+    type=HeadList(),
+    metavar="LAYER.HEAD,…",
+    help="Heads of the page: 18.7,18.8; 18 for all heads of a layer.",
+)
+@click.option(
+    "--limit",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="MB",
+    help="Most megabytes of the page; 15 by default.",
+)
 @click.option("--map", "draw", is_flag=True, help="Show the map in a browser.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    help="Port of the map; by default, any free one.",
+)
+@click.option("--host", help="Address on which the map listens; 127.0.0.1 by default.")
 @click.option("--json", is_flag=True, help="Print one row per head, as JSON.")
 def show(
     *,
@@ -59,16 +116,15 @@ def show(
     model: str | None,
     n_new: int,
     save: str | None,
-    page: str | None,
-    draw: bool,
     json: bool,
+    **options: Any,
 ) -> None:
     """Run a model on TEXT, or on a file, and summarize its attention.
 
     Without --model, TEXT is a saved recording, and its map is shown.
     """
-    draw = draw or (model is None and not (page or json))
-    require_extras("torch", *(["serve"] if draw else []))
+    view = read_view(MapOptions(**options), alone=model is None and not json)
+    require_extras("torch", *(["serve"] if view.draw else []))
     if model is None:
         seen = open_argument(text)
     else:
@@ -77,17 +133,33 @@ def show(
         seen, new = run_model(model, words, n_new)
         if new:
             click.echo(remove_control(new), err=json)
-    if json:
-        click.echo(json_text.dumps(compute_table(seen).list_rows(), allow_nan=False))
-    elif model is not None:
-        print_table(seen)
+    table = compute_table(seen) if json or model is not None else None
+    if json and table is not None:
+        click.echo(json_text.dumps(table.list_rows(), allow_nan=False))
+    elif table is not None:
+        print_table(seen, table)
     if save:
         seen.save(save)
         click.echo(f"the recording is in {save}: regard show {save}", err=json)
-    if page:
-        write_map_page(seen, page, aside=json)
-    if draw:
-        seen.show()
+    if view.page:
+        write_map_page(seen, view, table, aside=json)
+    if view.draw:
+        seen.show(host=view.host, port=view.port or 0)
+
+
+def read_view(view: MapOptions, *, alone: bool) -> MapOptions:
+    """Return the options with the default view; raise if an option has no use.
+
+    alone: whether the command prints nothing, so that the map is shown by default
+    """
+    view = replace(view, draw=view.draw or (alone and not view.page))
+    for name in ("heads", "limit"):
+        if getattr(view, name) is not None and not view.page:
+            raise click.UsageError(f"--{name} is for a page: add --page FILE.")
+    for name in ("port", "host"):
+        if getattr(view, name) is not None and not view.draw:
+            raise click.UsageError(f"--{name} is for the map in a browser: add --map.")
+    return view
 
 
 def open_argument(path: str) -> Seen:
@@ -141,12 +213,11 @@ def compute_table(seen: Seen) -> HeadTable:
         return seen.table(progress=progress)
 
 
-def print_table(seen: Seen) -> None:
+def print_table(seen: Seen, table: HeadTable) -> None:
     """Print a table of the layers, and the strongest heads."""
     from regard.stats.registry import list_statistics
 
     click.echo(str(seen).splitlines()[0])
-    table = compute_table(seen)
     click.echo(str(table.by_layer()))
     for statistic in (x for x in list_statistics() if x.ranked):
         name, which = statistic.name, "least" if statistic.ascending else "most"
@@ -156,12 +227,22 @@ def print_table(seen: Seen) -> None:
         click.echo(f"{which} {name}: {place if known else '–'}")
 
 
-def write_map_page(seen: Seen, path: str, *, aside: bool) -> None:
-    """Write the map to a file, and print its size."""
+def write_map_page(
+    seen: Seen, view: MapOptions, table: HeadTable | None, *, aside: bool
+) -> None:
+    """Write the map to a file, and print what it holds."""
     from regard.show.page import make_page
 
+    limit = None if view.limit is None else max(1, round(view.limit * 1e6))
     with draw_progress("page", len(seen.records)) as progress:
-        page = make_page(seen.recording, progress=progress)
-    click.echo(str(page), err=aside)
-    page.write(path)
-    click.echo(f"the map is in {path}; it includes the input text", err=aside)
+        page = make_page(
+            seen.recording,
+            heads=view.heads,
+            limit=limit,
+            table=table,
+            progress=progress,
+        )
+    told = str(page).replace("heads= or a higher limit=", "--heads or a higher --limit")
+    click.echo(told, err=aside)
+    page.write(str(view.page))
+    click.echo(f"the map is in {view.page}; it includes the input text", err=aside)

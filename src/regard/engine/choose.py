@@ -33,6 +33,7 @@ from regard.engine.tiles import (
     CAUSAL,
     FusedAttention,
     fits_causal_kernel,
+    limit_threads,
     plan,
     run_strips,
 )
@@ -174,7 +175,7 @@ def attend(
     bare = all(x is None for x in special) and not see and is_number(scale)
     if bare and can_skip_planning(q, k, v):
         factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-        with suppress(RangeError):
+        with suppress(RangeError), limit_threads(q, k, v):
             return Attended(*attend_part(q, k, v, scale=factor))
     options: Any = {"bias": bias, "scale": scale, "softcap": softcap, "sink": sink}
     plain = all(x is None for x in (bias, softcap, block)) and not is_array(scale)
@@ -231,10 +232,11 @@ def run_choice(
     call: Call, block: int | tuple[int, int] | None
 ) -> tuple[Tensor, Tensor]:
     """Run the chosen kernel; fall back to the definition if it raises RangeError."""
-    if block is None and choose_kernel(call).kernel != "definition":
-        with suppress(RangeError), without_autocast(call.q):
-            return run_fused(call)
-    return run_definition(call, BLOCK if block is None else block)
+    with limit_threads(call.q, call.k, call.v):
+        if block is None and choose_kernel(call).kernel != "definition":
+            with suppress(RangeError), without_autocast(call.q):
+                return run_fused(call)
+        return run_definition(call, BLOCK if block is None else block)
 
 
 def run_fused(call: Call) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,6 +33,7 @@ from regard.masks.algebra import Mask
 from regard.masks.formula import Formula, evaluate
 from regard.masks.patterns import causal, everything
 from regard.masks.tiles import FULL, UNDECIDED, prove_tiles
+from regard.threads import use_threads
 
 ROWS, KEYS = 256, 128  # of a tile
 CAUSAL = causal()
@@ -64,6 +66,14 @@ def plan(call: Call) -> tuple[Strip, ...]:
     if fits_causal_kernel(call):
         return (Strip(rows, plan_causal(call.q_start, n_q, n_k)),)
     return tuple(plan_strips(call))
+
+
+def limit_threads(q: Tensor, k: Tensor, v: Tensor) -> AbstractContextManager[Any]:
+    """Return a context in which torch has the threads that a call is worth."""
+    if torch.compiler.is_compiling() or q.device.type != "cpu":
+        return nullcontext()
+    cells = math.prod(q.shape[:-1]) * k.shape[-2]
+    return use_threads(cells * (q.shape[-1] + v.shape[-1]))
 
 
 def fits_causal_kernel(call: Call) -> bool:
@@ -201,7 +211,7 @@ class FusedAttention(torch.autograd.Function):  # type: ignore[misc]
             return *differentiate_again(call, grad_out, grad_lse), None, None
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
         known = out, lse, grad_out, grad_lse
-        with without_autocast(q):
+        with without_autocast(q), limit_threads(q, k, v):
             if is_one_part(call, strips):  # no sum needed
                 ((_, found),) = differentiate_parts(call, strips, known)
                 return *found, None, None

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from regard.arrays import to_numpy
@@ -33,6 +34,7 @@ from regard.recording.record import Record
 from regard.stats.columns import cut_rows
 from regard.stats.nonfinite import mark_nonfinite
 from regard.stats.replay import replay_rows, to_torch
+from regard.threads import hold_threads
 
 LONGEST = 2048  # most tokens with a bias: an SVD takes seconds per head
 MOST = 2.0**22  # largest integer: with its sign it takes three bytes
@@ -114,16 +116,25 @@ def split_logits(record: Record) -> Iterator[tuple[Floats, Floats]]:
         logits, allowed = to_numpy(unmasked.logits(heads=h)), record.allowed(heads=h)
         if allowed is not None:
             logits = np.where(to_numpy(allowed), logits, 0.0)  # any value will do
-        u, size, vt = np.linalg.svd(logits, full_matrices=False)
-        yield (u * np.sqrt(size))[None], vt.T * np.sqrt(size)
+        with hold_threads(1):
+            u, size, vt = torch.linalg.svd(to_torch(logits), full_matrices=False)
+        a, b = u * size.sqrt(), vt.T * size.sqrt()
+        yield to_numpy(a)[None], to_numpy(b)
 
 
 def balance_factors(q: Floats, k: Floats) -> tuple[Floats, Floats]:
-    """Return a and b with a bᵀ = q kᵀ; each component has the same norm in both."""
-    (q, left), (k, right) = np.linalg.qr(q), np.linalg.qr(k)
-    u, size, vt = np.linalg.svd(left @ right.T)
-    u, vt = u[:, : len(size)], vt[: len(size)]
-    return q @ u * np.sqrt(size), k @ vt.T * np.sqrt(size)
+    """Return a and b with a bᵀ = q kᵀ; each component has the same norm in both.
+
+    In torch, with one thread: the bits depend on the number of threads, and the threads
+    of NumPy's BLAS, which cannot be set, wait actively for each other.
+    """
+    with hold_threads(1):
+        (first, left), (second, right) = (
+            torch.linalg.qr(to_torch(np.ascontiguousarray(x))) for x in (q, k)
+        )
+        u, size, vt = torch.linalg.svd(left @ right.T, full_matrices=False)
+        a, b = first @ u * size.sqrt(), second @ vt.T * size.sqrt()
+    return to_numpy(a), to_numpy(b)
 
 
 def round_pair(a: Floats, b: Floats, error: float) -> tuple[Whole, Whole, Floats]:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 MASKED, TINY, FIRST, LAST, NAN = 0, 1, 2, 65_534, 65_535
 DEPTH = 30  # the smallest weight is 2^-DEPTH
 STEPS = LAST - FIRST
+STEP = 16  # codes that are rounded to one
 STRIP = 2**20  # pixels encoded at a time: their logarithms fit into the cache
 
 Codes = NDArray[np.uint16]
@@ -44,6 +45,17 @@ def encode_weights(weights: NDArray[Any], allowed: NDArray[np.bool_]) -> Codes:
         codes[rows] = np.where(seen, place + FIRST, np.where(np.isnan(p), NAN, TINY))
         codes[rows][~allowed[rows]] = MASKED
     return codes
+
+
+def round_codes(codes: Codes) -> Codes:
+    """Return codes with 12 bits, which compress better: weights within 0.26 %.
+
+    >>> round_codes(np.array([0, 1, 2, 500, 65_534, 65_535], np.uint16)).tolist()
+    [0, 1, 2, 496, 65534, 65535]
+    """
+    kept = (codes <= TINY) | (codes == NAN)
+    near = (codes.astype(np.int32) + STEP // 2) // STEP * STEP
+    return np.where(kept, codes, near.clip(FIRST, LAST)).astype(np.uint16)
 
 
 def decode(codes: Codes) -> NDArray[np.float64]:

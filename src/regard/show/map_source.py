@@ -26,7 +26,6 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from regard.arrays import to_numpy
@@ -105,7 +104,6 @@ class MapSource:
                     (sequence, self.names.index(record.name)), record
                 )
         self.kept = LruCache(limit)
-        self.workers = torch.get_num_threads()
         self.passes, self.chores = Jobs("passes"), Jobs("chores")
         self.clock = itertools.count(1)
         self.rows: dict[tuple[int, int], list[dict[str, Any]]] = {}  # of the table
@@ -236,7 +234,6 @@ class MapSource:
             made = build_levels(
                 self.find(*spot),
                 spot.head,
-                workers=self.workers,
                 progress=self.watch(
                     self.passes, f"layer {spot.layer}, head {spot.head}"
                 ),
@@ -305,7 +302,6 @@ class MapSource:
             return made
         made = sketch(
             self.find(sequence, layer),
-            workers=self.workers,
             progress=self.watch(self.chores, f"gallery of layer {layer}"),
         )
         self.kept.put((sequence, layer), made, made.codes.nbytes)

@@ -7,7 +7,7 @@
 
 A recording holds the text that a model read, so only the page itself gets answers:
 
-    another machine        cannot connect: the server listens on 127.0.0.1
+    another machine        cannot connect: the server listens on 127.0.0.1, or host=
     another user, program  does not know the token, which is in the printed URL
     another web page       sends another Origin; with DNS rebinding, another Host
     text of the recording  is sent as JSON or numbers; the CSP allows only our scripts
@@ -42,6 +42,7 @@ from regard.recording.record import Recording
 from regard.show.map_requests import NAMES, answer
 from regard.show.map_source import MapSource, MissingError, UnfinishedError
 from regard.show.script_bundle import ASSETS
+from regard.show.server_address import bind_door, is_local, is_number, name_host
 from regard.show.zoom_levels import Sheet
 
 try:
@@ -86,20 +87,30 @@ class Running:
     thread: threading.Thread
 
 
-def serve(recording: Recording, *, browser: bool = False) -> None:
+def serve(
+    recording: Recording,
+    *,
+    browser: bool = False,
+    host: str | None = None,
+    port: int = 0,
+) -> None:
     """Serve a recording until Ctrl-C.
 
     browser: also open the page in a browser
+    host: the address to listen on; HOST by default, for this machine only
+    port: 0 for any free port
     """
     console = Console()
     with (
         suppress(KeyboardInterrupt),  # uvicorn shuts down, then raises it again
         Progress(console=console, transient=True) as bars,
-        open_door(recording, Bars(bars).report) as (server, door, url),
+        open_door(recording, Bars(bars).report, host, port) as (server, door, url),
     ):
         page = url + read_address(recording)
         console.print(f"The map is at {page}", soft_wrap=True, highlight=False)
         console.print("It shows the text that the model read. Ctrl-C ends it.")
+        if not is_local(door.getsockname()[0]):
+            console.print("Other machines can open it too, with this address, in http.")
         if browser:
             webbrowser.open(page)
         server.run(sockets=[door])
@@ -130,19 +141,21 @@ def start_server(recording: Recording) -> Iterator[Running]:
 
 @contextmanager
 def open_door(
-    recording: Recording, report: Callable[[str, int, int], object] | None
+    recording: Recording,
+    report: Callable[[str, int, int], object] | None,
+    host: str | None = None,
+    port: int = 0,
 ) -> Iterator[tuple[uvicorn.Server, socket.socket, str]]:
-    """Listen on a free port; stop all jobs and close it on exit."""
+    """Listen on a port, 0 for a free one; stop all jobs and close it on exit."""
     token = secrets.token_urlsafe(32)
     source = MapSource(recording, report=report)
     pool = ThreadPoolExecutor(THREADS, "answers")
-    # asyncio sets TCP_NODELAY only if proto says that this is TCP
-    with socket.socket(proto=socket.IPPROTO_TCP) as door:
-        door.bind((HOST, 0))
+    with bind_door(HOST if host is None else host, port) as door:
         door.listen(CLIENTS)  # early clients wait until the server is up
-        port = door.getsockname()[1]
+        address, port = door.getsockname()[:2]
+        name = name_host(address)
         config = uvicorn.Config(
-            make_app(source, token, port, pool),
+            make_app(source, token, f"{name}:{port}", pool),
             http=Patient,
             loop="asyncio",
             ws="none",
@@ -157,16 +170,20 @@ def open_door(
         )
         source.prepare()
         try:
-            yield uvicorn.Server(config), door, f"http://{HOST}:{port}/?token={token}"
+            yield uvicorn.Server(config), door, f"http://{name}:{port}/?token={token}"
         finally:
             source.close()
             pool.shutdown(cancel_futures=True)
 
 
 def make_app(
-    source: MapSource, token: str, port: int, pool: ThreadPoolExecutor
+    source: MapSource, token: str, place: str, pool: ThreadPoolExecutor
 ) -> ASGIApp:
-    """Return the ASGI application: the routes, behind the guard."""
+    """Return the ASGI application: the routes, behind the guard.
+
+    place: the host and port of the server, as in its URL
+    """
+    name, _, port = place.rpartition(":")
     assets = {x.name: x for x in ASSETS.iterdir() if x.suffix in KINDS}
 
     def show_page(_: QueryParams) -> Response:
@@ -201,7 +218,7 @@ def make_app(
             reply = send_error(404, "there is nothing at this path.")
         await reply(scope, receive, send)
 
-    return Guard(app, token, port)
+    return Guard(app, token, name, port)
 
 
 def answer_request(
@@ -257,9 +274,11 @@ def send_sheet(sheet: Sheet) -> Response:
 class Guard:
     """Pass on only requests that have the token and come from the page itself."""
 
-    def __init__(self, app: ASGIApp, token: str, port: int) -> None:
+    def __init__(self, app: ASGIApp, token: str, name: str, port: str) -> None:
         self.app, self.token, self.port = app, token.encode(), port
-        self.hosts = {f"{HOST}:{port}", f"localhost:{port}"}
+        self.place = f"{name}:{port}"
+        self.hosts = {self.place, f"{HOST}:{port}", f"localhost:{port}"}
+        self.open = name == socket.gethostname()  # listens on all addresses
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_more(message: Message) -> None:
@@ -279,12 +298,22 @@ class Guard:
         else:
             await self.app(scope, receive, send_more)
 
+    def knows(self, host: str) -> bool:
+        """Return whether a Host is ours; on all addresses, any number is.
+
+        DNS rebinding needs a name: nobody can make a browser send a number of ours.
+        """
+        if host in self.hosts:
+            return True
+        name, _, port = host.rpartition(":")
+        return self.open and port == self.port and is_number(name)
+
     def judge(self, request: Request) -> str:
         """Return why a request is refused; empty if it is not."""
         headers, given = request.headers, request.query_params.getlist("token")
         hosts, origins = headers.getlist("host"), headers.getlist("origin")
-        if len(hosts) != 1 or hosts[0] not in self.hosts:
-            return f"this server is {HOST}:{self.port}, and no other Host."
+        if len(hosts) != 1 or not self.knows(hosts[0]):
+            return f"this server is {self.place}, and no other Host."
         if origins not in ([], [f"http://{hosts[0]}"]):
             return "only the page of this server may ask: another Origin."
         if not given:  # a browser adds cookies to requests from any site

@@ -12,6 +12,7 @@ Next: map_source.py
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,35 +65,54 @@ def build_levels(
     record: Record,
     head: int,
     *,
-    workers: int,
+    workers: int | None = None,
     finest: int | None = None,
     progress: Progress | None = None,
 ) -> Levels:
-    """Return every level from the finest up, computed in one walk.
+    """Return every level of a head from the finest up, computed in one walk.
 
     finest: from measure_levels by default
     """
     finest = measure_levels(record)[1] if finest is None else finest
+    found = build_all_levels(
+        record, finest, heads=(head,), workers=workers, progress=progress
+    )
+    return found[0]
+
+
+def build_all_levels(
+    record: Record,
+    finest: int,
+    *,
+    heads: Sequence[int] | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> list[Levels]:
+    """Return every level of some or all heads from the finest up, in one walk."""
     found, reach = walk(
         record,
         Pyramid(finest),
         AllowedMap((2**finest, 2**finest)),
-        heads=(head,),
+        heads=heads,
         workers=workers,
         progress=progress,
     )
-    levels: Levels = {}
-    allowed = to_numpy(reach)[0]
+    made: list[Levels] = [{} for _ in range(len(reach))]
+    allowed = list(to_numpy(reach))
     for level in sorted(found.max):
         maps: tuple[tuple[Pooling, Any], ...]
         maps = ("max", found.max.pop(level)), ("mass", found.mass.pop(level))
         for how, named in maps:
-            levels[level, how] = encode_weights(to_numpy(named.values)[0], allowed)
-        allowed = halve(allowed)
-    return levels
+            values = to_numpy(named.values)
+            for head, levels in enumerate(made):
+                levels[level, how] = encode_weights(values[head], allowed[head])
+        allowed = [halve(x) for x in allowed]
+    return made
 
 
-def sketch(record: Record, *, workers: int, progress: Progress | None = None) -> Sheet:
+def sketch(
+    record: Record, *, workers: int | None = None, progress: Progress | None = None
+) -> Sheet:
     """Return a max map of at most 64 pixels per side for every head."""
     level = find_level(*measure_levels(record)[0], SMALL)
     side = 2**level

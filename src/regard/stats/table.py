@@ -31,6 +31,7 @@ from regard.stats.over_queries import find_nan, max_of, mean_of, to_float64
 from regard.stats.plan import Ask, DirectAsk, make_plan
 from regard.stats.registry import LOST, PLACE, STATISTICS, Statistic, find_statistic
 from regard.stats.tile_walk import walk
+from regard.threads import use_threads
 
 ALL_HEADS = -1
 LISTED = 8  # heads listed below a printed table
@@ -256,9 +257,10 @@ def measure_rows(
     walked = {
         name: x for name, x in asked.items() if name not in asks and x is not None
     }
-    found = make_plan(asks).run()
-    found |= zip(walked, walk(record, *walked.values()) if walked else (), strict=True)
     shape = record.heads, record.q.shape[1]
+    with use_threads(math.prod(shape) * record.k.shape[1] * record.q.shape[2]):
+        found = make_plan(asks).run()
+    found |= zip(walked, walk(record, *walked.values()) if walked else (), strict=True)
     nothing = NamedArray(
         np.full(shape, np.nan), ("head", "query"), "", np.ones(shape, bool)
     )

@@ -18,11 +18,8 @@ Next: reducers.py
 from __future__ import annotations
 
 import math
-import threading
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -36,11 +33,10 @@ from regard.recording.record import Record
 from regard.stats.head_tiles import Head, read_heads, read_slice
 from regard.stats.nonfinite import mark_nonfinite
 from regard.stats.reducer import Reducer
+from regard.threads import fit_threads, one_thread, run_in_order
 
 BLOCK = 512  # rows and keys of a tile: 1 MB in float32, the size of a core's cache
 
-LOCK = threading.Lock()
-RUNNING: list[int] = []  # torch's thread count before each running walk
 Progress = Callable[[int, int], object]
 Reducers = Sequence[Reducer[Any, Any]]
 
@@ -69,7 +65,7 @@ def walk(
     heads: all heads by default; results are in this order
     rows, keys: walk a part of the record; results count from its first row and key
     block: rows and keys of a tile
-    workers: number of threads; by default, as many as torch has
+    workers: number of threads; by default, chosen from the work and the free cores
     progress: called with the strips done and their total; an exception ends the walk
     """
     chosen, record = check_heads(record, heads), mark_nonfinite(record)
@@ -82,43 +78,20 @@ def walk(
     strips = (strip for head in found_heads for strip in cut_strips(head, block))
     n_strips = len(chosen) * max(1, math.ceil((rows.stop - rows.start) / block))
     found: list[list[Any]] = [[] for _ in reducers]
-    with (
-        one_thread() as before,
-        closing(run_all(strips, reducers, workers or before)) as done,
-    ):
-        for n, (strip, states) in enumerate(done, start=1):
-            for reducer, kept, state in zip(reducers, found, states, strict=True):
-                if strip.rows.start == 0:  # another head
-                    kept.append(state)
-                else:
-                    kept[-1] = reducer.merge(kept[-1], state)
-            if progress is not None:
-                progress(n, n_strips)
+    cells = len(chosen) * (rows.stop - rows.start) * (keys.stop - keys.start)
+    with one_thread() as limit:
+        many = workers or fit_threads(cells * record.q.shape[-1], limit)
+        run = run_in_order(partial(run_strip, reducers), strips, many)
+        with closing(run) as done:
+            for n, (strip, states) in enumerate(done, start=1):
+                for reducer, kept, state in zip(reducers, found, states, strict=True):
+                    if strip.rows.start == 0:  # another head
+                        kept.append(state)
+                    else:
+                        kept[-1] = reducer.merge(kept[-1], state)
+                if progress is not None:
+                    progress(n, n_strips)
     return tuple(r.finish(states) for r, states in zip(reducers, found, strict=True))
-
-
-@contextmanager
-def one_thread() -> Iterator[int]:
-    """Set torch to one thread in the calling thread; yield and restore the old number.
-
-    A new thread inherits the number that any thread set last, which is 1 during a walk.
-    So the old number is the one that running walks recorded or, if there are none, the
-    one that a new thread inherits.
-    """
-    with LOCK:
-        found = [torch.get_num_threads(), *RUNNING[:1]]
-        if not RUNNING:
-            new = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
-            new.start()
-            new.join()
-        before = max(found)
-        RUNNING.append(before)
-    torch.set_num_threads(1)
-    try:
-        yield before
-    finally:
-        torch.set_num_threads(before)
-        RUNNING.remove(before)
 
 
 def check_heads(record: Record, heads: Sequence[int] | None) -> list[int]:
@@ -143,27 +116,6 @@ def cut_strips(head: Head, block: int) -> Iterator[RowStrip]:
     for part, line in zip(rows, kinds.tolist(), strict=True):
         pairs = zip(keys, line, strict=True)
         yield RowStrip(head, part, tuple(pair for pair in pairs if pair[1] != EMPTY))
-
-
-def run_all(
-    strips: Iterator[RowStrip], reducers: Reducers, workers: int
-) -> Generator[tuple[RowStrip, list[Any]]]:
-    """Run the strips in parallel, and yield their states in order."""
-    run = partial(run_strip, reducers)
-    if workers == 1:  # starting a thread costs more than a small tile
-        yield from map(run, strips)
-        return
-    pool = ThreadPoolExecutor(workers, "walk", torch.set_num_threads, (1,))
-    waiting: deque[Future[tuple[RowStrip, list[Any]]]] = deque()
-    try:
-        for strip in strips:
-            waiting.append(pool.submit(run, strip))
-            if len(waiting) > 2 * workers:  # workers stay busy, few results are held
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]

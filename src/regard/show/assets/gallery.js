@@ -57,9 +57,10 @@ export class Gallery {
     this.places = listHeads(meta, sequence);
     this.cards = new Map(); // "layer/head" -> its card
     this.heads = new Map(); // card -> its head
-    this.element.replaceChildren(sort === "layer" ? this.makeLayers() : this.makeOrder());
+    const heads = sort === "layer" ? this.makeLayers() : this.makeOrder();
+    this.element.replaceChildren(...(meta.overview ? [this.makeNote()] : []), heads);
     if (!this.cards.size) this.element.append(make("p", "empty", "no head is like that"));
-    this.setStop(this.element.querySelector("a"));
+    this.setStop(this.element.querySelector("a.card"));
   }
 
   async ask(sequence) {
@@ -91,6 +92,22 @@ export class Gallery {
       const picture = this.ink.paint(codes.subarray(start, start + rows * columns), rows, columns);
       card?.querySelector(".small").replaceChildren(picture);
     }
+  }
+
+  /* Say that cells did not all fit, and link to the heads whose cells did. */
+  makeNote() {
+    const { cells, exact } = this.meta.overview;
+    const here = exact.filter(({ sequence }) => sequence === this.sequence);
+    const pixel = cells === 1 ? "" : ` A pixel stands for up to ${cells} × ${cells} cells: the largest of their weights, or their share, within 0.3 %.`;
+    const which = here.length ? " Single cells are here for the strongest heads: " : " Single cells are not here.";
+    const note = make("p", "note", `The cells of all heads do not fit into this file, so it has an overview of every head.${pixel}${which}`);
+    here.forEach(({ layer, head, why }, at) => {
+      const link = make("a", "", `layer ${layer} head ${head}`);
+      link.href = this.linkTo({ layer, head });
+      note.append(at ? ", " : "", link, why ? ` (${why})` : "");
+    });
+    if (here.length) note.append(".");
+    return note;
   }
 
   makeLayers() {
@@ -138,12 +155,14 @@ export class Gallery {
     const badges = badgesOf(this.meta, row);
     const card = make("a", "card");
     card.tabIndex = -1;
-    const seen = [name, value, ...badges.map(({ badge }) => badge.label)].filter(Boolean).join(" ");
+    const cells = this.hasCells(row) ? "cells" : "";
+    const seen = [name, value, cells, ...badges.map(({ badge }) => badge.label)].filter(Boolean).join(" ");
     card.setAttribute("aria-label", `${seen}: layer ${row.layer} head ${row.head} ${badges.map((badge) => badge.name).join(", ")}`);
     card.title = listBadges(this.meta).map((badge) => `${badge.name} ${showValue(row, badge.name)}`).join("\n");
     const line = make("span", "line");
     line.append(make("span", "", name));
     if (value) line.append(" ", make("span", "value", value));
+    if (cells) line.append(" ", make("span", "tag cells", cells));
     for (const { name: kind, badge } of badges) {
       const tag = make("span", `tag ${kind}`, badge.label);
       for (const theme of ["light", "dark"]) tag.style.setProperty(`--${theme}`, badge[theme]);
@@ -154,6 +173,12 @@ export class Gallery {
     this.heads.set(card, row);
     this.renewLink(card);
     return card;
+  }
+
+  /* Whether a page with an overview also has the single cells of a head. */
+  hasCells({ sequence, layer, head }) {
+    const { exact = [] } = this.meta.overview ?? {};
+    return exact.some((x) => x.sequence === sequence && x.layer === layer && x.head === head);
   }
 
   isChosen(row) {

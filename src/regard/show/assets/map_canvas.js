@@ -25,12 +25,12 @@ export class Plane extends View {
     this.pictures = new WeakMap(); // tile -> its colours
   }
 
-  /* Say what to draw: the record gives the shape. */
-  open({ record, panels, how, size }) {
-    Object.assign(this, { record, panels, how, size });
+  /* Say what to draw: the record gives the shape, floor the finest level of these heads. */
+  open({ record, panels, how, size, floor }) {
+    Object.assign(this, { record, panels, how, size, floor });
     const { i, j, panel } = this.cursor ?? {};
     if (!(i < record.nq && j < record.nk && panel < panels.length)) this.cursor = null;
-    this.topLevel = Math.max(0, Math.ceil(Math.log2(Math.max(record.nq, record.nk) / size)));
+    this.topLevel = Math.max(floor, Math.ceil(Math.log2(Math.max(record.nq, record.nk) / size)));
     this.refresh();
   }
 
@@ -109,7 +109,7 @@ export class Plane extends View {
       context.rect(this.panelLeft(panel), TOP, this.panelWidth, this.panelHeight);
       context.clip();
       this.drawTiles(panel, wanted);
-      if (this.at.z >= LABELLED) this.drawGrid(panel);
+      if (this.at.z >= LABELLED && !this.floor) this.drawGrid(panel); // an overview has no cells
       this.drawPins(panel);
       this.drawCross(panel);
       this.drawMinimap(panel);

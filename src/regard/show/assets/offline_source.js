@@ -4,7 +4,8 @@
 
    What a level shows of many cells is pooled from them: the largest, or of the sums over
    keys the mean over queries. Of a long text the coarse levels are there, made by page.py.
-   It is the source that page.js asks, as HttpSource is.
+   A page whose cells do not all fit has one level of every head, its overview, and the
+   cells of some heads. It is the source that page.js asks, as HttpSource is.
 
    Next: source.js */
 
@@ -51,10 +52,20 @@ export class HeldSource {
     return this.keep(name, () => inflate(fromBase64(this.textOf(name))));
   }
 
+  /* Where the cells of a head are: with those of its record, or alone; null if it has none. */
+  cellsOf({ record, number, at }) {
+    if (record.overview === undefined) return { name: `${number}`, about: record, at };
+    const own = record.cells.find(({ head }) => head === record.heads[at]);
+    return own ? { name: `${number}-${own.head}`, about: { ...record, ...own, heads: [own.head] }, at: 0 } : null;
+  }
+
   async headOf(place) {
-    const { record, number, at } = this.find(place);
-    const [factors, mask] = await Promise.all([this.read(`factors-${number}`), this.read(`mask-${record.mask}`)]);
-    return this.keep(`head ${number} ${at}`, () => new Head(record, at, factors, new Int32Array(mask)));
+    const found = this.find(place);
+    const cells = this.cellsOf(found);
+    if (!cells) throw new Error("this page has an overview of this head, without single cells");
+    const [factors, mask] = await Promise.all([this.read(`factors-${cells.name}`), this.read(`mask-${found.record.mask}`)]);
+    const make = () => new Head(cells.about, cells.at, factors, new Int32Array(mask), found.at);
+    return this.keep(`head ${found.number} ${found.at}`, make);
   }
 
   async row({ query, ...place }) {
@@ -74,8 +85,9 @@ export class HeldSource {
 
   async gallery({ sequence, layer }) {
     const { record, number } = this.find({ sequence, layer });
-    const high = new Uint8Array(await this.read(`small-${number}`));
     const cells = 2 ** record.small;
+    if (record.overview !== undefined) return this.pickGallery(record, number);
+    const high = new Uint8Array(await this.read(`small-${number}`));
     return {
       codes: Uint16Array.from(high, (byte) => (byte === 1 ? NAN : byte && (byte << 8) | 128)),
       heads: record.heads.length,
@@ -84,24 +96,43 @@ export class HeldSource {
     };
   }
 
+  /* Small maps out of the overview. */
+  async pickGallery(record, number) {
+    const bytes = new Uint8Array(await this.read(`overview-${number}`));
+    const part = { level: record.small, how: "max", top: 0, left: 0, bottom: record.nq, right: record.nk };
+    const found = record.heads.map((_, at) => poolLevel(new Level(record, at, bytes, "max", record.overview), part));
+    const [{ rows, columns }] = found;
+    const codes = new Uint16Array(found.length * rows * columns);
+    found.forEach((one, at) => codes.set(one.codes, at * rows * columns));
+    return { codes, heads: found.length, rows, columns };
+  }
+
+  /* The stored level that has a pixel of this level; null if it comes from cells. */
+  async levelOf({ record, number, at }, level, how) {
+    const open = async (name, about, index, from) => new Level(about, index, new Uint8Array(await this.read(name)), how, from);
+    const cells = this.cellsOf({ record, number, at });
+    if (!cells) return level >= record.overview ? open(`overview-${number}`, record, at, record.overview) : null;
+    const { stored } = cells.about;
+    return stored && level >= stored ? open(`levels-${cells.name}`, cells.about, cells.at, stored) : null;
+  }
+
   async tile(place, signal) {
-    const { record, number, at } = this.find(place);
+    const found = this.find(place);
+    const { record } = found;
     const { level, x, y, how } = place;
     const span = this.about.levels.tile * 2 ** level;
     const part = { level, how, top: y * span, left: x * span };
     part.bottom = Math.min(record.nq, part.top + span);
     part.right = Math.min(record.nk, part.left + span);
-    const stored = record.stored && level >= record.stored;
-    const pixels = stored
-      ? poolLevel(new Level(record, at, new Uint8Array(await this.read(`levels-${number}`)), how), part)
-      : await poolCells(await this.headOf(place), part, signal);
+    const stored = await this.levelOf(found, level, how);
+    const pixels = stored ? poolLevel(stored, part) : await poolCells(await this.headOf(place), part, signal);
     return { ...pixels, how, exact: true, note: "" };
   }
 }
 
 /* One head, unpacked. */
 class Head {
-  constructor({ nq, nk, width, keyHeads, heads, cap }, at, factors, mask) {
+  constructor({ nq, nk, width, keyHeads, heads, cap }, at, factors, mask, maskAt) {
     Object.assign(this, { nq, nk, width, cap });
     const shared = Math.floor((at * keyHeads) / heads.length);
     const lses = new Float32Array(factors, 0, heads.length * nq);
@@ -111,7 +142,7 @@ class Head {
     this.q = joinBytes(bytes, heads.length, at, width, nq);
     this.k = joinBytes(bytes.subarray(3 * heads.length * width * nq), keyHeads, shared, width, nk);
     for (let i = 0; i < this.q.length; i++) this.q[i] *= steps[shared * width + (i % width)];
-    this.readMask(mask, at);
+    this.readMask(mask, maskAt);
   }
 
   /* Of each row the place of its first run, and then all runs: first key and end. */
@@ -180,9 +211,9 @@ async function poolCells(head, { level, how, top, left, bottom, right }, signal)
   return { codes, rows, columns };
 }
 
-/* A level that page.py made, for one head. */
+/* A stored level of one head. */
 class Level {
-  constructor({ nq, nk, stored, heads }, at, bytes, how) {
+  constructor({ nq, nk, heads }, at, bytes, how, stored) {
     const cells = 2 ** stored;
     Object.assign(this, { nq, stored, cells, rows: Math.ceil(nq / cells), columns: Math.ceil(nk / cells) });
     const size = this.rows * this.columns;

@@ -144,6 +144,12 @@ export class Page {
     return this.recordsHere(sequence).find((record) => record.layer === layer && record.heads.includes(head));
   }
 
+  /* The finest level of a head: 0, unless the page has only an overview of it. */
+  floorOf(place) {
+    const { overview = 0, cells = [] } = this.recordOf(place) ?? {};
+    return cells.some(({ head }) => head === place.head) ? 0 : overview;
+  }
+
   recordsHere(sequence) {
     return this.meta.records.filter((record) => record.sequence === sequence && record.nq && record.nk);
   }
@@ -226,7 +232,8 @@ export class Page {
     const panels = { side: [[here], [this.other]], diff: [[here, this.other]] }[at.compare] ?? [[here]];
     const all = plane.record && plane.isWhole && at.z === plane.at.z; // stays all of it
     const view = at.z > 0 && !all && { i: at.i ?? 0, j: at.j ?? 0, z: at.z };
-    plane.open({ record, panels, how: at.how, size: this.meta.levels.tile });
+    const floor = Math.max(...panels.flat().map((place) => this.floorOf(place)));
+    plane.open({ record, panels, how: at.how, size: this.meta.levels.tile, floor });
     if (plane.width !== part.plane.clientWidth) plane.resize();
     plane.setView(view || { i: 0, j: 0, z: plane.fitZoom });
     fillSelect(part.layer, this.layersHere(), at.layer);
@@ -250,11 +257,13 @@ export class Page {
     const cells = 2 ** plane.level;
     const { rounded } = this.meta;
     const sure = rounded ? `rounded, about ${showShare(rounded.typical)}` : "exact";
-    const pixel = cells === 1 ? `${sure}, cells` : `${sure}, ${cells} × ${cells} cells per pixel`;
+    const kind = plane.floor ? "overview" : sure;
+    const pixel = cells === 1 ? `${kind}, cells` : `${kind}, ${cells} × ${cells} cells per pixel`;
     const words = plane.rough || pixel;
     this.part.badge.textContent = plane.missing ? `${plane.missing} tiles to come` : words;
-    this.part.badge.title = rounded ? `half of the weights above 0.001 are off by less, the worst measured by ${showShare(rounded.worst)}` : "";
-    this.part.badge.dataset.state = plane.missing || plane.rough ? "wait" : "exact";
+    const off = rounded ? `half of the weights above 0.001 are off by less, the worst measured by ${showShare(rounded.worst)}` : "";
+    this.part.badge.title = plane.floor ? "the cells of this head did not fit into the file; a pixel is within 0.3 % of the max or mass of its cells" : off;
+    this.part.badge.dataset.state = plane.missing || plane.rough || plane.floor ? "wait" : "exact";
     this.part.status.textContent = this.tiles.trouble || "? for keys";
   }
 

@@ -151,6 +151,8 @@ export class Panel {
         this.showLinks(element, kind, index, answer, other);
         this.plane.refresh();
       } catch (error) {
+        if (asked !== this.pinning) return;
+        element.replaceChildren(make("h2", "", `pinned ${this.nameCell(kind, index)}`), make("p", "", error.message));
         this.say(error.message);
       }
     };

@@ -25,6 +25,7 @@ export class View {
     this.width = this.height = 0;
     this.dots = 1; // of the screen, for each pixel
     this.topLevel = 0;
+    this.floor = 0; // the finest level there is
     this.pointers = new Map(); // id -> where it was
     this.listen();
   }
@@ -71,7 +72,7 @@ export class View {
 
   get level() {
     const level = Math.ceil(-Math.log2(this.at.z * this.dots) - 0.01);
-    return Math.min(this.record.coarsest, Math.max(0, level)); // of a small map, none is lost
+    return Math.min(this.record.coarsest, Math.max(this.floor, level)); // of a small map, none is lost
   }
 
   get fitZoom() {

@@ -1,0 +1,179 @@
+"""A page that cannot hold all cells: an overview of every head, and the cells of some.
+
+    overview     max and mass of every head at one zoom level: a pixel stands for many
+                 cells, and is within 0.26 % of their max or mass
+    cells        of the strongest heads, at the finest rounding, while they fit
+
+The strongest heads are those with the most sink, previous and induction in turn, the
+statistics for which `regard show` names a head (page_size.rank_heads). The page and the
+printed text list them. A coarser overview leaves room for more heads: half of the room
+at most is for the overview.
+
+Next: page_file.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from regard.errors import OptionError
+from regard.show.page_file import write_html
+from regard.show.page_parts import (
+    Cells,
+    Chosen,
+    compress_cells,
+    pack_levels,
+    pick_heads,
+)
+from regard.show.page_size import (
+    BASE64,
+    FINEST,
+    SMALLEST,
+    Place,
+    choose_side,
+    is_too_long,
+    rank_heads,
+)
+from regard.show.zoom_levels import SMALL, Levels, build_all_levels, build_levels
+from regard.stats.pyramid import find_level
+
+INNER = 512  # most pixels per side of the level that is stored for a head with cells
+LONG = 1024  # tokens from which one is stored
+TAG = 512  # bytes at most around a blob, and to describe it
+
+
+@dataclass(frozen=True)
+class ExactHead:
+    """A head whose cells are in the page, and why it is."""
+
+    sequence: int
+    layer: int
+    head: int
+    why: str  # "induction 0.913"
+    typical: float = 0.0  # relative errors of its weights
+    worst: float = 0.0
+
+    def __str__(self) -> str:
+        first = f"sequence {self.sequence}, " if self.sequence else ""
+        why = f" ({self.why})" if self.why else ""
+        return f"{first}layer {self.layer} head {self.head}{why}"
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What a page with an overview holds."""
+
+    cells: int  # per side of a pixel, in the coarsest record
+    exact: tuple[ExactHead, ...]
+
+
+def write_overview(
+    fixed: dict[str, Any],
+    chosen: Sequence[Chosen],
+    limit: int,
+    progress: Callable[[int, int], object] | None,
+) -> tuple[bytes, Overview]:
+    """Return the HTML file, and what it holds."""
+    meta, blobs = fixed["meta"], dict(fixed["blobs"])
+    base = len(write_html(meta, blobs))
+    levels, more = fit_overview(chosen, limit, base, progress)
+    room = limit - base - sum(map(measure_blob, more.values()))
+    blobs |= more
+    found = []
+    for n, head, added, about in list_exact(meta["table"], chosen):
+        room -= sum(map(measure_blob, added.values()))
+        if room < 0:
+            break
+        blobs |= added
+        found.append((n, head, about))
+    exact = tuple(head for _, head, _ in found)
+    records = []
+    for n, (x, record) in enumerate(zip(chosen, meta["records"], strict=True)):
+        n_q, n_k = int(x.record.q.shape[1]), int(x.record.k.shape[1])
+        small = max(levels[n], find_level(n_q, n_k, SMALL))
+        cells = [about for m, _, about in found if m == n]
+        records.append(record | {"overview": levels[n], "small": small, "cells": cells})
+    overview = Overview(2 ** max(levels), exact)
+    meta = meta | {"records": records, "overview": describe_overview(overview)}
+    return write_html(meta, blobs), overview
+
+
+def fit_overview(
+    chosen: Sequence[Chosen],
+    limit: int,
+    base: int,
+    progress: Callable[[int, int], object] | None,
+) -> tuple[list[int], dict[str, bytes]]:
+    """Return the level of each record, and their maps, which fit beside the base."""
+    side = choose_side([x.record for x in chosen], limit - base)
+    made: list[tuple[int, list[Levels]]] = []
+    for n, x in enumerate(chosen, start=1):
+        level = find_level(x.record.q.shape[1], x.record.k.shape[1], side)
+        made.append((level, build_all_levels(x.record, level)))
+        if progress is not None:
+            progress(n, len(chosen))
+    while True:
+        levels = [min(level, max(k for k, _ in found[0])) for level, found in made]
+        pairs = zip(levels, made, strict=True)
+        blobs = {
+            f"overview-{n}": pack_levels(found, level, rough=True)
+            for n, (level, (_, found)) in enumerate(pairs)
+        }
+        size = sum(map(measure_blob, blobs.values()))
+        if base + size <= limit:
+            return levels, blobs
+        if side <= SMALLEST:
+            raise OptionError(
+                f"{sum(len(x.heads) for x in chosen)} heads need "
+                f"{(base + size) / 1e6:.2f} MB even as a small overview, limit is "
+                f"{limit / 1e6:.2f} MB. Give a larger limit=, or fewer heads, as "
+                "heads={18: [7, 8]}; seen.show() needs no file."
+            )
+        side //= 2
+        made = [(level + 1, found) for level, found in made]
+
+
+def list_exact(
+    rows: Sequence[dict[str, Any]], chosen: Sequence[Chosen]
+) -> Iterator[tuple[int, ExactHead, dict[str, bytes], dict[str, Any]]]:
+    """Yield the record, head, blobs and description of the strongest heads, in turn."""
+    numbers = {(x.sequence, x.layer): n for n, x in enumerate(chosen)}
+    for place, why in rank_heads(rows).items():
+        n = numbers[place[:2]]
+        x = chosen[n]
+        if not is_too_long(x.record):
+            cells, blobs, about = compress_head(n, x, place)
+            yield n, ExactHead(*place, why, cells.typical, cells.worst), blobs, about
+
+
+def compress_head(
+    n: int, x: Chosen, place: Place
+) -> tuple[Cells, dict[str, bytes], dict[str, Any]]:
+    """Return the cells of one head, and the blobs and description of them."""
+    head = place[2]
+    at = x.heads.index(head)
+    alone = Chosen(x.sequence, x.layer, [head], pick_heads(x.record, [at]))
+    cells = compress_cells(alone, FINEST)
+    n_q, n_k = int(x.record.q.shape[1]), int(x.record.k.shape[1])
+    stored = find_level(n_q, n_k, INNER) if max(n_q, n_k) > LONG else 0
+    blobs = {f"factors-{n}-{head}": cells.blob}
+    if stored:
+        found = build_levels(alone.record, 0, finest=stored)
+        blobs[f"levels-{n}-{head}"] = pack_levels([found], stored)
+    return cells, blobs, cells.about | {"head": head, "stored": stored}
+
+
+def measure_blob(blob: bytes) -> int:
+    """Return the bytes that a blob takes in the file, at most."""
+    return int(len(blob) * BASE64) + TAG
+
+
+def describe_overview(overview: Overview) -> dict[str, Any]:
+    """Return what the page says of its overview, ready for JSON."""
+    exact = [
+        {"sequence": x.sequence, "layer": x.layer, "head": x.head, "why": x.why}
+        for x in overview.exact
+    ]
+    return {"cells": overview.cells, "exact": exact}
