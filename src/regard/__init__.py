@@ -6,6 +6,7 @@ Next: definition/attention.py
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from regard.arguments import name_missing
 from regard.definition.attention import attention
 from regard.definition.blocked import merge
 from regard.definition.steps import explain
@@ -23,7 +24,7 @@ else:
     def __getattr__(name: str) -> Any:
         """Import heavy or torch-dependent attributes on first access."""
         if name not in LATER:
-            raise AttributeError(f"module 'regard' has no attribute '{name}'")
+            raise name_missing("regard", name, {*LATER, *__all__})
         module, _, attribute = LATER[name].partition(":")
         try:
             found = import_module(module)

@@ -23,6 +23,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from regard.arguments import suggest
 from regard.arrays import is_array, namespace, without_autocast
 from regard.definition.attention import Attended, Edits, check_steps, define
 from regard.definition.contract import Call, read_call
@@ -36,6 +37,7 @@ from regard.engine.tiles import (
     plan,
     run_strips,
 )
+from regard.errors import ArrayError
 from regard.masks.algebra import Mask
 from regard.masks.biases import Bias
 from regard.masks.formula import Start
@@ -99,6 +101,7 @@ RULES: tuple[Rule, ...] = (  # the first rule that applies decides
 )
 
 
+@suggest
 def choose(
     q: Tensor,
     k: Tensor,
@@ -143,6 +146,7 @@ def requires_gradient(bias: Any) -> bool:
     return torch.is_grad_enabled() and any(x.requires_grad for x in list_tensors(bias))
 
 
+@suggest
 def attend(
     q: Tensor,  # (..., H, Nq, D)
     k: Tensor,  # (..., Hk, Nk, D)
@@ -185,6 +189,11 @@ def attend(
         )
         return done
     call = read_call((q, k, v), mask, **options, q_start=q_start)
+    if not isinstance(q, Tensor):
+        raise ArrayError(
+            f"q is a {type(q).__module__} array, expected a torch tensor. Write "
+            "torch.as_tensor(q), or regard.attention(q, k, v) for other libraries."
+        )
     if see or edit or block is not None:
         check_steps(see, edit or {}, block)
     if edit:

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.arguments import suggest
 from regard.errors import OptionError
 from regard.judge.basic_cases import BASIC
 from regard.judge.case import LEVELS, Case, Examiner
@@ -46,6 +47,7 @@ CASES: tuple[Case, ...] = (*BASIC, *OPTIONS, *MASKING, *KERNEL, *SIZES, *VALUES)
 HANGS = 3  # after this many timeouts the remaining cases are skipped
 
 
+@suggest
 def check(
     fn: Attention,
     convention: Convention | None = None,
@@ -69,6 +71,7 @@ def check(
     level: "basic" (tutorial code), "complete" (library code), or "kernel"
     limit: seconds allowed for each call
     """
+    check_subject(fn, convention, seed)
     words = read_convention(fn) if convention is None else convention
     subject = Subject(fn, words, limit=limit)
     cases = order_cases(level)
@@ -76,6 +79,22 @@ def check(
     verdicts = judge_all(subject, cases, seed)
     name = str(getattr(fn, "__name__", type(fn).__name__))
     return Report(name, describe_convention(words), level, tuple(verdicts), note)
+
+
+def check_subject(fn: Any, convention: Any, seed: Any) -> None:
+    """Raise OptionError unless a function, its convention and a seed are given."""
+    if inspect.isclass(fn):
+        raise OptionError(
+            f"{fn.__name__} is a class, expected a function or a module instance. "
+            f"Write check({fn.__name__}(…))."
+        )
+    if convention is not None and not isinstance(convention, Convention):
+        raise OptionError(
+            f"convention={convention!r:.60}, expected a Convention. Write "
+            'convention=regard.judge.Convention(layout="bnhd").'
+        )
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise OptionError(f"seed={seed!r}, expected an integer. Write seed=0.")
 
 
 def order_cases(level: str) -> list[Case]:
