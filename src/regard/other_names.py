@@ -96,7 +96,7 @@ ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     },
     "dense": {
         "device": LIKE,
-        "dtype": "A mask is bool. Write dense(8) & …, or convert what it returns.",
+        "dtype": "Convert what it returns: a mask is bool.",
         "n": "Write dense(8) for 8 × 8 tokens.",
         "N": "Write dense(8) for 8 × 8 tokens.",
         "size": "Write dense(8) for 8 × 8 tokens.",

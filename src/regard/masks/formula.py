@@ -120,19 +120,18 @@ class Formula(NotAnArray, ABC):
 
 def read_sizes(shape: Any, formula: Formula) -> tuple[int, ...]:
     """Return (..., H, Nq, Nk); a number n is (n, n), with the axes that data has."""
+    square = isinstance(shape, Integral) and not isinstance(shape, bool)
     try:
-        given = (shape, shape) if isinstance(shape, Integral) else tuple(shape)
-        sizes = tuple(map(index, given))
+        sizes = tuple(map(index, (shape, shape) if square else shape))
     except TypeError:
         sizes = ()
-    wrong = isinstance(shape, bool) or is_array(shape) or len(sizes) < 2
-    if wrong or min(sizes) < 0:
+    if len(sizes) < 2 or min(sizes) < 0:
         told = f"of shape {tuple(shape.shape)}" if is_array(shape) else repr(shape)
         raise MaskError(
             f"shape {told}, expected sizes (..., H, Nq, Nk), or a number of tokens. "
             "Write (8, 8) or (2, 4, 8, 8), or 8 for 8 × 8 tokens."
         )
-    return (*find_lead(formula), *sizes) if isinstance(shape, Integral) else sizes
+    return (*find_lead(formula), *sizes) if square else sizes
 
 
 def find_lead(formula: Formula) -> tuple[int, ...]:
