@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from regard.judge.run_check import check
     from regard.nn.weights import load
+    from regard.seen import compare_seen as compare
     from regard.seen import open_seen as open  # noqa: A004
     from regard.seen import watch
 else:
@@ -38,6 +39,7 @@ else:
 LATER = {
     "ablate": "regard.ablate",
     "check": "regard.judge.run_check:check",
+    "compare": "regard.seen:compare_seen",
     "effect": "regard.ablate:effect",
     "engine": "regard.engine",
     "judge": "regard.judge",
@@ -55,6 +57,7 @@ __all__ = [
     "attention",
     "causal",
     "check",
+    "compare",
     "explain",
     "load",
     "merge",

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from regard.errors import CallError
-from regard.other_names import ARGUMENTS, ATTRIBUTES, OBJECTS, POSITIONS
+from regard.other_names import ARGUMENTS, ATTRIBUTES, CALLED, OBJECTS, POSITIONS
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -60,7 +60,7 @@ def describe_misfit(
     if "self" in parameters:
         del parameters["self"]
         given = given[1:]
-    name = fn.__name__
+    name = CALLED.get(fn.__name__, fn.__name__)
     for unknown in named:
         if unknown not in parameters:
             known = ARGUMENTS.get(name, {}).get(unknown)

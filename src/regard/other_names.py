@@ -13,6 +13,8 @@ Next: masks/algebra.py
 
 from collections.abc import Mapping
 
+CALLED = {"compare_seen": "compare", "open_seen": "open"}  # in the module regard
+
 MASK = "Write mask=regard.causal()."
 SCALE = "Write scale=…"
 SOFTCAP = "Write softcap=…"

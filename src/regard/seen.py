@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from regard.audit.finding import Finding
     from regard.show.page import Page
     from regard.show.widget import MapWidget
+    from regard.stats.comparison import HeadComparison
     from regard.stats.table import HeadTable
 
 
@@ -257,3 +258,32 @@ def open_seen(path: str | Path, *, verify: bool = False) -> Seen:
             "that was saved with seen.save(path)."
         )
     return Seen(open_recording(Path(path), verify=verify))
+
+
+@suggest
+def compare_seen(one: Any, other: Any, *, spans: Any = None) -> HeadComparison:
+    """Compare the heads of two recordings: two checkpoints, or two prompts.
+
+    >>> print(regard.compare(before, after).sort("moved").head())  # doctest: +SKIP
+
+    one, other: what `watch` or `open` returned, or the path of a saved recording
+    spans: (spans of one, spans of other), to compare the mass between named spans;
+        by default different prompts are aligned by a diff of their tokens
+    """
+    from regard.stats.comparison import compare_heads  # noqa: PLC0415 (it needs torch)
+
+    return compare_heads(read_recording(one), read_recording(other), spans=spans)
+
+
+def read_recording(x: Any) -> Recording:
+    """Return a recording, from what a user has of it."""
+    if isinstance(x, str | Path):
+        return open_seen(x).recording
+    if isinstance(x, Seen):
+        return x.recording
+    if isinstance(x, Recording):
+        return x
+    raise OptionError(
+        f"compare() got a {type(x).__name__}, expected two recordings: what "
+        "`with regard.watch(model) as seen:` returned, or regard.open(path)."
+    )
