@@ -167,10 +167,10 @@ def resolve_start(
 
 def read_start(q_start: Any) -> Start:
     """Return q_start as an int or an array of integers; NumPy scalars become int."""
-    start = as_array(q_start)
-    if not is_array(start) and not isinstance(start, bool):
+    start = np.asarray(q_start) if isinstance(q_start, bool) else as_array(q_start)
+    if not is_array(start):
         return start
-    if not is_array(start) or not holds(start, "integral"):
+    if not holds(start, "integral"):
         raise PositionError(
             f"q_start={q_start}, expected an integer position, or one per batch. "
             "Write q_start=0 if queries and keys start together."
