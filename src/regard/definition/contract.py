@@ -191,6 +191,8 @@ def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
 
 def read_cells(x: Any, q: Array) -> Any:
     """Return a mask or bias that is a list or another library's array as one of q's."""
+    if x is None or isinstance(x, Formula):
+        return x
     if isinstance(x, list) and not any(isinstance(y, Formula) for y in x):
         x = np.asarray(x)
     other = is_array(x) and namespace(x=x) is not namespace(q=q)

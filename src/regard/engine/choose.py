@@ -228,7 +228,8 @@ def can_skip_planning(q: Tensor, k: Tensor, v: Tensor) -> bool:
 def is_traceable(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> bool:
     """Return whether torch.compile can trace the call: its plan needs no values."""
     same = q.dtype == k.dtype == v.dtype and max(q.ndim, k.ndim, v.ndim) <= 4
-    return bool(same and q.device.type == "cpu" and (mask is None or mask == CAUSAL))
+    known = mask is None or (isinstance(mask, Mask) and mask == CAUSAL)
+    return bool(same and q.device.type == "cpu" and known)
 
 
 attend_eagerly = torch.compiler.disable(
