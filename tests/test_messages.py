@@ -209,7 +209,7 @@ def test_masks_in_the_place_of_biases_are_refused_and_the_reverse():
 def test_options_that_mean_nothing_are_refused():
     refuse(
         OptionError,
-        'see="weights", expected a tuple. Write see=("weights",).',
+        "see='weights', expected a tuple. Write see=(\"weights\",).",
         *(Q, K, K),
         see="weights",
     )
@@ -229,7 +229,7 @@ def test_options_that_mean_nothing_are_refused():
     )
     refuse(
         OptionError,
-        "block=0, expected rows and keys of at least 1.",
+        "block=0, expected rows and keys of at least 1. Write block=512.",
         *(Q, K, K),
         block=0,
     )
@@ -247,7 +247,7 @@ def test_options_that_mean_nothing_are_refused():
     )
     refuse(
         OptionError,
-        "block=(2,), expected rows and keys of at least 1.",
+        "block=(2,), expected rows and keys of at least 1. Write block=512.",
         *(Q, K, K),
         block=(2,),
     )
@@ -270,7 +270,7 @@ def test_patterns_say_how_they_are_called():
         (
             lambda: masks.window(-1),
             "window(-1, 0): both count other tokens, expected at least 0. Write "
-            "window(0) for the token itself only.",
+            "window(0) for the token itself only, None for no limit.",
         ),
         (
             lambda: masks.window(2.5),
@@ -312,7 +312,8 @@ def test_patterns_say_how_they_are_called():
         ),
         (
             lambda: masks.alibi(1),
-            "slopes has shape () and dtype int64, expected (H,) of numbers.",
+            "alibi(1), expected a slope for each head. Write "
+            "alibi(regard.definition.position.alibi_slopes(1)).",
         ),
         (
             lambda: masks.table(np.zeros((1, 4))),
@@ -338,8 +339,9 @@ def test_patterns_say_how_they_are_called():
             "padding() takes either valid (B, Nk) or lengths=(B,).",
         ),
         (
-            lambda: masks.padding(np.ones((2, 5), dtype=int)),
-            "valid has shape (2, 5) and dtype int64, expected (B, Nk) of True and False.",
+            lambda: masks.padding(np.full((2, 5), 2)),
+            "valid has shape (2, 5) and dtype int64, expected (B, Nk) of True and False. "
+            "Write valid != 0 if it is of zeros and ones.",
         ),
         (
             lambda: masks.padding(lengths=[0.5]),
@@ -363,7 +365,8 @@ def test_patterns_say_how_they_are_called():
         (
             lambda: masks.array([[1.0]]),
             "array has shape (1, 1) and dtype float64, expected (B, H, Nq, Nk) or "
-            "(H, Nq, Nk) or (Nq, Nk) of True and False.",
+            "(H, Nq, Nk) or (Nq, Nk) of True and False. Write array != 0 if it is of "
+            "zeros and ones.",
         ),
         (
             lambda: masks.per_head([]),

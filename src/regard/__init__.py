@@ -6,6 +6,7 @@ Next: definition/attention.py
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from regard.arguments import name_missing
 from regard.definition.attention import attention
 from regard.definition.blocked import merge
 from regard.definition.steps import explain
@@ -16,6 +17,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from regard.judge.run_check import check
     from regard.nn.weights import load
+    from regard.seen import compare_seen as compare
     from regard.seen import open_seen as open  # noqa: A004
     from regard.seen import watch
 else:
@@ -23,7 +25,7 @@ else:
     def __getattr__(name: str) -> Any:
         """Import heavy or torch-dependent attributes on first access."""
         if name not in LATER:
-            raise AttributeError(f"module 'regard' has no attribute '{name}'")
+            raise name_missing("regard", name, {*LATER, *__all__})
         module, _, attribute = LATER[name].partition(":")
         try:
             found = import_module(module)
@@ -37,6 +39,7 @@ else:
 LATER = {
     "ablate": "regard.ablate",
     "check": "regard.judge.run_check:check",
+    "compare": "regard.seen:compare_seen",
     "effect": "regard.ablate:effect",
     "engine": "regard.engine",
     "judge": "regard.judge",
@@ -54,6 +57,7 @@ __all__ = [
     "attention",
     "causal",
     "check",
+    "compare",
     "explain",
     "load",
     "merge",

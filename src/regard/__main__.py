@@ -1,4 +1,4 @@
-"""The command line: regard learn, show, generate, train, check, atlas.
+"""The command line: regard learn, show, compare, generate, train, check, atlas.
 
 Each command is a file in commands/; learn and atlas define their own. An error is one
 sentence on stderr; `regard --debug …` shows the traceback.
@@ -12,6 +12,7 @@ import click
 
 from regard.atlas.__main__ import atlas
 from regard.commands.check import check
+from regard.commands.compare import compare
 from regard.commands.generate import generate
 from regard.commands.show import show
 from regard.commands.train import train
@@ -29,7 +30,7 @@ def main(*, debug: bool) -> None:
     """Attention you can read, see and scale."""
 
 
-for command in (learn, show, generate, train, check, atlas):
+for command in (learn, show, compare, generate, train, check, atlas):
     main.add_command(command)
 
 

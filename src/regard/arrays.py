@@ -35,6 +35,11 @@ def is_floating(x: Array) -> bool:
     return holds(x, "real floating")
 
 
+def is_torch(x: object) -> bool:
+    """Return whether x is a torch tensor."""
+    return bool(array_api_compat.is_torch_array(x))
+
+
 def holds(x: Array, kind: str) -> bool:
     """Return whether x has a dtype of an Array API kind, such as "integral"."""
     try:
@@ -53,6 +58,9 @@ def namespace(**arrays: Array) -> Any:
 
 def find_library(arrays: dict[str, Array]) -> Any:
     """Return the common array library, or raise an ArrayError that names the cause."""
+    for name, x in arrays.items():
+        if x is None:
+            raise ArrayError(f"{name} is None, expected an array.")
     try:
         return array_api_compat.array_namespace(*arrays.values())
     except TypeError:

@@ -8,6 +8,10 @@ class RegardError(Exception):
     """The base class of all exceptions that this library raises."""
 
 
+class CallError(RegardError, TypeError):
+    """Arguments that do not match a signature, or an object that cannot be used so."""
+
+
 class ArrayError(RegardError, TypeError):
     """Not an array, an array of the wrong dtype, or arrays of different libraries."""
 

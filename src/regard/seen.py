@@ -14,11 +14,11 @@ Next: lens/watch.py
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from regard.arguments import expect_function, expect_with, find_words, suggest
 from regard.errors import OptionError
 from regard.recording.file import open_recording, save_recording
 from regard.recording.hidden_tokens import describe_hidden
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from regard.audit.finding import Finding
     from regard.show.page import Page
     from regard.show.widget import MapWidget
+    from regard.stats.comparison import HeadComparison
     from regard.stats.table import HeadTable
 
 
@@ -39,6 +40,9 @@ class Seen:
 
     def __init__(self, recording: Recording | None = None) -> None:
         self.found = recording
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"Seen has no .{name}. {find_words(Seen)}")
 
     @property
     def recording(self) -> Recording:
@@ -60,6 +64,7 @@ class Seen:
         """The names of the recorded layers, in the order in which they were called."""
         return self.recording.layers
 
+    @suggest
     def layer(self, which: int | str, *, sequence: int = 0) -> Record:
         """Return the record of a layer, by number or name, for one sequence."""
         return self.recording.layer(which, sequence=sequence)
@@ -92,6 +97,7 @@ class Seen:
         n = len(known[0]) if known and known[0] else max(sizes)
         return find_spans(sections, text, [(a, b) for a, b in offsets], n)
 
+    @suggest
     def audit(
         self,
         *,
@@ -113,6 +119,7 @@ class Seen:
             self.recording, valid=valid, pad=pad, documents=documents, expect=expect
         )
 
+    @suggest
     def table(
         self, *, progress: Callable[[int, int], object] | None = None
     ) -> HeadTable:
@@ -124,12 +131,15 @@ class Seen:
 
         return make_table(self.recording, progress=progress)
 
+    @suggest
     def label(self, decode: Callable[[list[int]], str]) -> Seen:
         """Return a copy with the text of every token, decode([token])."""
+        expect_function("decode", decode, "tokens")
         found = self.recording
         texts = tuple(tuple(decode([i]) for i in row) for row in found.tokens)
         return Seen(replace(found, texts=texts))
 
+    @suggest
     def show(
         self, *, browser: bool = True, host: str | None = None, port: int = 0
     ) -> None:
@@ -174,6 +184,7 @@ class Seen:
 
         return MapWidget(self.recording, address=address, height=height)
 
+    @suggest
     def page(
         self, path: str | Path, *, heads: Any = None, limit: int | None = None
     ) -> Page:
@@ -190,6 +201,7 @@ class Seen:
         page.write(path)
         return page
 
+    @suggest
     def save(self, path: str | Path) -> None:
         """Save the recording to a file."""
         save_recording(Path(path), self.recording)
@@ -219,13 +231,15 @@ class Seen:
         return "\n".join(lines)
 
 
-@contextmanager
+@expect_with
+@suggest
 def watch(
-    model: Any, *, layers: Collection[str] | None = None, keep: str = "qk"
+    model: Any, *, layers: Collection[int | str] | None = None, keep: str = "qk"
 ) -> Iterator[Seen]:
     """Record the attention of a torch model in a `with` block; read the result after.
 
-    layers: names of the modules to record; default: all
+    layers: numbers in the order in which layers attend, or names of modules that are
+        or contain them; default: all
     keep: "qk", or "qkv" to record the values too
     """
     from regard.lens.watch import capture  # noqa: PLC0415 (it needs torch)
@@ -239,9 +253,44 @@ def watch(
             seen.found = watcher.recording
 
 
+@suggest
 def open_seen(path: str | Path, *, verify: bool = False) -> Seen:
     """Open a recording that was saved with `seen.save(path)`.
 
     verify: check all arrays against their checksums, as always done for small files
     """
+    if not isinstance(path, str | Path):
+        raise OptionError(
+            f"open() got a {type(path).__name__}, expected the path of a recording "
+            "that was saved with seen.save(path)."
+        )
     return Seen(open_recording(Path(path), verify=verify))
+
+
+@suggest
+def compare_seen(one: Any, other: Any, *, spans: Any = None) -> HeadComparison:
+    """Compare the heads of two recordings: two checkpoints, or two prompts.
+
+    >>> print(regard.compare(before, after).sort("moved").head())  # doctest: +SKIP
+
+    one, other: what `watch` or `open` returned, or the path of a saved recording
+    spans: (spans of one, spans of other), to compare the mass between named spans;
+        by default different prompts are aligned by a diff of their tokens
+    """
+    from regard.stats.comparison import compare_heads  # noqa: PLC0415 (it needs torch)
+
+    return compare_heads(read_recording(one), read_recording(other), spans=spans)
+
+
+def read_recording(x: Any) -> Recording:
+    """Return a recording, from what a user has of it."""
+    if isinstance(x, str | Path):
+        return open_seen(x).recording
+    if isinstance(x, Seen):
+        return x.recording
+    if isinstance(x, Recording):
+        return x
+    raise OptionError(
+        f"compare() got a {type(x).__name__}, expected two recordings: what "
+        "`with regard.watch(model) as seen:` returned, or regard.open(path)."
+    )

@@ -12,7 +12,7 @@ Next: locate.py
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +21,10 @@ from torch import Tensor
 
 from regard.errors import OptionError
 from regard.lens.call_edit import NOTHING, CallEdit
+from regard.lens.chosen_layers import Layer, is_count, is_layer, read_layer, read_layers
 from regard.recording.spans import Span
 
 EVERY_HEAD = ()  # all heads; the call determines how many there are
-Layer = int | str
 Positions = slice | range | Sequence[int] | Span
 
 
@@ -62,12 +62,12 @@ def read_tokens(name: str, given: Any) -> Tokens | None:
         if not is_span(given):
             raise refusal
         return Tokens(given)
-    try:
-        at = tuple(operator.index(x) for x in given)
-    except TypeError:
-        raise refusal from None
-    if not at or min(at) < 0 or any(isinstance(x, bool) for x in given):
+    if isinstance(given, str) or not isinstance(given, Iterable):
         raise refusal
+    numbers = given.tolist() if isinstance(given, Tensor) else list(given)
+    if not numbers or not all(map(is_count, numbers)):
+        raise refusal
+    at = tuple(map(operator.index, numbers))
     return Tokens(at)
 
 
@@ -102,13 +102,6 @@ class Ablation:
         return tuple(x for x, _ in self.heads or ()) + (self.layers or ())
 
 
-def is_layer(layer: Layer, number: int, name: str) -> bool:
-    """Return whether `layer` is the number, the name or a parent's name of a layer."""
-    if isinstance(layer, int):
-        return layer == number
-    return name == layer or name.startswith((f"{layer}.", f"{layer}#"))
-
-
 def read_ablation(
     heads: Sequence[tuple[Layer, int]] | None,
     layers: Sequence[Layer] | None,
@@ -127,42 +120,30 @@ def read_ablation(
             "queries= without keys=: what should they not see? Write "
             "keys=slice(None) for everything."
         )
-    pairs = None if heads is None else tuple(read_pair(pair) for pair in heads)
-    some = None if layers is None else tuple(layers)
-    ablation = Ablation(pairs, some, keys, queries)
-    if ablation.heads == () or ablation.layers == ():
-        raise OptionError("an empty list of heads or layers: leave it out for all.")
-    for layer in ablation.asked:
-        check_layer(layer, names)
-    return ablation
+    pairs = None if heads is None else read_pairs(heads, names)
+    return Ablation(pairs, read_layers(layers, names), keys, queries)
 
 
-def check_layer(layer: Layer, names: Sequence[str]) -> None:
-    """Raise OptionError unless a layer is a number, or a module of the model."""
-    if isinstance(layer, str):
-        known = layer.partition("#")[0] in names
-    else:
-        known = is_count(layer)
-    if not known:
-        raise OptionError(
-            f"there is no layer {layer!r}. Layers are numbered from 0 in the order "
-            "in which they attend, or named as in model.named_modules()."
-        )
+def read_pairs(heads: Any, names: Sequence[str]) -> tuple[tuple[Layer, int], ...]:
+    """Return (layer, head) pairs, given as such or as {layer: heads}."""
+    if isinstance(heads, Mapping):
+        heads = [(layer, head) for layer, some in heads.items() for head in some]
+    pairs = [read_pair(x) for x in (heads if isinstance(heads, Iterable) else [heads])]
+    if not pairs:
+        raise OptionError("an empty list of heads: leave it out for all.")
+    return tuple((read_layer(layer, names), head) for layer, head in pairs)
 
 
-def read_pair(pair: Any) -> tuple[Layer, int]:
+def read_pair(pair: Any) -> tuple[Any, int]:
     """Return (layer, head)."""
+    as_list = getattr(pair, "tolist", None)  # a row of an array
+    pair = pair if as_list is None else as_list()
     if isinstance(pair, tuple | list) and len(pair) == 2 and is_count(pair[1]):
-        return pair[0], pair[1]
+        return pair[0], operator.index(pair[1])
     raise OptionError(
         f"{pair!r} is no head, expected (layer, head), both counted from 0, the layer "
         'also by its name. Write heads=[(3, 5)] or heads=[("blocks.3.attention", 5)].'
     )
-
-
-def is_count(x: Any) -> bool:
-    """Return whether x is an integer of 0 or more."""
-    return isinstance(x, int) and not isinstance(x, bool) and x >= 0
 
 
 def make_edit(

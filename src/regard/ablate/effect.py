@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.ablate.ablation import Layer, Positions
+from regard.ablate.ablation import Positions
 from regard.ablate.knock_out import check_model, knock_out
+from regard.arguments import expect_function, suggest
 from regard.errors import OptionError
+from regard.lens.chosen_layers import Layer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,7 @@ class Effect:
         return "\n".join(lines)
 
 
+@suggest
 def effect(
     model: nn.Module,
     run: Callable[[nn.Module], Any],
@@ -57,6 +60,7 @@ def effect(
         .logits and optionally .loss. The second-to-last axis is that of the tokens.
     """
     check_model(model)
+    expect_function("run", run, "model")
     if model.training:
         raise OptionError(
             "the model is in training mode, and its dropout would differ between the "

@@ -15,24 +15,27 @@ Next: effect.py
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import nn
 
-from regard.ablate.ablation import Layer, Positions, read_ablation
+from regard.ablate.ablation import Positions, read_ablation
 from regard.ablate.active import ACTIVE
 from regard.ablate.edited_calls import EditedCalls
 from regard.ablate.intercept import Mode, open_modules
 from regard.ablate.locate import AblationLocator
 from regard.ablate.running_modules import AblationHooks, RunningModules
 from regard.ablate.verify import Verifier
+from regard.arguments import expect_with, suggest
 from regard.errors import OptionError
+from regard.lens.chosen_layers import Layer
 from regard.lens.watch import find_storages
 
 
-@contextmanager
+@expect_with
+@suggest
 def knock_out(
     model: nn.Module,
     heads: Sequence[tuple[Layer, int]] | None = None,

@@ -21,13 +21,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.ablate.ablation import EVERY_HEAD, Ablation, Tokens, is_layer, make_edit
+from regard.ablate.ablation import EVERY_HEAD, Ablation, Tokens, make_edit
 from regard.ablate.running_modules import RunningModules
 from regard.ablate.verify import Heard, Verifier
 from regard.errors import OptionError
 from regard.lens.call_edit import NOTHING, CallEdit, PendingCall
 from regard.lens.captured_call import make_four
 from regard.lens.captured_rows import CROSS
+from regard.lens.chosen_layers import is_layer
 from regard.lens.module_stack import is_decoder, is_recomputing
 from regard.lens.padding import read_valid
 from regard.lens.suspects import list_silent

@@ -21,6 +21,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from regard.arguments import NotAnArray, suggest
 from regard.arrays import Array, constant, namespace
 from regard.definition.blocked import fold
 from regard.definition.contract import ALL, Call, read_call
@@ -37,7 +38,7 @@ NO_EDITS: Edits = {}
 
 
 @dataclass(frozen=True)
-class Attended:
+class Attended(NotAnArray):
     """The result of `attention`: out, lse, and the requested intermediate steps."""
 
     out: Array  # (..., H, Nq, Dv), in the dtype of q
@@ -48,6 +49,7 @@ class Attended:
     weights: Array | None = None
 
 
+@suggest
 def attention(
     q: Array,  # (..., H, Nq, D)
     k: Array,  # (..., Hk, Nk, D)      H a multiple of Hk: head h uses h // (H / Hk)
@@ -174,8 +176,14 @@ def hide_unseen(x: Array, allowed: Array) -> Array:
 
 def check_steps(see: Sequence[str], edit: Edits, block: object) -> None:
     """Raise OptionError for unknown steps, or for steps of a blocked call."""
-    if isinstance(see, str):
-        raise OptionError(f'see="{see}", expected a tuple. Write see=("{see}",).')
+    if isinstance(see, str) or not isinstance(see, Sequence):
+        step = see if see in STEPS else "weights"
+        raise OptionError(f'see={see!r}, expected a tuple. Write see=("{step}",).')
+    if not isinstance(edit, Mapping) or not all(map(callable, edit.values())):
+        raise OptionError(
+            f"edit={edit!r}, expected functions by step. "
+            'Write edit={"weights": lambda weights: …}.'
+        )
     for name in (*see, *edit):
         if name not in STEPS:
             steps = ", ".join(STEPS)

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from regard.arrays import Array, accumulator, constant, is_array, namespace
-from regard.errors import OptionError
+from regard.errors import CallError, OptionError, ShapeError
 from regard.masks.algebra import Mask
 from regard.masks.patterns import everything
 from regard.masks.tiles import EMPTY, FULL, prove_tiles
@@ -44,7 +44,13 @@ def merge(*parts: Part) -> Part:
     """
     if not parts:
         raise OptionError("merge() got no arguments, expected (out, lse) pairs.")
-    (out, lse), *others = parts
+    (out, lse), *others = map(expect_part, parts)
+    if any(x.shape[-2:] != out.shape[-2:] for x, _ in others):
+        shapes = ", ".join(str(tuple(x.shape)) for x, _ in parts)
+        raise ShapeError(
+            f"merge() got out {shapes}, expected the same queries: parts are attention "
+            "of the same q over different keys."
+        )
     xp, dtype = namespace(out=out, lse=lse), out.dtype
     out = xp.astype(out, accumulator(xp, out), copy=False)
     for more_out, more_lse in others:
@@ -58,6 +64,22 @@ def merge(*parts: Part) -> Part:
         out = out * kept + more_out * come
         lse = xp.where(empty, constant(-math.inf, top), top + xp.log(total))
     return xp.astype(out, dtype, copy=False), lse
+
+
+def expect_part(part: Any) -> Part:
+    """Return (out, lse), or raise an error that says how `merge` is called."""
+    if not isinstance(part, tuple) or len(part) != 2 or not all(map(is_array, part)):
+        raise CallError(
+            f"merge() got a {type(part).__name__}, expected pairs (out, lse). Write "
+            "merge((a.out, a.lse), (b.out, b.lse)), or merge(*pairs) for a list."
+        )
+    out, lse = part
+    if tuple(out.shape[:-1]) != tuple(lse.shape):
+        raise ShapeError(
+            f"merge() got out {tuple(out.shape)} with lse {tuple(lse.shape)}, expected "
+            f"one lse per query: {tuple(out.shape[:-1])}."
+        )
+    return out, lse
 
 
 def fold(attend: Callable[..., Any], call: Call, block: int | tuple[int, int]) -> Part:

@@ -23,8 +23,10 @@ from regard.arrays import (
     accumulator,
     convert,
     count_from,
+    holds,
     is_array,
     is_floating,
+    is_torch,
     namespace,
     to_numpy,
 )
@@ -99,18 +101,15 @@ def read_call(
 ) -> Call:
     """Check the arguments of `attention`, and fill in the defaults."""
     q, k, v = qkv
+    xp = namespace(q=q, k=k, v=v)
+    mask, bias = (read_cells(x, q) for x in (mask, bias))
     formulas = [x for x in (mask, bias) if isinstance(x, Formula)]
-    others = {"mask": mask, "bias": bias}
-    arrays = {
-        n: x for n, x in others.items() if not isinstance(x, Formula) and is_array(x)
-    }
-    xp = namespace(q=q, k=k, v=v, **arrays)
     shape = find_score_shape(q, k, v)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if (name == "q" or x.dtype != q.dtype) and not is_floating(x):
             raise ArrayError(
-                f"{name} has dtype {x.dtype}, expected floating point. "
-                f"Convert it, as in {name}.astype(float)."
+                f"{name} has dtype {x.dtype}, expected floating point. Convert it, as "
+                f"in {name}.{'float()' if is_torch(x) else 'astype(float)'}."
             )
     check_mask(xp, mask, shape)
     check_bias(bias, shape)
@@ -190,6 +189,16 @@ def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(size.pop() if size else 1 for size in sizes)
 
 
+def read_cells(x: Any, q: Array) -> Any:
+    """Return a mask or bias that is a list or another library's array as one of q's."""
+    if x is None or isinstance(x, Formula):
+        return x
+    if isinstance(x, list) and not any(isinstance(y, Formula) for y in x):
+        x = np.asarray(x)
+    other = is_array(x) and namespace(x=x) is not namespace(q=q)
+    return convert(x, q) if other else x
+
+
 def check_mask(xp: Any, mask: Any, shape: tuple[int, ...]) -> None:
     """Raise MaskError for masks that are invalid or ambiguous."""
     if mask is None or isinstance(mask, Mask):
@@ -199,7 +208,7 @@ def check_mask(xp: Any, mask: Any, shape: tuple[int, ...]) -> None:
     if not is_array(mask):
         raise MaskError(
             f"mask is a {type(mask).__name__}, expected a bool array or a mask such as "
-            "regard.causal(). Write regard.where(fn) for a function."
+            f"regard.causal(). {suggest_mask(mask)}"
         )
     if not xp.isdtype(mask.dtype, "bool"):
         yes = "mask != 0" if xp.isdtype(mask.dtype, "integral") else "mask > 0"
@@ -208,6 +217,19 @@ def check_mask(xp: Any, mask: Any, shape: tuple[int, ...]) -> None:
             f"{yes} for a mask of zeros and ones, bias=mask to add it to the scores."
         )
     check_axes("mask", mask, shape)
+
+
+def suggest_mask(mask: Any) -> str:
+    """Return what to write instead of something that is neither mask nor array."""
+    if getattr(mask, "__module__", "") == "regard.masks.patterns":
+        return f"Write {mask.__name__}(): it is a function that returns a mask."
+    if callable(getattr(mask, "mask_mod", None)):  # FlexAttention's BlockMask
+        return "Write regard.where(mask.mask_mod)."
+    if isinstance(mask, tuple | list):
+        return "Write a & b for both, a | b for either, masks.per_head([a, b]) by head."
+    if callable(mask):
+        return "Write regard.where(fn) for a function."
+    return "Write mask=regard.causal(), or mask=None for none."
 
 
 def check_bias(bias: Any, shape: tuple[int, ...]) -> None:
@@ -257,9 +279,23 @@ def check_number(name: str, x: Any, above: float, expected: str) -> None:
         values = to_numpy(x) if is_array(x) else x
     except ArrayError:  # a JAX tracer has no values
         return
-    known = is_array(x) or isinstance(x, Real)
+    known = isinstance(x, Real) and not isinstance(x, bool)
+    known = known or (is_array(x) and is_per_head(x))
     if not known or not np.all((values > above) & (values < math.inf)):
         raise OptionError(f"{name}={x!r}, expected {expected}.")
+
+
+def is_per_head(x: Array) -> bool:
+    """Return whether an array is one number, or broadcasts to one per head."""
+    return bool(x.ndim == 0 or tuple(x.shape[-2:]) == (1, 1))
+
+
+def expect_numbers(name: str, x: Any) -> Array:
+    """Return x as an array of numbers, or raise OptionError."""
+    found = x if is_array(x) else np.asarray(x)
+    if found.dtype == object or not holds(found, "numeric"):
+        raise OptionError(f"{name}={x!r}, expected a number, or one per head.")
+    return found
 
 
 def read_number(x: Any, like: Array) -> Any:
@@ -272,7 +308,7 @@ def read_number(x: Any, like: Array) -> Any:
 def read_sink(sink: Any, like: Array, shape: tuple[int, ...]) -> Array:
     """Return the sink logits with shape () or (H, 1, 1), which broadcasts."""
     xp = namespace(q=like)
-    sink = convert(sink if is_array(sink) else np.asarray(sink), like)
+    sink = convert(expect_numbers("sink", sink), like)
     n_heads = shape[-3] if len(shape) > 2 else 1
     if sink.ndim > 1 or (sink.ndim == 1 and sink.shape[0] != n_heads):
         raise ShapeError(

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.arguments import NotAnArray, suggest
 from regard.arrays import Array, is_array, to_numpy
 from regard.definition.attention import STEPS, define
 from regard.definition.contract import Call, read_call
@@ -34,7 +35,7 @@ SHADES = "·░▒▓█"
 
 
 @dataclass(frozen=True)
-class Step:
+class Step(NotAnArray):
     """One named step of a computation."""
 
     name: str
@@ -49,12 +50,21 @@ class Step:
         """The shape of the values."""
         return tuple(self.values.shape)
 
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        """Return the values, as NumPy asks for them."""
+        return np.asarray(to_numpy(self.values), dtype=dtype, copy=copy)
+
+    def __getitem__(self, at: Any) -> Array:
+        return self.values[at]
+
     def __str__(self) -> str:
         return self.text()
 
-    def text(self, at: tuple[int, ...] | None = None) -> str:
+    @suggest
+    def text(self, at: int | tuple[int, ...] | None = None) -> str:
         """Format the step for batch and head `at` = (b, h), by default the first."""
         at = (0,) * len(self.lead) if at is None else at
+        at = (at,) if isinstance(at, int) else at
         inside = all(-n <= i < n for i, n in zip(at, self.lead, strict=False))
         if len(at) != len(self.lead) or not inside:
             raise OptionError(
@@ -72,7 +82,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Steps:
+class Steps(NotAnArray):
     """The steps in order; `steps["weights"]` is one of them."""
 
     steps: tuple[Step, ...]
@@ -83,25 +93,35 @@ class Steps:
     def __len__(self) -> int:
         return len(self.steps)
 
+    def keys(self) -> tuple[str, ...]:
+        """Return the names of the steps."""
+        return tuple(step.name for step in self.steps)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.keys()
+
     def __getitem__(self, name: str) -> Step:
         for step in self.steps:
             if step.name == name:
                 return step
-        names = ", ".join(step.name for step in self.steps)
+        names = ", ".join(self.keys())
         raise OptionError(f'there is no step "{name}"; there are {names}.')
 
     def __str__(self) -> str:
         return self.text()
 
-    def text(self, at: tuple[int, ...] | None = None) -> str:
+    @suggest
+    def text(self, at: int | tuple[int, ...] | None = None) -> str:
         """Format all steps for batch and head `at` = (b, h), by default the first."""
         lead = self.steps[0].lead
         shown = (0,) * len(lead) if at is None else at
+        shown = (shown,) if isinstance(shown, int) else shown
         axes = ", ".join(f"{i} of {n}" for i, n in zip(shown, lead, strict=False))
         title = f"batch and head: {axes}" if len(lead) > 1 else f"head: {axes}"
         return "\n\n".join([title][: len(lead)] + [step.text(at) for step in self])
 
 
+@suggest
 def explain(
     q: Array,
     k: Array,
@@ -198,8 +218,9 @@ def label_axes(call: Call, tokens: Any) -> tuple[tuple[str, ...], tuple[str, ...
     starts = set(np.atleast_1d(to_numpy(call.q_start)).tolist())
     start = starts.pop() if len(starts) == 1 else None
     rows: Sequence[Any]
-    if tokens is not None and len(tokens) == 2 and not isinstance(tokens[0], str):
-        rows, columns = tokens
+    columns: Sequence[Any]
+    if isinstance(tokens, tuple) and len(tokens) == 2 and not is_label(tokens[0]):
+        rows, columns = read_labels(tokens[0]), read_labels(tokens[1])
     elif tokens is None:
         rows = [f"+{i}" for i in range(n_q)]  # if batches differ in q_start
         rows = rows if start is None else range(start, start + n_q)
@@ -210,13 +231,32 @@ def label_axes(call: Call, tokens: Any) -> tuple[tuple[str, ...], tuple[str, ...
             "them. Write tokens=(tokens_of_queries, tokens_of_keys)."
         )
     else:
-        rows, columns = tokens[start : start + n_q], tokens[:n_k]
+        labels = read_labels(tokens)
+        most = n_k if len(labels) <= max(n_k, start + n_q) else None  # None: refused
+        rows, columns = labels[start : start + n_q], labels[:most]
     if (len(rows), len(columns)) != (n_q, n_k):
         raise ShapeError(
             f"tokens give {len(rows)} labels for {n_q} queries and {len(columns)} for "
             f"{n_k} keys. Write tokens=(tokens_of_queries, tokens_of_keys)."
         )
     return tuple(map(shorten, rows)), tuple(map(shorten, columns))
+
+
+def read_labels(tokens: Any) -> list[Any]:
+    """Return a list of tokens, one per position."""
+    labels = to_numpy(tokens).tolist() if is_array(tokens) else tokens
+    if is_label(labels) or not all(map(is_label, labels)):
+        given = tuple(tokens.shape) if is_array(tokens) else f"{tokens!r:.40}"
+        raise ShapeError(
+            f"tokens: {given}, expected a list with one token per position, or two: "
+            "tokens=(tokens_of_queries, tokens_of_keys). Write text.split() for words."
+        )
+    return list(labels)
+
+
+def is_label(x: object) -> bool:
+    """Return whether x is a token or its number, not several of them."""
+    return isinstance(x, str) or not isinstance(x, Sequence | np.ndarray)
 
 
 def shorten(token: object) -> str:

@@ -3,6 +3,16 @@
 Next: engine/choose.py
 """
 
+from typing import TYPE_CHECKING, Any
+
+from regard.arguments import name_missing
 from regard.engine.choose import attend, choose
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Say what a function is called here."""
+        raise name_missing("regard.engine", name, __all__)
+
 
 __all__ = ["attend", "choose"]

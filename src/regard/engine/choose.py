@@ -23,6 +23,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from regard.arguments import suggest
 from regard.arrays import is_array, namespace, without_autocast
 from regard.definition.attention import Attended, Edits, check_steps, define
 from regard.definition.contract import Call, read_call
@@ -37,6 +38,7 @@ from regard.engine.tiles import (
     plan,
     run_strips,
 )
+from regard.errors import ArrayError
 from regard.masks.algebra import Mask
 from regard.masks.biases import Bias
 from regard.masks.formula import Start
@@ -100,6 +102,7 @@ RULES: tuple[Rule, ...] = (  # the first rule that applies decides
 )
 
 
+@suggest
 def choose(
     q: Tensor,
     k: Tensor,
@@ -144,6 +147,7 @@ def requires_gradient(bias: Any) -> bool:
     return torch.is_grad_enabled() and any(x.requires_grad for x in list_tensors(bias))
 
 
+@suggest
 def attend(
     q: Tensor,  # (..., H, Nq, D)
     k: Tensor,  # (..., Hk, Nk, D)
@@ -186,6 +190,11 @@ def attend(
         )
         return done
     call = read_call((q, k, v), mask, **options, q_start=q_start)
+    if not isinstance(q, Tensor):
+        raise ArrayError(
+            f"q is a {type(q).__module__} array, expected a torch tensor. Write "
+            "torch.as_tensor(q), or regard.attention(q, k, v) for other libraries."
+        )
     if see or edit or block is not None:
         check_steps(see, edit or {}, block)
     if edit:
@@ -220,7 +229,8 @@ def can_skip_planning(q: Tensor, k: Tensor, v: Tensor) -> bool:
 def is_traceable(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> bool:
     """Return whether torch.compile can trace the call: its plan needs no values."""
     same = q.dtype == k.dtype == v.dtype and max(q.ndim, k.ndim, v.ndim) <= 4
-    return bool(same and q.device.type == "cpu" and (mask is None or mask == CAUSAL))
+    known = mask is None or (isinstance(mask, Mask) and mask == CAUSAL)
+    return bool(same and q.device.type == "cpu" and known)
 
 
 attend_eagerly = torch.compiler.disable(

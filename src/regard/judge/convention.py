@@ -213,7 +213,8 @@ def check_arguments(fn: Attention, convention: Convention) -> None:
     """Raise if the convention declares an argument that the function lacks."""
     if not callable(fn):
         raise OptionError(
-            f"{type(fn).__name__} cannot be called, expected a function or a module."
+            f"a {type(fn).__name__} cannot be called, expected a function or a module. "
+            "`regard check module:function` takes a name."
         )
     names = read_names(fn)
     for name in convention.arguments():

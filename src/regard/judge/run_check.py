@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.arguments import suggest
 from regard.errors import OptionError
 from regard.judge.basic_cases import BASIC
 from regard.judge.case import GATES, LEVELS, Case, Examiner
@@ -52,6 +53,7 @@ HINTS = 8  # failed cases for which other conventions are tried
 HANGS = 3  # after this many timeouts the remaining cases are skipped
 
 
+@suggest
 def check(
     fn: Attention,
     convention: Convention | None = None,
@@ -75,6 +77,7 @@ def check(
     level: "basic" (tutorial code), "complete" (library code), or "kernel"
     limit: seconds allowed for each call
     """
+    check_subject(fn, convention, seed)
     words = read_convention(fn) if convention is None else convention
     subject = Subject(fn, words, limit=limit)
     cases = order_cases(level, words.storage.kind if words.storage else "")
@@ -84,6 +87,22 @@ def check(
     judged = describe_tolerances(subject)
     said = describe_convention(words)
     return Report(name, said, level, tuple(verdicts), note, judged)
+
+
+def check_subject(fn: Any, convention: Any, seed: Any) -> None:
+    """Raise OptionError unless a function, its convention and a seed are given."""
+    if inspect.isclass(fn):
+        raise OptionError(
+            f"{fn.__name__} is a class, expected a function or a module instance. "
+            f"Write check({fn.__name__}(…))."
+        )
+    if convention is not None and not isinstance(convention, Convention):
+        raise OptionError(
+            f"convention={convention!r:.60}, expected a Convention. Write "
+            'convention=regard.judge.Convention(layout="bnhd").'
+        )
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise OptionError(f"seed={seed!r}, expected an integer. Write seed=0.")
 
 
 def order_cases(level: str, storage: str = "") -> list[Case]:

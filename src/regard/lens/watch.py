@@ -31,6 +31,7 @@ from regard.lens.assemble import LayerRun
 from regard.lens.captured_call import CapturedCall, join_samples
 from regard.lens.captured_rows import is_other_sequence
 from regard.lens.check_rebuild import check_rebuild, fix_empty_row_lse
+from regard.lens.chosen_layers import is_layer, read_layers
 from regard.lens.find_attention import UNSTABLE, AttentionFinder, describe_error
 from regard.lens.module_stack import Hooks, ModuleStack, is_decoder
 from regard.lens.observer import Observer
@@ -79,9 +80,10 @@ class Watcher:
     recording: Recording  # once the `with` is left
 
     def __init__(
-        self, model: nn.Module, layers: Collection[str] | None, keep: str
+        self, model: nn.Module, layers: Collection[int | str] | None, keep: str
     ) -> None:
-        self.model, self.layers, self.keep_v = model, layers, keep == "qkv"
+        self.model, self.keep_v = model, keep == "qkv"
+        self.layers = read_layers(layers, [name for name, _ in model.named_modules()])
         self.placements: dict[str, Placement] = {}
         self.weights = find_storages(model)
         self.stack = ModuleStack(self.make_observer)
@@ -135,6 +137,13 @@ class Watcher:
         tally.calls += 1
         tally.notes[EMPTY] = None
 
+    def is_wanted(self, name: str) -> bool:
+        """Return whether a layer is to be recorded; it has been counted."""
+        if self.layers is None:
+            return True
+        known = [layer for layer, attention in self.tallies if attention]
+        return any(is_layer(x, known.index(name), name) for x in self.layers)
+
     def drop(
         self, module: str, reason: str, *, attention: bool, via: str = "softmax"
     ) -> None:
@@ -168,7 +177,7 @@ class Watcher:
         tally.calls += 1
         if call.note:
             tally.notes[call.note] = None
-        if self.layers is not None and name not in self.layers:
+        if not self.is_wanted(name):
             tally.reasons["not asked for"] = None
             return
         if not call.q.numel() or not call.k.numel():
@@ -321,14 +330,15 @@ def find_storages(model: nn.Module) -> set[int]:
 
 @contextmanager
 def capture(
-    model: nn.Module, *, layers: Collection[str] | None = None, keep: str = "qk"
+    model: nn.Module, *, layers: Collection[int | str] | None = None, keep: str = "qk"
 ) -> Iterator[Watcher]:
     """Record a model while the `with` lasts; `watcher.recording` is set after it."""
     if keep not in KEEP:
         raise OptionError(f'keep="{keep}", expected "qk" or "qkv".')
     if not isinstance(model, nn.Module):
         raise OptionError(
-            f"a {type(model).__name__} cannot be watched, expected a torch.nn.Module."
+            f"a {type(model).__name__} cannot be watched, expected a torch.nn.Module. "
+            "Write model, tokenizer = regard.load(path) to load one."
         )
     watcher = Watcher(model, layers, keep)
     try:

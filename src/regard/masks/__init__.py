@@ -3,6 +3,9 @@
 Next: masks/algebra.py
 """
 
+from typing import TYPE_CHECKING, Any
+
+from regard.arguments import name_missing
 from regard.masks.algebra import Mask
 from regard.masks.biases import Bias, added, alibi, log_offsets, table
 from regard.masks.patterns import (
@@ -19,6 +22,13 @@ from regard.masks.patterns import (
     window,
 )
 from regard.masks.tiles import Tiles
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Say what a mask is called here."""
+        raise name_missing("regard.masks", name, __all__)
+
 
 __all__ = [
     "Bias",

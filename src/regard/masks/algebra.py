@@ -28,9 +28,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from regard.arguments import suggest
 from regard.arrays import Array
 from regard.errors import MaskError
-from regard.masks.formula import Extent, Formula, Start, resolve_start
+from regard.masks.formula import Extent, Formula, Start, read_sizes, resolve_start
 from regard.masks.tiles import UNKNOWN, Edges, Numbers, Proof, Tiles, prove_tiles
 
 
@@ -44,14 +45,16 @@ class Mask(Formula):
         del edges
         return UNKNOWN
 
+    @suggest
     def tiles(
         self,
-        shape: tuple[int, ...],
+        shape: int | tuple[int, ...],
         *,
         block: int | tuple[int, int] = 128,
         q_start: Start | None = None,
     ) -> Tiles:
         """Split (..., H, Nq, Nk) into tiles, each empty, full or undecided."""
+        shape = read_sizes(shape, self)
         start = resolve_start(q_start, shape, self)
         return prove_tiles(self, shape, block=block, q_start=start)
 
@@ -80,9 +83,11 @@ def expect_mask(operator: str, other: object) -> Mask:
     """Return `other` if it is a mask, otherwise raise MaskError."""
     if isinstance(other, Mask):
         return other
+    hint = "Write regard.masks.array(x) for an array, regard.where(fn) for a function."
+    if isinstance(other, Formula):
+        hint = "Write attention(q, k, v, mask, bias=bias): a bias is no mask."
     raise MaskError(
-        f"mask {operator} {type(other).__name__}: expected a mask on both sides. "
-        "Write regard.masks.array(x) for an array, regard.where(fn) for a function."
+        f"mask {operator} {type(other).__name__}: expected a mask on both sides. {hint}"
     )
 
 

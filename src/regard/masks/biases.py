@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 
+from regard.arguments import suggest
 from regard.arrays import Array, namespace
 from regard.errors import MaskError
 from regard.masks.algebra import flatten_operands
@@ -131,17 +132,25 @@ class ArrayBias(Bias):
         return f"added({write_data(self.values)})"
 
 
+@suggest
 def alibi(slopes: Array) -> Bias:
     """Return -slopes[h] * |q - k|; see `regard.definition.position.alibi_slopes`."""
+    if isinstance(slopes, int):
+        raise MaskError(
+            f"alibi({slopes}), expected a slope for each head. Write "
+            f"alibi(regard.definition.position.alibi_slopes({slopes}))."
+        )
     return Alibi(expect_array(slopes, "slopes", (("H",),), "numeric"))
 
 
+@suggest
 def table(values: Array, bucket: Buckets | None = None) -> Bias:
     """Return values[h, bucket(k - q)]; by default offsets are clipped to -R … R."""
     values = expect_array(values, "values", (("H", "buckets"),), "numeric")
     return Table(values, clip_offsets(values.shape[1]) if bucket is None else bucket)
 
 
+@suggest
 def added(values: Array, *, q_start: int = 0) -> Bias:
     """Return an array (..., Nq, Nk) as a bias; row 0 is query position q_start."""
     values = expect_array(values, "values", ARRAYS, "numeric")

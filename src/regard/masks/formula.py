@@ -14,10 +14,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
+from numbers import Integral
+from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
+from regard.arguments import NotAnArray, suggest
 from regard.arrays import (
     Array,
     as_array,
@@ -46,7 +49,7 @@ class Extent(NamedTuple):
     k: int | None = None  # one past the last position
 
 
-class Formula(ABC):
+class Formula(NotAnArray, ABC):
     """The base class of masks and biases: a value per (batch, head, query, key)."""
 
     @abstractmethod
@@ -91,9 +94,10 @@ class Formula(ABC):
         moved: Self = replace(this, **data)
         return moved
 
+    @suggest
     def dense(
         self,
-        shape: tuple[int, ...],
+        shape: int | tuple[int, ...],
         *,
         q_start: Start | None = None,
         like: Array | None = None,
@@ -101,13 +105,42 @@ class Formula(ABC):
         """Evaluate the formula as an array of shape (..., H, Nq, Nk).
 
         >>> from regard import causal
-        >>> causal().dense((2, 2)).tolist()
+        >>> causal().dense(2).tolist()
         [[True, False], [True, True]]
+
+        shape: (..., H, Nq, Nk), or n for (n, n) with the batches and heads of the data
+        like: an array whose library and device the result has; default NumPy
         """
+        shape = read_sizes(shape, self)
         like = np.empty(0) if like is None else like
         start = resolve_start(q_start, shape, self)
         cells = evaluate(self, shape, q_start=start, like=like)
         return namespace(like=like).broadcast_to(cells, shape)
+
+
+def read_sizes(shape: Any, formula: Formula) -> tuple[int, ...]:
+    """Return (..., H, Nq, Nk); a number n is (n, n), with the axes that data has."""
+    square = isinstance(shape, Integral) and not isinstance(shape, bool)
+    try:
+        sizes = tuple(map(index, (shape, shape) if square else shape))
+    except TypeError:
+        sizes = ()
+    if len(sizes) < 2 or min(sizes) < 0:
+        told = f"of shape {tuple(shape.shape)}" if is_array(shape) else repr(shape)
+        raise MaskError(
+            f"shape {told}, expected sizes (..., H, Nq, Nk), or a number of tokens. "
+            "Write (8, 8) or (2, 4, 8, 8), or 8 for 8 × 8 tokens."
+        )
+    return (*find_lead(formula), *sizes) if square else sizes
+
+
+def find_lead(formula: Formula) -> tuple[int, ...]:
+    """Return the axes before (Nq, Nk) that a formula has data for."""
+    known = [node.extent for node in formula.walk()]
+    batch, heads = (max(x.batch or 0 for x in known), max(x.heads or 0 for x in known))
+    if batch:
+        return batch, heads or 1
+    return (heads,) if heads else ()
 
 
 def resolve_start(
@@ -134,7 +167,7 @@ def resolve_start(
 
 def read_start(q_start: Any) -> Start:
     """Return q_start as an int or an array of integers; NumPy scalars become int."""
-    start = as_array(q_start)
+    start = np.asarray(q_start) if isinstance(q_start, bool) else as_array(q_start)
     if not is_array(start):
         return start
     if not holds(start, "integral"):

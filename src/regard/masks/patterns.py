@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.arguments import expect_function, suggest
 from regard.arrays import Array, holds, is_array, namespace, to_numpy
 from regard.errors import MaskError
 from regard.masks.algebra import Mask, PerHead
@@ -29,16 +30,19 @@ ARRAYS = (BATCHED, BATCHED[1:], BATCHED[2:])
 KINDS = {"bool": "True and False", "integral": "integers", "numeric": "numbers"}
 
 
+@suggest
 def everything() -> Mask:
     """Return a mask that allows everything."""
     return Band(None, None)
 
 
+@suggest
 def causal() -> Mask:
     """Return the causal mask: a query attends to itself and to all earlier keys."""
     return Band(0, None)
 
 
+@suggest
 def window(left: int | None, right: int | None = 0) -> Mask:
     """Return a sliding window: itself, `left` keys before it and `right` after it.
 
@@ -54,11 +58,12 @@ def window(left: int | None, right: int | None = 0) -> Mask:
     if min(left or 0, right or 0) < 0:
         raise MaskError(
             f"window({left}, {right}): both count other tokens, expected at least 0. "
-            "Write window(0) for the token itself only."
+            "Write window(0) for the token itself only, None for no limit."
         )
     return Band(None if right is None else -right, left)
 
 
+@suggest
 def last(n: int) -> Mask:
     """Return a window over the last n tokens, including itself: window(n - 1)."""
     if not isinstance(n, Integral) or n < 1:
@@ -69,6 +74,7 @@ def last(n: int) -> Mask:
     return window(n - 1)
 
 
+@suggest
 def keys(lo: int | Array, hi: int | Array) -> Mask:
     """Return a mask of the keys lo, …, hi - 1; bounds may differ by batch."""
     bounds = [read_bound(lo, "lo"), read_bound(hi, "hi")]
@@ -82,20 +88,23 @@ def keys(lo: int | Array, hi: int | Array) -> Mask:
     return Keys(*bounds)
 
 
+@suggest
 def prefix(n: int | Array) -> Mask:
     """Return a causal mask in which every query also attends to the first n keys."""
     return causal() | keys(0, n)
 
 
+@suggest
 def padding(valid: Array | None = None, *, lengths: Array | None = None) -> Mask:
     """Return a padding mask: valid (B, Nk) is True for tokens, or k < lengths (B,)."""
     if (valid is None) == (lengths is None):
         raise MaskError("padding() takes either valid (B, Nk) or lengths=(B,).")
     if valid is None:
         return keys(0, expect_array(lengths, "lengths", (("B",),), "integral"))
-    return Valid(expect_array(valid, "valid", (("B", "Nk"),), "bool"))
+    return Valid(read_valid_keys(valid))
 
 
+@suggest
 def same(ids_q: Array, ids_k: Array | None = None) -> Mask:
     """Return a mask of the keys with the same id as the query; ids (N,) or (B, N).
 
@@ -114,6 +123,7 @@ def same(ids_q: Array, ids_k: Array | None = None) -> Mask:
     return Same(rows[0], rows[1] if len(rows) == 2 else None)
 
 
+@suggest
 def where(fn: Callable[[Array, Array, Array, Array], Array]) -> Mask:
     """Return a mask from fn(b, h, q, k), the signature of FlexAttention's mask_mod."""
     if not callable(fn):
@@ -121,15 +131,18 @@ def where(fn: Callable[[Array, Array, Array, Array], Array]) -> Mask:
             f"where() takes a function fn(b, h, q, k), not {type(fn).__name__}. "
             "Write regard.masks.array(x) for an array."
         )
+    expect_function("fn", fn, "b", "h", "q", "k")
     return Where(fn)
 
 
+@suggest
 def array(allowed: Array, *, q_start: int = 0) -> Mask:
     """Return an array (..., Nq, Nk), True = may attend, as a mask; row 0 is q_start."""
     x = expect_array(allowed, "array", ARRAYS, "bool")
     return ArrayMask(widen_axes(x), read_row(q_start, "array", "mask"))
 
 
+@suggest
 def per_head(masks: Sequence[Mask]) -> Mask:
     """Return a mask that uses masks[h] for head h."""
     masks = () if isinstance(masks, Mask) else tuple(masks)
@@ -145,11 +158,29 @@ def expect_array(
     x = x if is_array(x) else np.asarray(x)
     if x.ndim not in map(len, axes) or not holds(x, kind):
         shapes = " or ".join(str(names).replace("'", "") for names in axes)
+        zeros = kind == "bool" and holds(x, "numeric")
+        hint = f" Write {name} != 0 if it is of zeros and ones." if zeros else ""
         raise MaskError(
             f"{name} has shape {tuple(x.shape)} and dtype {x.dtype}, expected {shapes} "
-            f"of {KINDS[kind]}."
+            f"of {KINDS[kind]}.{hint}"
         )
     return x
+
+
+def read_valid_keys(valid: Any) -> Array:
+    """Return valid (B, Nk) as bool; zeros and ones are an attention_mask."""
+    x = valid if is_array(valid) else np.asarray(valid)
+    if x.ndim == 2 and holds(x, "integral"):
+        values = to_numpy(x)
+        if ((values == 0) | (values == 1)).all():
+            return x != 0
+    if x.ndim == 1:
+        what = "lengths=lengths" if holds(x, "integral") else "valid[None]"
+        raise MaskError(
+            f"valid has shape {tuple(x.shape)} and dtype {x.dtype}, expected (B, Nk) "
+            f"of True and False. Write padding({what})."
+        )
+    return expect_array(x, "valid", (("B", "Nk"),), "bool")
 
 
 def read_bound(x: Any, name: str) -> Any:

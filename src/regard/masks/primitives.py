@@ -174,7 +174,15 @@ class Where(Mask):
         return True
 
     def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
-        allowed = self.fn(b, h, q, k)
+        try:
+            allowed = self.fn(b, h, q, k)
+        except (RuntimeError, ValueError, TypeError) as error:
+            if "ambiguous" not in str(error) and "truth value" not in str(error):
+                raise
+            raise MaskError(
+                f"{self!r} asks for the truth value of an array: b, h, q and k are "
+                "arrays. Write & for and, | for or, ~ for not, each comparison in ()."
+            ) from None
         if not is_array(allowed) or "bool" not in str(allowed.dtype):
             kind = allowed.dtype if is_array(allowed) else type(allowed).__name__
             raise MaskError(

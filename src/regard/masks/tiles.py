@@ -110,8 +110,11 @@ def prove_tiles(
     """Split (..., H, Nq, Nk) into tiles and prove each from the mask's formula."""
     mask = mask.place(np.empty(0))
     sides = block if isinstance(block, tuple | list) else (block, block)
-    if len(sides) != 2 or not all(isinstance(n, Integral) and n > 0 for n in sides):
-        raise OptionError(f"block={block}, expected rows and keys of at least 1.")
+    counts = [isinstance(n, Integral) and not isinstance(n, bool) for n in sides]
+    if len(sides) != 2 or not all(counts) or min(sides) < 1:
+        raise OptionError(
+            f"block={block!r}, expected rows and keys of at least 1. Write block=512."
+        )
     block_q, block_k = map(int, sides)
     starts = np.atleast_1d(to_numpy(q_start) if is_array(q_start) else q_start)
     q_first, q_last = split_blocks(shape[-2], block_q)

@@ -26,6 +26,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from regard.arguments import suggest
 from regard.errors import FileError, OptionError
 from regard.nn.chat_template import describe_error
 from regard.nn.decoder import CausalTransformer
@@ -52,6 +53,7 @@ PREFIX = re.compile(r"^(model|transformer)\.")  # in transformers, except on lm_
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")  # layer number
 
 
+@suggest
 def load(
     path: str | Path, *, dtype: torch.dtype = torch.float32
 ) -> tuple[CausalTransformer, Tokenizer]:
@@ -59,8 +61,13 @@ def load(
 
     >>> model, tokenizer = load("SmolLM2-135M-Instruct.Q4_1.gguf")  # doctest: +SKIP
     """
+    if not isinstance(path, str | Path):
+        raise OptionError(
+            f"load() got a {type(path).__name__}, expected the path of a GGUF file or "
+            "of a folder. A model in memory can be watched: regard.watch(model)."
+        )
     if dtype not in FLOATS:
-        raise OptionError(f"dtype={dtype}, expected {', '.join(map(str, FLOATS))}.")
+        raise OptionError(f"dtype={dtype!r}, expected {', '.join(map(str, FLOATS))}.")
     source = open_source(Path(path))
     tokenizer = source.make_tokenizer()
     weights = convert_state(source.state, source.config, dtype=dtype)
@@ -212,7 +219,11 @@ def open_source(path: Path) -> ModelFiles:
     if path.suffix in PICKLES:
         refuse_pickle(path)
     if not path.is_file():
-        raise FileError(f"there is no file or folder {path}.")
+        raise FileError(
+            f"there is no file or folder {path}. load() reads a GGUF file or a folder "
+            "of safetensors, and downloads nothing. A model that transformers loads "
+            "can be watched: regard.watch(model)."
+        )
     if path.suffix == ".safetensors":
         raise FileError(
             f"{path.name} does not describe its model. Give the folder that contains "

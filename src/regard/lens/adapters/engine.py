@@ -28,7 +28,8 @@ from regard.masks.patterns import causal
 def find_engine(model: nn.Module) -> Iterator[Place]:
     """Yield where the files of a model's classes refer to our engine."""
     for file in list_files(model):
-        if inspect.unwrap(vars(file).get("attend", list_files)) is attend:
+        known = inspect.unwrap(vars(file).get("attend", list_files))
+        if known is inspect.unwrap(attend):
             yield file, "attend"
 
 
