@@ -4,6 +4,8 @@
         model.generate(...)
     print(seen)                 coverage: which layers were recorded, and how
     seen.layer(3).q             the record of one layer, for the first sequence
+    seen.weights()              (layers, heads, queries, keys)
+    seen.attentions             the tuple of a transformers model
     seen.audit()                find attention where there should be none
     seen.table()                statistics of every head
     seen.show()                 the map of all heads, in a browser
@@ -17,11 +19,17 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
+import numpy as np
+
+from regard.arrays import Array, to_numpy
+from regard.definition.contract import ALL
 from regard.errors import OptionError
+from regard.recording.dense_weights import list_attentions, stack_weights
 from regard.recording.file import open_recording, save_recording
 from regard.recording.hidden_tokens import describe_hidden
+from regard.recording.indices import Index
 from regard.recording.record import Covered, Record, Recording
 from regard.recording.spans import Offsets, Span, find_spans
 
@@ -60,9 +68,62 @@ class Seen:
         """The names of the recorded layers, in the order in which they were called."""
         return self.recording.layers
 
-    def layer(self, which: int | str, *, sequence: int = 0) -> Record:
-        """Return the record of a layer, by number or name, for one sequence."""
+    @overload
+    def layer(self, which: int | str, *, sequence: int = 0) -> Record: ...
+
+    @overload
+    def layer(self, which: Any, *, sequence: int = 0) -> tuple[Record, ...]: ...
+
+    def layer(self, which: Any, *, sequence: int = 0) -> Any:
+        """Return the record of a layer, by number or name, for one sequence.
+
+        which: a list, a slice or an array of them gives a tuple of records
+        """
         return self.recording.layer(which, sequence=sequence)
+
+    def weights(
+        self,
+        layers: Index = ALL,
+        *,
+        heads: Index = ALL,
+        rows: Index = ALL,
+        keys: Index = ALL,
+        sequence: int = 0,
+    ) -> Array:
+        """Return the weights of a sequence, (layers, heads, rows, keys).
+
+        layers: a number or a name, or several of them
+        heads, rows, keys: an int, a slice, a list or an array; an int leaves out
+            its axis
+
+        Raises ShapeError if the layers differ in shape; warns about more than a GB.
+        """
+        return stack_weights(
+            self.recording,
+            layers,
+            heads=heads,
+            rows=rows,
+            keys=keys,
+            sequence=sequence,
+        )
+
+    @property
+    def attentions(self) -> tuple[Array, ...]:
+        """The weights as a transformers model returns them: (B, H, Nq, Nk) by layer.
+
+        They equal model(..., output_attentions=True).attentions, except that rows of
+        padding are 0. Of an encoder-decoder, these are the layers of the encoder, then
+        self- and cross-attention of each layer of the decoder in turn. A generation is
+        one array for all of its steps. Sequences of different length from several
+        calls are filled up with zeros. Computed at every access.
+        """
+        return list_attentions(self.recording)
+
+    def to(self, library: Any) -> Seen:
+        """Return a copy with arrays of "numpy", "torch" or "jax", or of a module."""
+        found = self.recording
+        records = tuple(record.to(library) for record in found.records)
+        return Seen(replace(found, records=records))
 
     def coverage(self) -> tuple[Covered, ...]:
         """Return the coverage of every attention module."""
@@ -79,17 +140,10 @@ class Seen:
         offsets: the character range of each token, without padding, as returned by
             tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
         """
-        sizes = [
-            int(record.k_positions.shape[0])
-            for record, number in zip(
-                self.recording.records, self.recording.sequences, strict=True
-            )
-            if number == sequence
-        ]
-        if not sizes:
-            raise OptionError(f"there is no sequence {sequence}.")
+        sequence = self.recording.find_sequence(sequence)
+        sizes = [x.shape[2] for x in self.layer(ALL, sequence=sequence)]
         known = self.recording.tokens[sequence : sequence + 1]
-        n = len(known[0]) if known and known[0] else max(sizes)
+        n = len(known[0]) if known and known[0] else max(sizes, default=0)
         return find_spans(sections, text, [(a, b) for a, b in offsets], n)
 
     def audit(
@@ -186,6 +240,11 @@ class Seen:
     def save(self, path: str | Path) -> None:
         """Save the recording to a file."""
         save_recording(Path(path), self.recording)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        """Return the weights as a NumPy array, (layers, H, Nq, Nk)."""
+        weights = to_numpy(stack_weights(self.recording))
+        return np.asarray(weights, dtype=dtype, copy=copy)
 
     def __str__(self) -> str:
         found = self.recording

@@ -25,11 +25,18 @@ from typing import Any
 import numpy as np
 
 from regard.errors import OptionError
+from regard.recording.indices import read_index
 from regard.recording.record import Record, Recording
 from regard.stats.named_array import NamedArray
 from regard.stats.over_queries import find_nan, max_of, mean_of, to_float64
 from regard.stats.plan import Ask, DirectAsk, make_plan
 from regard.stats.registry import LOST, PLACE, STATISTICS, Statistic, find_statistic
+from regard.stats.table_formats import (
+    make_arrow,
+    make_pandas,
+    make_polars,
+    write_parquet,
+)
 from regard.stats.tile_walk import walk
 
 ALL_HEADS = -1
@@ -39,7 +46,12 @@ Rows = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, eq=False)
 class HeadTable:
-    """Rows with named columns; pandas.DataFrame(table.rows) and polars accept them."""
+    """Rows with named columns.
+
+    table["entropy"]                  a column, as a NumPy array
+    table[table["sink"] > 0.5]        some rows, by booleans, numbers or a slice
+    table[0]                          one row, as a dict
+    """
 
     rows: Rows
     cut: int = 0  # heads with NaN that `head` removed
@@ -59,13 +71,9 @@ class HeadTable:
 
         up: the smallest first; by default, as the registry defines for the statistic
         """
-        if by not in self.columns:
-            raise OptionError(
-                f"there is no column {by!r}, expected one of {', '.join(self.columns)}."
-            )
+        column = self[by]
         if up is None:
             up = by in self.statistics and find_statistic(by).ascending
-        column = self.rows[by]
         order = np.argsort(column, kind="stable")
         if not up:
             order = order[::-1]
@@ -122,6 +130,27 @@ class HeadTable:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, which: Any) -> Any:
+        """Return a column by its name, one row as a dict, or some rows as a table."""
+        if isinstance(which, str):
+            return self.rows[self.find_column(which)]
+        if isinstance(which, list | tuple) and any(isinstance(x, str) for x in which):
+            return self.rows[[self.find_column(x) for x in which]]
+        found = read_index(which, len(self), "row")
+        if isinstance(found, int):
+            return dict(zip(self.columns, self.rows[found].item(), strict=True))
+        return replace(self, rows=self.rows[found])
+
+    def find_column(self, name: str) -> str:
+        """Return the name of a column; raise OptionError if there is none."""
+        if name not in self.columns:
+            known = ", ".join(self.columns)
+            raise OptionError(f"there is no column {name!r}, expected one of {known}.")
+        return name
+
     def __str__(self) -> str:
         from rich.console import Console  # noqa: PLC0415 (only to print)
         from rich.table import Table as Drawn  # noqa: PLC0415
@@ -176,15 +205,31 @@ class HeadTable:
 
     def to_parquet(self, path: str | Path) -> None:
         """Write a Parquet file; requires pyarrow."""
-        try:
-            import pyarrow as pa  # noqa: PLC0415 (only here)
-            import pyarrow.parquet as pq  # noqa: PLC0415
-        except ImportError:
-            raise OptionError(
-                "a Parquet file needs pyarrow: pip install pyarrow. to_json does not."
-            ) from None
-        columns = {name: pa.array(self.rows[name]) for name in self.columns}
-        pq.write_table(pa.table(columns), path)
+        write_parquet(self.rows, path)
+
+    def to_pandas(self) -> Any:
+        """Return a pandas.DataFrame."""
+        return make_pandas(self.rows)
+
+    def to_polars(self) -> Any:
+        """Return a polars.DataFrame; a statistic without a value is null."""
+        return make_polars(self.rows)
+
+    def to_arrow(self) -> Any:
+        """Return a pyarrow.Table; a statistic without a value is null."""
+        return make_arrow(self.rows)
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """Export the rows to any library that reads the Arrow PyCapsule protocol."""
+        return self.to_arrow().__arrow_c_stream__(requested_schema)
+
+    def __dataframe__(
+        self,
+        nan_as_null: bool = False,  # noqa: FBT001, FBT002 (as the protocol has it)
+        allow_copy: bool = True,  # noqa: FBT001, FBT002
+    ) -> Any:
+        """Export the rows to libraries that read the dataframe interchange protocol."""
+        return self.to_arrow().__dataframe__(nan_as_null, allow_copy)
 
 
 def format_number(x: float, nan_rows: int) -> str:
