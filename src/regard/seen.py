@@ -25,24 +25,26 @@ import numpy as np
 
 from regard.arrays import Array, to_numpy
 from regard.definition.contract import ALL
+from regard.display import Displayed, write_code, write_line
 from regard.errors import OptionError
+from regard.recording.coverage import Coverage
 from regard.recording.dense_weights import list_attentions, stack_weights
 from regard.recording.file import open_recording, save_recording
 from regard.recording.hidden_tokens import describe_hidden
 from regard.recording.indices import Index
-from regard.recording.record import Covered, Record, Recording
+from regard.recording.record import Record, Recording
 from regard.recording.spans import Offsets, Span, find_spans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-    from regard.audit.finding import Finding
+    from regard.audit.finding import Findings
     from regard.show.page import Page
     from regard.show.widget import MapWidget
     from regard.stats.table import HeadTable
 
 
-class Seen:
+class Seen(Displayed):
     """A recording with its analyses; complete after the `with` block."""
 
     def __init__(self, recording: Recording | None = None) -> None:
@@ -125,9 +127,9 @@ class Seen:
         records = tuple(record.to(library) for record in found.records)
         return Seen(replace(found, records=records))
 
-    def coverage(self) -> tuple[Covered, ...]:
-        """Return the coverage of every attention module."""
-        return self.recording.coverage
+    def coverage(self) -> Coverage:
+        """Return the coverage of every attention module, a tuple of Covered."""
+        return Coverage(self.recording.coverage)
 
     def spans(
         self, sections: Any, *, text: str, offsets: Offsets, sequence: int = 0
@@ -153,7 +155,7 @@ class Seen:
         pad: int | None = None,
         documents: Any = None,
         expect: Any = None,
-    ) -> tuple[Finding, ...]:
+    ) -> Findings:
         """Return problems found in the recorded attention, errors first.
 
         valid: (B, N), True for tokens, False for padding
@@ -162,9 +164,11 @@ class Seen:
         expect: a mask, or a mapping from patterns of layer names to masks
         """
         from regard.audit.audit import audit  # noqa: PLC0415 (it needs torch)
+        from regard.audit.finding import Findings  # noqa: PLC0415
 
-        return audit(
-            self.recording, valid=valid, pad=pad, documents=documents, expect=expect
+        found = self.recording
+        return Findings(
+            audit(found, valid=valid, pad=pad, documents=documents, expect=expect)
         )
 
     def table(
@@ -248,27 +252,33 @@ class Seen:
 
     def __str__(self) -> str:
         found = self.recording
+        lines = [self.describe(), *(f"  {x}" for x in describe_hidden(found))]
+        lines += [f"  {x}" for x in found.coverage if x.attention]
+        others = Coverage(found.coverage).describe_others()
+        return "\n".join([*lines, *(f"  {x}" for x in others)])
+
+    def describe(self) -> str:
+        """Return the first line of print(seen): the model, its layers and sequences."""
+        found = self.recording
         layers = [x for x in found.coverage if x.attention]
         kept = [x for x in layers if x.via and not x.reason]
-        of = f"{len(kept)} of {len(layers)} attention layers seen"
         count = len(set(found.sequences))
-        of = f"{of}, {count} sequence{'' if count == 1 else 's'}"
-        lines = [f"{found.model}: {of}"]
-        lines += [f"  {x}" for x in describe_hidden(found)]
-        for x in layers:
-            calls = f"{x.calls} call{'' if x.calls == 1 else 's'}"
-            about = f"{x.via}, {calls}, error {x.error:.0e}" if x.via else ""
-            name = x.name or "the model itself"
-            note = f"({x.note})" if x.note else ""
-            said = " ".join(filter(None, (about, x.reason, note)))
-            lines.append(f"  {name}: {said}")
-        others = sum(x.calls for x in found.coverage if not x.attention)
-        if others:
-            lines.append(f"  {others} other softmaxes: gates, routers or outputs")
-        lines += [
-            f"  {x.reason}" for x in found.coverage if not x.attention and not x.via
-        ]
-        return "\n".join(lines)
+        of = f"{len(kept)} of {len(layers)} attention layers seen"
+        return f"{found.model}: {of}, {count} sequence{'' if count == 1 else 's'}"
+
+    def to_html(self) -> str:
+        """Return the coverage as a table, and what to do next."""
+        found = self.recording
+        parts = [write_line(self.describe(), strong=True)]
+        parts += map(write_line, describe_hidden(found))
+        parts.append(self.coverage().to_html())
+        if any(found.tokens) and not any(found.texts):
+            label = "seen = seen.label(tokenizer.decode)"
+            parts.append(write_code("The tokens have no text:", label, "adds it."))
+        calls = (
+            "seen.widget(), seen.table(), seen.audit(), seen.layer(0), seen.weights()"
+        )
+        return "".join([*parts, write_code("Next:", calls)])
 
 
 @contextmanager

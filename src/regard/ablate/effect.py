@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from regard.ablate.ablation import Layer, Positions
 from regard.ablate.knock_out import check_model, knock_out
+from regard.display import Displayed
 from regard.errors import OptionError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Effect:
+class Effect(Displayed):
     """The effect of an ablation. Tuples have one entry per sequence of the batch."""
 
     logits: float  # the largest change of any logit

@@ -33,6 +33,7 @@ from regard.arrays import (
 )
 from regard.definition.attention import compute_logits
 from regard.definition.contract import ALL
+from regard.display import Displayed
 from regard.errors import ArrayError, MaskError, OptionError, ShapeError
 from regard.masks.algebra import Mask
 from regard.masks.formula import Extent
@@ -45,12 +46,13 @@ from regard.recording.indices import (
     read_whole,
 )
 from regard.recording.memory import expect_room
+from regard.recording.record_picture import show_record, write_record
 
 FLOATS, WHOLE, BITS = "real floating", "integral", "bool"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class Record(Displayed):
     """The attention of one layer over one sequence."""
 
     name: str  # of the module: "model.layers.3.self_attn"
@@ -204,6 +206,13 @@ class Record:
         zero = constant(0, lse)
         return part.squeeze(xp.exp(logits - xp.where(blind, zero, lse)))
 
+    def __str__(self) -> str:
+        return write_record(self)
+
+    def to_html(self) -> str:
+        """Return the facts, and small maps of some heads if they are quick to draw."""
+        return show_record(self)
+
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         """Return the weights as a NumPy array, (H, Nq, Nk)."""
         return np.asarray(to_numpy(self.weights()), dtype=dtype, copy=copy)
@@ -221,6 +230,13 @@ class Covered:
     reason: str = ""  # why it was not recorded
     attention: bool = True  # False: a gate, a router or an output
     note: str = ""  # what a reader of its records must know
+
+    def __str__(self) -> str:
+        calls = f"{self.calls} call{'' if self.calls == 1 else 's'}"
+        about = f"{self.via}, {calls}, error {self.error:.0e}" if self.via else ""
+        note = f"({self.note})" if self.note else ""
+        said = " ".join(filter(None, (about, self.reason, note)))
+        return f"{self.name or 'the model itself'}: {said}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,13 +22,14 @@ import hashlib
 import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from regard.arrays import to_numpy
+from regard.display import Displayed
 from regard.errors import OptionError
 from regard.recording.record import Record, Recording
 from regard.show.compressed_record import measure_error, round_record
@@ -50,10 +51,10 @@ Heads = Mapping[int, Sequence[int]]
 
 
 @dataclass(frozen=True)
-class Page:
+class Page(Displayed):
     """A finished page."""
 
-    html: bytes
+    html: bytes = field(repr=False)
     heads: int
     typical: float  # median relative error of weights above 0.001
     worst: float  # the largest relative error that was measured

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.display import Displayed, write_code, write_line, write_table
 from regard.errors import OptionError
 from regard.recording.indices import read_index
 from regard.recording.record import Record, Recording
@@ -40,12 +41,13 @@ from regard.stats.table_formats import (
 from regard.stats.tile_walk import walk
 
 ALL_HEADS = -1
+SHOWN = 20  # rows shown in a notebook
 LISTED = 8  # heads listed below a printed table
 Rows = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, eq=False)
-class HeadTable:
+class HeadTable(Displayed):
     """Rows with named columns.
 
     table["entropy"]                  a column, as a NumPy array
@@ -169,6 +171,28 @@ class HeadTable:
         width = max(100, sum(len(name) + 7 for name in self.columns))
         Console(file=page, width=width).print(drawn)
         return "\n".join([page.getvalue().rstrip("\n"), *self.list_nan()])
+
+    def to_html(self) -> str:
+        """Return the first rows, shaded by the largest value of each column."""
+        rows, names = self.rows[:SHOWN], self.statistics
+        several = len(np.unique(self.rows["sequence"])) > 1
+        places = ["sequence", "layer"] if several else ["layer"]
+        cells, shades = [], []
+        most = [np.nanmax(np.abs(self.rows[x]), initial=1e-9) for x in names]
+        for row in rows:
+            head = "all" if row["head"] == ALL_HEADS else str(row["head"])
+            numbers = [format_number(row[x], row[LOST]) for x in names]
+            cells.append([*(str(row[x]) for x in places), head, *numbers])
+            some = [abs(row[x]) / top for x, top in zip(names, most, strict=True)]
+            shades.append([0.0] * (len(places) + 1) + some)
+        text = write_table([*places, "head", *names], cells, shades=shades)
+        more = len(self) - len(rows)
+        if more:
+            text += write_code(
+                f"{write_count(more, 'more row')}:",
+                'table.sort("entropy"), table.by_layer(), table.to_pandas()',
+            )
+        return text + "".join(map(write_line, self.list_nan()))
 
     def list_nan(self) -> list[str]:
         """Return lines that list the rows with NaN, and count those not listed."""
