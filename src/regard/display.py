@@ -28,6 +28,7 @@ import numpy as np
 from regard.errors import RegardError
 
 LONGEST = 20_000  # characters of the text of an object
+STACK = 3  # marks on one character: more would cover other lines
 WORD = 120  # characters of a name or a token
 LINES = 400  # characters of a sentence
 SIDE = 48  # most pixels of a picture per side
@@ -78,8 +79,8 @@ def cut_text(text: str) -> str:
 def escape_text(text: object, most: int = WORD) -> str:
     """Return text as HTML, at most `most` characters, with controls as their codes.
 
-    Controls include those that reverse the direction of what follows, and zero. Marks
-    that are placed on other characters are kept, but not in stacks.
+    Controls include those that reverse the direction of what follows, and zero. Of the
+    marks that are stacked on a character, STACK are kept.
 
     >>> escape_text("<b>")
     '&lt;b&gt;'
@@ -88,11 +89,11 @@ def escape_text(text: object, most: int = WORD) -> str:
     for c in str(text)[: most + 1]:
         kind = unicodedata.category(c)
         marks = marks + 1 if kind[0] == "M" else 0
-        if kind[0] == "C" or kind in ("Zl", "Zp") or marks > 3:
-            safe.append(f"\\u{ord(c):04x}")
-        else:
-            safe.append(c)
-    more = "…" if len(safe) > most else ""
+        if marks > STACK:
+            continue
+        hidden = kind[0] == "C" or kind in ("Zl", "Zp")
+        safe.append(f"\\u{ord(c):04x}" if hidden else c)
+    more = "…" if len(str(text)) > most else ""
     return html.escape("".join(safe[:most])) + more
 
 
@@ -163,7 +164,7 @@ def style_cell(shade: float, text: bool) -> str:  # noqa: FBT001 (of one table o
     if not shade > 0.005:
         return ""
     red, green, blue = INK
-    return f' style="background:rgba({red},{green},{blue},{min(1, shade) * 0.6:.2f})"'
+    return f' style="background:rgba({red},{green},{blue},{min(1, shade) * 0.5:.2f})"'
 
 
 def write_facts(facts: Iterable[tuple[str, object]]) -> str:

@@ -261,7 +261,7 @@ def shorten(token: object) -> str:
     kept, width = "", 0
     for c in safe:
         width += measure_width(c)
-        if width > LABEL:
+        if width > LABEL or len(kept) == 4 * LABEL:  # or a stack of marks
             return kept[:-1] + "…" if measure_width(kept[-1]) == 1 else kept[:-1] + " …"
         kept += c
     return kept

@@ -43,10 +43,13 @@ def draw_heads(formula: Any) -> str:
     what = f"queries {start} to {start + rows - 1} down, keys 0 to {keys - 1} across"
     finite = cells[np.isfinite(cells)] if not truth else cells
     low, high = (finite.min(), finite.max()) if finite.size else (0, 0)
-    meaning = "blue: may attend" if truth else f"from {low:.3g} to {high:.3g} in blue"
-    more = (
-        f"; {len(shown)} of {heads} heads" if len(shown) < heads and not alike else ""
+    meaning = (
+        "blue: may attend"
+        if truth
+        else f"blue from {low + 0.0:.3g} (faint) to {high + 0.0:.3g} (full)"
     )
+    more = "" if alike or len(shown) == heads else f"; {len(shown)} of {heads} heads"
+    more += f"; batch 0 of {shape[0]}" if shape[0] > 1 else ""
     return write_pictures(pictures, cell=6) + write_line(f"{what}; {meaning}{more}")
 
 

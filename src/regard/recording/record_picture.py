@@ -31,11 +31,12 @@ def list_facts(record: Any) -> list[tuple[str, str]]:
     (H, Nq, Nk), (Hk, _, D) = record.shape, record.k.shape
     library = namespace(q=record.q).__name__.split(".")[-1]
     kept = "q and k" if record.v is None else "q, k and v"
-    shared = f", {Hk} heads of keys" if Hk != H else ""
+    dtype = str(record.q.dtype).split(".")[-1]
+    shared = f" of queries, {Hk} of keys" if Hk != H else ""
     facts = [
         ("heads", f"{H}{shared}"),
         ("queries, keys", f"{Nq}, {Nk}"),
-        ("arrays", f"{kept}, {library}, {record.q.dtype}, {D} numbers per head"),
+        ("arrays", f"{kept}, {library}, {dtype}, {D} numbers per head"),
         ("scale", f"{record.scale:.4g}"),
         ("mask", describe_part(record.mask)),
     ]
@@ -69,5 +70,5 @@ def show_record(record: Any) -> str:
     maps = map(shade_weights, to_numpy(record.weights(heads=slice(n))))
     pictures = zip((f"head {h}" for h in range(n)), maps, strict=True)
     more = f"; {n} of {record.heads} heads" if n < record.heads else ""
-    note = f"queries down, keys across; from 0.001 in faint to 1 in full blue{more}"
+    note = f"queries down, keys across; blue from 0.001 (faint) to 1 (full){more}"
     return text + write_pictures(pictures) + write_line(note)

@@ -169,22 +169,23 @@ class HeadTable(Displayed):
             drawn.add_row(*(str(row[name]) for name in places), head, *numbers)
         page = StringIO()
         width = max(100, sum(len(name) + 7 for name in self.columns))
-        Console(file=page, width=width).print(drawn)
+        # without force_jupyter=False, rich draws into the cell of a notebook instead
+        Console(file=page, width=width, force_jupyter=False).print(drawn)
         return "\n".join([page.getvalue().rstrip("\n"), *self.list_nan()])
 
     def to_html(self) -> str:
-        """Return the first rows, shaded by the largest value of each column."""
+        """Return the first rows, shaded from the least to the largest of a column."""
         rows, names = self.rows[:SHOWN], self.statistics
         several = len(np.unique(self.rows["sequence"])) > 1
         places = ["sequence", "layer"] if several else ["layer"]
-        cells, shades = [], []
-        most = [np.nanmax(np.abs(self.rows[x]), initial=1e-9) for x in names]
+        cells = []
         for row in rows:
             head = "all" if row["head"] == ALL_HEADS else str(row["head"])
             numbers = [format_number(row[x], row[LOST]) for x in names]
             cells.append([*(str(row[x]) for x in places), head, *numbers])
-            some = [abs(row[x]) / top for x, top in zip(names, most, strict=True)]
-            shades.append([0.0] * (len(places) + 1) + some)
+        columns = [np.zeros(len(rows))] * (len(places) + 1)
+        columns += [shade_column(self.rows[x])[:SHOWN] for x in names]
+        shades = np.stack(columns, 1).tolist()
         text = write_table([*places, "head", *names], cells, shades=shades)
         more = len(self) - len(rows)
         if more:
@@ -259,6 +260,14 @@ class HeadTable(Displayed):
 def format_number(x: float, nan_rows: int) -> str:
     """Return a number as text, "nan" if queries have NaN, a dash without a value."""
     return "–" if math.isnan(x) and not nan_rows else f"{x:.3f}"
+
+
+def shade_column(column: Rows) -> Rows:
+    """Return a column from 0, its least value, to 1, its largest; NaN is 0."""
+    known = column[np.isfinite(column)]
+    low, high = (known.min(), known.max()) if known.size else (0.0, 0.0)
+    shades: Rows = np.nan_to_num((column - low) / (high - low or 1), posinf=1, neginf=0)
+    return shades
 
 
 def write_count(n: int, word: str) -> str:
