@@ -18,7 +18,7 @@ from regard.recording.coverage import Coverage
 from regard.recording.record import Covered, Record, Recording
 from regard.seen import Seen
 from regard.show import notebook_figure
-from regard.show.figure import plot_mask, plot_weights
+from regard.show.figure import plot_mask, plot_table, plot_weights
 from regard.show.loss_curve import plot
 from regard.show.page import make_page
 from regard.stats.table import make_table, shade_column
@@ -357,6 +357,7 @@ def test_figures_show_themselves(monkeypatch):
     figures = [
         plot_weights(rng.random((4, 4))),
         plot_mask(regard.causal()),
+        plot_table(make_seen().table()),  # wide
         plot({"loss": np.arange(1, 9)}),
     ]
     for figure in figures:
@@ -365,6 +366,13 @@ def test_figures_show_themselves(monkeypatch):
         assert found["text/plain"] == str(figure)
         svg = found["image/svg+xml"]
         assert svg.startswith("<svg") and len(svg) <= 50_000 and "<text" not in svg
+        width, height = (
+            float(re.search(f'^<svg[^>]* {x}="([0-9]+)"', svg)[1])
+            for x in ("width", "height")
+        )
+        inches = figure.get_size_inches()
+        assert width == pytest.approx(min(660, 96 * inches[0]), abs=1)
+        assert height / width == pytest.approx(inches[1] / inches[0], rel=0.01)
         assert "<script" not in svg and figure._mime_()[0] == "image/svg+xml"
     monkeypatch.setattr(notebook_figure, "LARGE", 100)
     found = figures[1]._repr_mimebundle_()

@@ -36,10 +36,11 @@ FAINTEST = 1e-3  # weights from here on are visible
 LEVELS = 31  # of opacity: few of them compress well
 INK = (31, 119, 208)  # a blue that is visible on white and on black
 TABLE = (
-    "margin:.3em 0;width:auto;border-collapse:collapse;background:transparent;"
+    "margin:.3em 0;width:auto;background:transparent;text-align:right;"
+    "border-collapse:separate;border-spacing:.6em .1em;"  # marimo has no padding
     "font-variant-numeric:tabular-nums"
 )
-LEFT = ' style="text-align:left"'
+LEFT, RIGHT = (f' style="text-align:{side}"' for side in ("left", "right"))
 
 
 class Displayed:
@@ -142,7 +143,7 @@ def write_table(
 
     if head:
         cells = (
-            f"<th{LEFT * is_text(i, len(head))}>{escape_text(x, 32)}</th>"
+            f"<th{LEFT if is_text(i, len(head)) else RIGHT}>{escape_text(x, 32)}</th>"
             for i, x in enumerate(head)
         )
         parts.append(f"<thead><tr>{''.join(cells)}</tr></thead>")

@@ -135,6 +135,8 @@ def test_every_object_shows_itself(host, theme, browser, tmp_path):
                 picture = output.locator("img, svg").first
                 box = picture.bounding_box()
                 assert box["width"] > 200 and box["height"] > 100, name
+                room = output.bounding_box()
+                assert box["x"] + box["width"] <= room["x"] + room["width"] + 1, name
             keep(page, output, f"{host}-{theme}-{name}")
         shown = outputs[list(CELLS).index("steps")].inner_text()
         assert "<scrip" in shown and "\\u202e" in shown  # escaped, and cut
@@ -167,12 +169,18 @@ def readable(output):
     """Return whether text differs clearly in brightness from what is behind it."""
     colours = output.evaluate(
         """(element) => {
-          const parse = (text) => (text.match(/[\\d.]+/g) ?? []).map(Number);
+          const brush = document.createElement("canvas").getContext("2d");
+          const parse = (text) => { // any notation of a colour
+            brush.clearRect(0, 0, 1, 1);
+            brush.fillStyle = text;
+            brush.fillRect(0, 0, 1, 1);
+            return [...brush.getImageData(0, 0, 1, 1).data];
+          };
           const ink = parse(getComputedStyle(element).color);
           let behind = element;
           while (behind) {
-            const [r, g, b, a = 1] = parse(getComputedStyle(behind).backgroundColor);
-            if (a === 1) return [ink.slice(0, 3), [r, g, b]];
+            const [r, g, b, a] = parse(getComputedStyle(behind).backgroundColor);
+            if (a === 255) return [ink.slice(0, 3), [r, g, b]];
             behind = behind.parentElement;
           }
           return [ink.slice(0, 3), [255, 255, 255]];
