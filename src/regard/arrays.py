@@ -7,6 +7,7 @@ Next: definition/attention.py
 """
 
 from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
 from typing import Any
 
 import array_api_compat
@@ -15,6 +16,7 @@ import numpy as np
 from regard.errors import ArrayError
 
 Array = Any  # the libraries share no static type
+MODULES = {"numpy": "numpy", "torch": "torch", "jax": "jax.numpy"}
 LIBRARIES: dict[frozenset[type], Any] = {}  # a cache, keyed by array types
 
 
@@ -84,6 +86,26 @@ def convert(x: Array, like: Array) -> Array:
         return array_api_compat.to_device(x, device)
     # copy: the backward pass needs these values even if x is modified later
     return xp.asarray(to_numpy(x).copy(), device=device)
+
+
+def make_like(library: Any) -> Array:
+    """Return an array of a library, given by its name or as a module, for `convert`."""
+    name = str(getattr(library, "__name__", library)).split(".", maxsplit=1)[0]
+    if name not in MODULES:
+        raise ArrayError(f"{library!r}, expected one of {', '.join(MODULES)}.")
+    try:
+        return import_module(MODULES[name]).asarray(0.0)
+    except ModuleNotFoundError:
+        raise ArrayError(f"{name} is not installed: pip install {name}") from None
+
+
+def convert_library(x: Array, like: Array) -> Array:
+    """Return x in the library of `like`; unchanged if it is of that library."""
+    if namespace(x=x) is namespace(like=like):
+        return x
+    if array_api_compat.is_numpy_array(like):
+        return to_numpy(x)
+    return convert(x, like)
 
 
 def to_numpy(x: Array) -> np.ndarray[Any, Any]:

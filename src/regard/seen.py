@@ -4,6 +4,8 @@
         model.generate(...)
     print(seen)                 coverage: which layers were recorded, and how
     seen.layer(3).q             the record of one layer, for the first sequence
+    seen.weights()              (layers, heads, queries, keys)
+    seen.attentions             the tuple of a transformers model
     seen.audit()                find attention where there should be none
     seen.table()                statistics of every head
     seen.show()                 the map of all heads, in a browser
@@ -16,26 +18,34 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, overload
+
+import numpy as np
 
 from regard.arguments import expect_function, expect_with, find_words, suggest
+from regard.arrays import Array, to_numpy
+from regard.definition.contract import ALL
+from regard.display import Displayed, write_code, write_line
 from regard.errors import OptionError
+from regard.recording.coverage import Coverage
+from regard.recording.dense_weights import list_attentions, stack_weights
 from regard.recording.file import open_recording, save_recording
 from regard.recording.hidden_tokens import describe_hidden
-from regard.recording.record import Covered, Record, Recording
+from regard.recording.indices import Index
+from regard.recording.record import Record, Recording
 from regard.recording.spans import Offsets, Span, find_spans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-    from regard.audit.finding import Finding
+    from regard.audit.finding import Findings
     from regard.show.page import Page
     from regard.show.widget import MapWidget
     from regard.stats.comparison import HeadComparison
     from regard.stats.table import HeadTable
 
 
-class Seen:
+class Seen(Displayed):
     """A recording with its analyses; complete after the `with` block."""
 
     def __init__(self, recording: Recording | None = None) -> None:
@@ -64,14 +74,67 @@ class Seen:
         """The names of the recorded layers, in the order in which they were called."""
         return self.recording.layers
 
+    @overload
+    def layer(self, which: int | str, *, sequence: int = 0) -> Record: ...
+
+    @overload
+    def layer(self, which: Any, *, sequence: int = 0) -> tuple[Record, ...]: ...
+
     @suggest
-    def layer(self, which: int | str, *, sequence: int = 0) -> Record:
-        """Return the record of a layer, by number or name, for one sequence."""
+    def layer(self, which: Any, *, sequence: int = 0) -> Any:
+        """Return the record of a layer, by number or name, for one sequence.
+
+        which: a list, a slice or an array of them gives a tuple of records
+        """
         return self.recording.layer(which, sequence=sequence)
 
-    def coverage(self) -> tuple[Covered, ...]:
-        """Return the coverage of every attention module."""
-        return self.recording.coverage
+    def weights(
+        self,
+        layers: Index = ALL,
+        *,
+        heads: Index = ALL,
+        rows: Index = ALL,
+        keys: Index = ALL,
+        sequence: int = 0,
+    ) -> Array:
+        """Return the weights of a sequence, (layers, heads, rows, keys).
+
+        layers: a number or a name, or several of them
+        heads, rows, keys: an int, a slice, a list or an array; an int leaves out
+            its axis
+
+        Raises ShapeError if the layers differ in shape; warns about more than a GB.
+        """
+        return stack_weights(
+            self.recording,
+            layers,
+            heads=heads,
+            rows=rows,
+            keys=keys,
+            sequence=sequence,
+        )
+
+    @property
+    def attentions(self) -> tuple[Array, ...]:
+        """The weights as a transformers model returns them: (B, H, Nq, Nk) by layer.
+
+        They equal model(..., output_attentions=True).attentions, except that rows of
+        padding are 0. Of an encoder-decoder, these are the layers of the encoder, then
+        self- and cross-attention of each layer of the decoder in turn. A generation is
+        one array for all of its steps. Sequences of different length from several
+        calls are filled up with zeros. Computed at every access.
+        """
+        return list_attentions(self.recording)
+
+    def to(self, library: Any) -> Seen:
+        """Return a copy with arrays of "numpy", "torch" or "jax", or of a module."""
+        found = self.recording
+        records = tuple(record.to(library) for record in found.records)
+        return Seen(replace(found, records=records))
+
+    def coverage(self) -> Coverage:
+        """Return the coverage of every attention module, a tuple of Covered."""
+        return Coverage(self.recording.coverage)
 
     def spans(
         self, sections: Any, *, text: str, offsets: Offsets, sequence: int = 0
@@ -84,17 +147,10 @@ class Seen:
         offsets: the character range of each token, without padding, as returned by
             tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
         """
-        sizes = [
-            int(record.k_positions.shape[0])
-            for record, number in zip(
-                self.recording.records, self.recording.sequences, strict=True
-            )
-            if number == sequence
-        ]
-        if not sizes:
-            raise OptionError(f"there is no sequence {sequence}.")
+        sequence = self.recording.find_sequence(sequence)
+        sizes = [x.shape[2] for x in self.layer(ALL, sequence=sequence)]
         known = self.recording.tokens[sequence : sequence + 1]
-        n = len(known[0]) if known and known[0] else max(sizes)
+        n = len(known[0]) if known and known[0] else max(sizes, default=0)
         return find_spans(sections, text, [(a, b) for a, b in offsets], n)
 
     @suggest
@@ -105,7 +161,7 @@ class Seen:
         pad: int | None = None,
         documents: Any = None,
         expect: Any = None,
-    ) -> tuple[Finding, ...]:
+    ) -> Findings:
         """Return problems found in the recorded attention, errors first.
 
         valid: (B, N), True for tokens, False for padding
@@ -114,9 +170,11 @@ class Seen:
         expect: a mask, or a mapping from patterns of layer names to masks
         """
         from regard.audit.audit import audit  # noqa: PLC0415 (it needs torch)
+        from regard.audit.finding import Findings  # noqa: PLC0415
 
-        return audit(
-            self.recording, valid=valid, pad=pad, documents=documents, expect=expect
+        found = self.recording
+        return Findings(
+            audit(found, valid=valid, pad=pad, documents=documents, expect=expect)
         )
 
     @suggest
@@ -206,29 +264,40 @@ class Seen:
         """Save the recording to a file."""
         save_recording(Path(path), self.recording)
 
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        """Return the weights as a NumPy array, (layers, H, Nq, Nk)."""
+        weights = to_numpy(stack_weights(self.recording))
+        return np.asarray(weights, dtype=dtype, copy=copy)
+
     def __str__(self) -> str:
+        found = self.recording
+        lines = [self.describe(), *(f"  {x}" for x in describe_hidden(found))]
+        lines += [f"  {x}" for x in found.coverage if x.attention]
+        others = Coverage(found.coverage).describe_others()
+        return "\n".join([*lines, *(f"  {x}" for x in others)])
+
+    def describe(self) -> str:
+        """Return the first line of print(seen): the model, its layers and sequences."""
         found = self.recording
         layers = [x for x in found.coverage if x.attention]
         kept = [x for x in layers if x.via and not x.reason]
-        of = f"{len(kept)} of {len(layers)} attention layers seen"
         count = len(set(found.sequences))
-        of = f"{of}, {count} sequence{'' if count == 1 else 's'}"
-        lines = [f"{found.model}: {of}"]
-        lines += [f"  {x}" for x in describe_hidden(found)]
-        for x in layers:
-            calls = f"{x.calls} call{'' if x.calls == 1 else 's'}"
-            about = f"{x.via}, {calls}, error {x.error:.0e}" if x.via else ""
-            name = x.name or "the model itself"
-            note = f"({x.note})" if x.note else ""
-            said = " ".join(filter(None, (about, x.reason, note)))
-            lines.append(f"  {name}: {said}")
-        others = sum(x.calls for x in found.coverage if not x.attention)
-        if others:
-            lines.append(f"  {others} other softmaxes: gates, routers or outputs")
-        lines += [
-            f"  {x.reason}" for x in found.coverage if not x.attention and not x.via
-        ]
-        return "\n".join(lines)
+        of = f"{len(kept)} of {len(layers)} attention layers seen"
+        return f"{found.model}: {of}, {count} sequence{'' if count == 1 else 's'}"
+
+    def to_html(self) -> str:
+        """Return the coverage as a table, and what to do next."""
+        found = self.recording
+        parts = [write_line(self.describe(), strong=True)]
+        parts += map(write_line, describe_hidden(found))
+        parts.append(self.coverage().to_html())
+        if any(found.tokens) and not any(found.texts):
+            label = "seen = seen.label(tokenizer.decode)"
+            parts.append(write_code("The tokens have no text:", label, "adds it."))
+        calls = (
+            "seen.widget(), seen.table(), seen.audit(), seen.layer(0), seen.weights()"
+        )
+        return "".join([*parts, write_code("Next:", calls)])
 
 
 @expect_with

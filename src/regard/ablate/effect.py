@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from regard.ablate.ablation import Positions
 from regard.ablate.knock_out import check_model, knock_out
 from regard.arguments import expect_function, suggest
+from regard.display import Displayed
 from regard.errors import OptionError
 from regard.lens.chosen_layers import Layer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Effect:
+class Effect(Displayed):
     """The effect of an ablation. Tuples have one entry per sequence of the batch."""
 
     logits: float  # the largest change of any logit

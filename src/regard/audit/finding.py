@@ -18,6 +18,7 @@ from typing import Literal
 from torch import Tensor
 
 from regard.audit.audited_record import FUTURE, OUTSIDE, AuditedRecord
+from regard.display import Displayed, write_line, write_table
 
 ADVICE = {  # all possible findings, and what to do about them
     "weight on padding": "Hide padding from all queries, as in mask & padding(valid).",
@@ -50,6 +51,7 @@ ADVICE = {  # all possible findings, and what to do about them
     "inputs differ": "q or k differ here first: look at what runs before this layer.",
 }
 Level = Literal["error", "warning", "note"]
+ROWS = 40  # findings shown in a notebook
 LEVELS: tuple[Level, ...] = ("error", "warning", "note")
 
 
@@ -73,12 +75,39 @@ class Finding:
         """What to do about the finding."""
         return ADVICE[self.what]
 
-    def __str__(self) -> str:
+    @property
+    def details(self) -> str:
+        """The affected heads and the numbers of the worst sequence, as text."""
         heads = ", ".join(map(str, self.heads[:16])) + ", …" * (len(self.heads) > 16)
-        layer = self.layer or "the model itself"
-        place = f"{layer}, heads {heads}" if heads else layer
         found = ", ".join(f"{name} {x:.4g}" for name, x in self.numbers.items())
-        return f"{self.level}: {self.what} in {place}: {found}. {self.advice}"
+        return f"heads {heads}: {found}" if heads else found
+
+    def __str__(self) -> str:
+        layer = self.layer or "the model itself"
+        place = f"{layer}, {self.details}" if self.heads else f"{layer}: {self.details}"
+        return f"{self.level}: {self.what} in {place}. {self.advice}"
+
+
+class Findings(tuple[Finding, ...], Displayed):
+    """All findings; a tuple that prints a line for each of them."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self)) or "nothing found"
+
+    def to_html(self) -> str:
+        """Return a table of the findings."""
+        if not self:
+            return write_line(str(self))
+        rows = [
+            (x.level, x.what, x.layer or "the model itself", x.details, x.advice)
+            for x in self[:ROWS]
+        ]
+        head = ("level", "what", "layer", "details", "what to do")
+        more = len(self) - len(rows)
+        told = write_line(f"and {more} more; print() lists all") if more else ""
+        return write_table(head, rows, texts=len(head)) + told
 
 
 def tell(

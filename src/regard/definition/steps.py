@@ -22,6 +22,8 @@ from regard.arrays import Array, is_array, to_numpy
 from regard.definition.attention import STEPS, define
 from regard.definition.contract import Call, read_call
 from regard.definition.heads import multiply_heads
+from regard.display import Displayed, shade_weights, write_line, write_pictures
+from regard.display import write_table as write_html_table
 from regard.errors import OptionError, ShapeError
 from regard.masks.algebra import Mask
 from regard.masks.biases import Bias
@@ -35,7 +37,7 @@ SHADES = "·░▒▓█"
 
 
 @dataclass(frozen=True)
-class Step(NotAnArray):
+class Step(Displayed, NotAnArray):
     """One named step of a computation."""
 
     name: str
@@ -60,9 +62,8 @@ class Step(NotAnArray):
     def __str__(self) -> str:
         return self.text()
 
-    @suggest
-    def text(self, at: int | tuple[int, ...] | None = None) -> str:
-        """Format the step for batch and head `at` = (b, h), by default the first."""
+    def pick(self, at: int | tuple[int, ...] | None = None) -> Any:
+        """Return the values for batch and head `at`, by default the first."""
         at = (0,) * len(self.lead) if at is None else at
         at = (at,) if isinstance(at, int) else at
         inside = all(-n <= i < n for i, n in zip(at, self.lead, strict=False))
@@ -72,7 +73,12 @@ class Step(NotAnArray):
             )
         sizes = zip(at, self.shape, self.lead, strict=False)
         at = tuple(i * size // full for i, size, full in sizes)  # shared k and v heads
-        values = to_numpy(self.values[(*at, ...)])
+        return to_numpy(self.values[(*at, ...)])
+
+    @suggest
+    def text(self, at: int | tuple[int, ...] | None = None) -> str:
+        """Format the step for batch and head `at` = (b, h), by default the first."""
+        values = self.pick(at)
         matrix = values[:, None] if values.ndim == 1 else values
         table = write_table(matrix, self.rows, self.columns)
         parts = [f"{self.name:<8} {self.formula}   {self.shape}", *table]
@@ -80,9 +86,27 @@ class Step(NotAnArray):
             parts += write_map(values)
         return "\n".join(parts)
 
+    def to_html(self) -> str:
+        """Return the formula and the values of the first batch and head."""
+        values = self.pick()
+        matrix = values[:, None] if values.ndim == 1 else values
+        head, left, cells = format_cells(matrix, self.rows, self.columns)
+        rows = [[label, *row] for label, row in zip(left, cells, strict=True)]
+        shades, picture = None, ""
+        if self.name == "weights":
+            shades = [[0.0, *row] for row in shade_ends(matrix)]
+            if values.size and max(values.shape) > FEW:
+                picture = write_pictures([("all weights", shade_weights(values))])
+        title = write_line(f"{self.name} = {self.formula}", strong=True)
+        about = write_line(f"shape {self.shape}")
+        table = write_html_table(
+            ["", *head] if head else [], rows, texts=1, shades=shades
+        )
+        return title + about + table + picture
+
 
 @dataclass(frozen=True)
-class Steps(NotAnArray):
+class Steps(Displayed, NotAnArray):
     """The steps in order; `steps["weights"]` is one of them."""
 
     steps: tuple[Step, ...]
@@ -113,12 +137,21 @@ class Steps(NotAnArray):
     @suggest
     def text(self, at: int | tuple[int, ...] | None = None) -> str:
         """Format all steps for batch and head `at` = (b, h), by default the first."""
+        return "\n\n".join([*self.name_head(at), *(step.text(at) for step in self)])
+
+    def name_head(self, at: int | tuple[int, ...] | None) -> list[str]:
+        """Return a title that names the batch and the head, if there are several."""
         lead = self.steps[0].lead
         shown = (0,) * len(lead) if at is None else at
         shown = (shown,) if isinstance(shown, int) else shown
         axes = ", ".join(f"{i} of {n}" for i, n in zip(shown, lead, strict=False))
         title = f"batch and head: {axes}" if len(lead) > 1 else f"head: {axes}"
-        return "\n\n".join([title][: len(lead)] + [step.text(at) for step in self])
+        return [title][: len(lead)]
+
+    def to_html(self) -> str:
+        """Return all steps for the first batch and head."""
+        titles = map(write_line, self.name_head(None))
+        return "".join([*titles, *(step.to_html() for step in self)])
 
 
 @suggest
@@ -268,7 +301,7 @@ def shorten(token: object) -> str:
     kept, width = "", 0
     for c in safe:
         width += measure_width(c)
-        if width > LABEL:
+        if width > LABEL or len(kept) == 4 * LABEL:  # or a stack of marks
             return kept[:-1] + "…" if measure_width(kept[-1]) == 1 else kept[:-1] + " …"
         kept += c
     return kept
@@ -280,16 +313,32 @@ def measure_width(text: str) -> int:
     return len(text) + wide - sum(unicodedata.combining(c) > 0 for c in text)
 
 
-def write_table(values: Any, rows: Sequence[str], columns: Sequence[str]) -> list[str]:
-    """Format a matrix with its labels; abbreviate a large one."""
+def format_cells(
+    values: Any, rows: Sequence[str], columns: Sequence[str]
+) -> tuple[list[str], list[str], list[list[str]]]:
+    """Return the labels above and beside a matrix, and its cells, abbreviated."""
     down, across = pick_ends(values.shape[0]), pick_ends(values.shape[1])
     cells = [[write_cell(values, i, j) for j in across] for i in down]
     head = ["…" if j is None else columns[j] for j in across] if columns else []
-    left = ["⋮" if i is None else rows[i] for i in down]
+    return head, ["⋮" if i is None else rows[i] for i in down], cells
+
+
+def shade_ends(values: Any) -> list[list[float]]:
+    """Return the weights of the cells that are shown, as shades; 0 for the others."""
+    down, across = pick_ends(values.shape[0]), pick_ends(values.shape[1])
+    return [
+        [0.0 if i is None or j is None else float(values[i, j]) for j in across]
+        for i in down
+    ]
+
+
+def write_table(values: Any, rows: Sequence[str], columns: Sequence[str]) -> list[str]:
+    """Format a matrix with its labels; abbreviate a large one."""
+    head, left, cells = format_cells(values, rows, columns)
     table = ([head] if head else []) + cells
     widths = [
         max((measure_width(line[j]) for line in table), default=0)
-        for j in range(len(across))
+        for j in range(len(head or (cells[0] if cells else ())))
     ]
     margin = 9 + max(map(measure_width, left), default=0)
     return [

@@ -20,6 +20,7 @@ from xml.etree import ElementTree as ET
 
 import numpy as np
 
+from regard.display import Displayed
 from regard.judge.case import Case
 from regard.judge.difference import Difference
 from regard.judge.inputs import Inputs, Numbers
@@ -81,7 +82,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, eq=False)
-class Report:
+class Report(Displayed):
     """All verdicts on one attention implementation."""
 
     name: str

@@ -31,7 +31,9 @@ from regard.arrays import (
     namespace,
     to_numpy,
 )
+from regard.display import Displayed
 from regard.errors import MaskError, PositionError, ShapeError
+from regard.masks.mask_picture import show_formula
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +51,7 @@ class Extent(NamedTuple):
     k: int | None = None  # one past the last position
 
 
-class Formula(NotAnArray, ABC):
+class Formula(Displayed, NotAnArray, ABC):
     """The base class of masks and biases: a value per (batch, head, query, key)."""
 
     @abstractmethod
@@ -93,6 +95,10 @@ class Formula(NotAnArray, ABC):
             return self
         moved: Self = replace(this, **data)
         return moved
+
+    def to_html(self) -> str:
+        """Return the expression, and a picture of its first cells."""
+        return show_formula(self)
 
     @suggest
     def dense(

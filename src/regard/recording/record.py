@@ -12,9 +12,9 @@ Next: stats/rows.py
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -23,25 +23,36 @@ from regard.arrays import (
     accumulator,
     constant,
     convert,
+    convert_library,
     count_from,
     holds,
     is_array,
+    make_like,
     namespace,
     to_numpy,
 )
 from regard.definition.attention import compute_logits
 from regard.definition.contract import ALL
+from regard.display import Displayed
 from regard.errors import ArrayError, MaskError, OptionError, ShapeError
 from regard.masks.algebra import Mask
 from regard.masks.formula import Extent
+from regard.recording.indices import (
+    Index,
+    Selection,
+    describe_range,
+    read_index,
+    read_selection,
+    read_whole,
+)
+from regard.recording.memory import expect_room
+from regard.recording.record_picture import show_record, write_record
 
-Part = slice | Array  # of the rows or the keys: a range, or an array of indices
-Heads = int | slice
 FLOATS, WHOLE, BITS = "real floating", "integral", "bool"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class Record(Displayed):
     """The attention of one layer over one sequence."""
 
     name: str  # of the module: "model.layers.3.self_attn"
@@ -65,25 +76,59 @@ class Record:
         """The number of query heads."""
         return int(self.q.shape[0])
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The shape of the weights: heads, queries, keys."""
+        return self.heads, int(self.q.shape[1]), int(self.k.shape[1])
+
+    @property
+    def itemsize(self) -> int:
+        """The bytes of one weight."""
+        xp = namespace(q=self.q, k=self.k)
+        return int(xp.finfo(accumulator(xp, self.q, self.k)).bits) // 8
+
+    def to(self, library: Any) -> Record:
+        """Return the record with arrays of "numpy", "torch" or "jax", or of a module.
+
+        JAX stores float64 as float32 unless its option jax_enable_x64 is set.
+        """
+        like = make_like(library)
+
+        def move(x: Any) -> Any:
+            if isinstance(x, Mask):
+                return x.place(like)
+            return convert_library(x, like) if is_array(x) else x
+
+        return replace(self, **{name: move(x) for name, x in vars(self).items()})
+
+    def select(self, rows: Index, keys: Index, heads: Index) -> Selection:
+        """Return the part of the record that these indices name."""
+        return read_selection(self.shape, rows, keys, heads)
+
     def allowed(
-        self, rows: Part = ALL, keys: Part = ALL, *, heads: Heads = ALL
+        self, rows: Index = ALL, keys: Index = ALL, *, heads: Index = ALL
     ) -> Array | None:
         """Return where the mask lets queries look; None means no mask.
 
-        rows, keys: a slice, or an array of indices
-        heads: a slice, or the number of one head, which leaves out its axis
+        rows, keys, heads: an int, a slice, a list or an array (indices.py)
 
-        The result has the shape (heads or 1, rows, keys).
+        The result has the shape (heads or 1, rows, keys), without the axes of which
+        one entry was selected by an int.
         """
+        part = self.select(rows, keys, heads)
         if not isinstance(self.mask, Mask):
-            return self.cut(self.mask, rows, keys, heads)
+            return part.squeeze(self.cut(self.mask, part))
         q, k = (convert(x, self.q) for x in (self.q_positions, self.k_positions))
-        q, k = q[rows], k[keys]
-        cells = self.evaluate(q[:, None], k[None, :], heads)
+        q, k = q[self.place(part.rows)], k[self.place(part.keys)]
+        cells = self.evaluate(q[:, None], k[None, :], self.place(part.heads))
         shape = (*cells.shape[:-2], q.shape[0], k.shape[0])
-        return namespace(cells=cells).broadcast_to(cells, shape)
+        return part.squeeze(namespace(cells=cells).broadcast_to(cells, shape))
 
-    def evaluate(self, q: Array, k: Array, heads: Heads = ALL) -> Array:
+    def place(self, index: Any) -> Any:
+        """Return an index array in the library and on the device of q."""
+        return convert(index, self.q) if isinstance(index, np.ndarray) else index
+
+    def evaluate(self, q: Array, k: Array, heads: Any = ALL) -> Array:
         """Return the cells of a mask that is a formula, (heads or 1, ...).
 
         q, k: positions with two axes that broadcast together, in the library of q
@@ -95,35 +140,44 @@ class Record:
         cells = self.mask.place(self.q)(b, h, q, k)[0, ...]
         return cells[0, ...] if isinstance(heads, int) else cells
 
-    def cut(self, x: Array | None, rows: Part, keys: Part, heads: Heads) -> Any:
+    def cut(self, x: Array | None, part: Selection) -> Any:
         """Return a part of the mask or the bias, (H or 1, Nq, Nk)."""
         if x is None:
             return None
+        heads = part.heads
         if x.shape[0] == 1:
             heads = 0 if isinstance(heads, int) else ALL
-        return x[heads, ...][..., rows, :][..., keys]
+        rows, keys = self.place(part.rows), self.place(part.keys)
+        return x[self.place(heads), ...][..., rows, :][..., keys]
 
     def logits(
-        self, rows: Part = ALL, keys: Part = ALL, *, heads: Heads = ALL
+        self, rows: Index = ALL, keys: Index = ALL, *, heads: Index = ALL
     ) -> Array:
         """Return capped(scale q kᵀ) + bias, -inf where the mask forbids.
 
         Parts are named as in `allowed`; the shape is (heads, rows, keys). The logits
         before the mask are those of replace(record, mask=None).
         """
+        part = self.select(rows, keys, heads)
+        return part.squeeze(self.compute_logits(part))
+
+    def compute_logits(self, part: Selection) -> Array:
+        """Return the logits with the axes of a single row and key."""
         xp = namespace(q=self.q, k=self.k)
         dtype, group = accumulator(xp, self.q, self.k), self.heads // self.k.shape[0]
         shared: Any = ALL
-        if isinstance(heads, int):
-            shared = heads // group
-        elif heads != ALL:
-            shared = convert(np.arange(self.heads)[heads] // group, self.k)
-        q, k = self.q[heads, ...][..., rows, :], self.k[shared, ...][..., keys, :]
-        bias = self.cut(self.bias, rows, keys, heads)
+        if isinstance(part.heads, int):
+            shared = part.heads // group
+        elif isinstance(part.heads, np.ndarray) or part.heads != ALL:
+            shared = self.place(np.arange(self.heads)[part.heads] // group)
+        rows, keys = self.place(part.rows), self.place(part.keys)
+        q = self.q[self.place(part.heads), ...][..., rows, :]
+        k = self.k[shared, ...][..., keys, :]
+        bias = self.cut(self.bias, part)
         *_, logits = compute_logits(
             xp.astype(q, dtype, copy=False),
             xp.astype(k, dtype, copy=False),
-            self.allowed(rows, keys, heads=heads),
+            self.allowed(part.rows, part.keys, heads=part.heads),
             None if bias is None else xp.astype(bias, dtype, copy=False),
             scale=self.scale,
             softcap=self.softcap,
@@ -131,13 +185,37 @@ class Record:
         return logits
 
     def weights(
-        self, rows: Part = ALL, heads: slice = ALL, *, keys: Part = ALL
+        self, rows: Index = ALL, heads: Index = ALL, *, keys: Index = ALL
     ) -> Array:
-        """Return the weights of some rows of some heads, (heads, rows, keys)."""
-        xp, logits = namespace(q=self.q), self.logits(rows, keys, heads=heads)
-        lse = self.lse[heads, ...][..., rows, None]
+        """Return the weights of some rows of some heads, (heads, rows, keys).
+
+        record.weights(5, 0)                     of row 5 and head 0, (Nk,)
+        record.weights([0, -1], keys=slice(8))   of two rows and eight keys, (H, 2, 8)
+        """
+        part = self.select(rows, keys, heads)
+        size = part.count(self.shape) * self.itemsize
+        expect_room(size, "record.weights()", stacklevel=3)
+        return self.compute_weights(part)
+
+    def compute_weights(self, part: Selection) -> Array:
+        """Return weights without a warning about their size."""
+        xp, logits = namespace(q=self.q), self.compute_logits(part)
+        lse = self.lse[self.place(part.heads), ...]
+        lse = lse[..., self.place(part.rows)][..., None]
         blind = lse == -math.inf  # so are all logits of the row
-        return xp.exp(logits - xp.where(blind, constant(0, lse), lse))
+        zero = constant(0, lse)
+        return part.squeeze(xp.exp(logits - xp.where(blind, zero, lse)))
+
+    def __str__(self) -> str:
+        return write_record(self)
+
+    def to_html(self) -> str:
+        """Return the facts, and small maps of some heads if they are quick to draw."""
+        return show_record(self)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        """Return the weights as a NumPy array, (H, Nq, Nk)."""
+        return np.asarray(to_numpy(self.weights()), dtype=dtype, copy=copy)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +230,13 @@ class Covered:
     reason: str = ""  # why it was not recorded
     attention: bool = True  # False: a gate, a router or an output
     note: str = ""  # what a reader of its records must know
+
+    def __str__(self) -> str:
+        calls = f"{self.calls} call{'' if self.calls == 1 else 's'}"
+        about = f"{self.via}, {calls}, error {self.error:.0e}" if self.via else ""
+        note = f"({self.note})" if self.note else ""
+        said = " ".join(filter(None, (about, self.reason, note)))
+        return f"{self.name or 'the model itself'}: {said}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,14 +263,47 @@ class Recording:
         """The names of the recorded layers, in the order in which they were called."""
         return tuple(dict.fromkeys(record.name for record in self.records))
 
-    def layer(self, which: int | str, *, sequence: int = 0) -> Record:
-        """Return the record of a layer, by number or name, for one sequence."""
-        names = self.layers
-        if isinstance(which, int) and -len(names) <= which < len(names):
-            which = names[which]
-        for record, number in zip(self.records, self.sequences, strict=True):
-            if record.name == which and number == sequence:
-                return record
+    @overload
+    def layer(self, which: int | str, *, sequence: int = 0) -> Record: ...
+
+    @overload
+    def layer(self, which: Any, *, sequence: int = 0) -> tuple[Record, ...]: ...
+
+    def layer(self, which: Any, *, sequence: int = 0) -> Any:
+        """Return the record of a layer, by number or name, for one sequence.
+
+        which: a list, a slice or an array of them gives a tuple of records
+        """
+        number = self.find_sequence(sequence)
+        pairs = zip(self.records, self.sequences, strict=True)
+        mine = {r.name: r for r, n in reversed([*pairs]) if n == number}  # the first
+        if isinstance(which, str) or read_whole(which) is not None:
+            return self.find_layer(which, mine, number)
+        if isinstance(which, list | tuple) and any(isinstance(x, str) for x in which):
+            return tuple(self.find_layer(x, mine, number) for x in which)
+        found = read_index(which, len(self.layers), "layer")
+        if isinstance(found, slice):  # those that read the sequence
+            return tuple(mine[x] for x in self.layers[found] if x in mine)
+        assert isinstance(found, np.ndarray)
+        return tuple(self.find_layer(x, mine, number) for x in found)
+
+    def find_sequence(self, sequence: Any) -> int:
+        """Return the number of a sequence; -1 is the last one."""
+        n = max(self.sequences, default=-1) + 1
+        number = read_whole(sequence)
+        if number is None or not -n <= number < n:
+            raise OptionError(
+                f"there is no sequence {sequence!r}, expected {describe_range(n)}."
+            )
+        return number % n
+
+    def find_layer(self, which: Any, mine: dict[str, Record], sequence: int) -> Record:
+        """Return a layer of those that read the sequence."""
+        names, number = self.layers, read_whole(which)
+        if number is not None and -len(names) <= number < len(names):
+            which = names[number]
+        if which in mine:
+            return mine[which]
         last = max(self.sequences, default=-1)
         raise OptionError(
             f"there is no layer {which!r} with sequence {sequence}; there are "

@@ -9,7 +9,7 @@
 
 The caller owns the figure: pyplot is not used. Masked cells are hatched.
 
-Next: loss_curve.py
+Next: notebook_figure.py
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from regard.errors import OptionError
 from regard.masks.algebra import Mask
 from regard.masks.formula import Formula
 from regard.recording.record import Recording
-from regard.show.loss_curve import COLOURS, dress
+from regard.show.loss_curve import COLOURS, dress, open_figure
 from regard.show.palette import (
     Holder,
     LinearScale,
@@ -254,12 +254,8 @@ def make_figure(
     size: tuple[float, float], grid: tuple[int, int], n: int, page: FigureColors
 ) -> tuple[Figure, list[Axes]]:
     """Return a new figure (size in inches) with n axes in a grid (down, across)."""
-    try:
-        from matplotlib.figure import Figure  # noqa: PLC0415
-    except ModuleNotFoundError as missing:
-        needs = f'a figure needs {missing.name}: pip install "regard[show]"'
-        raise ImportError(needs) from missing
-    figure = Figure(figsize=size, dpi=200, layout="constrained", facecolor=page.paper)
+    figure = open_figure(size)
+    figure.set_facecolor(page.paper)
     spec = figure.add_gridspec(*grid)
     places = [spec[divmod(i, grid[1])] for i in range(n)]
     return figure, [figure.add_subplot(place) for place in places]

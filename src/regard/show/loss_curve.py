@@ -92,14 +92,8 @@ def plot(
     curves: (steps,), or (runs, steps): a line for the median, a shade for all runs
     every: number of steps from one value to the next
     """
-    try:
-        from matplotlib.figure import Figure  # noqa: PLC0415
-    except ModuleNotFoundError as missing:
-        raise ImportError(
-            f'a figure needs {missing.name}: pip install "regard[show]"'
-        ) from missing
     if axes is None:
-        axes = Figure(figsize=(4.2, 2.8), dpi=200, layout="constrained").subplots()
+        axes = open_figure((4.2, 2.8)).subplots()
     for i, (name, values) in enumerate(curves.items()):
         colour = COLOURS[i % len(COLOURS)]
         steps, runs = average(np.atleast_2d(np.asarray(values)), POINTS)
@@ -110,6 +104,17 @@ def plot(
             axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
     dress(axes, label, log=log, named=len(curves) > 1)
     return axes.get_figure(root=True)  # type: ignore[return-value]
+
+
+def open_figure(size: tuple[float, float]) -> Figure:
+    """Return a new figure, size in inches, that a notebook shows."""
+    try:
+        from regard.show.notebook_figure import NotebookFigure  # noqa: PLC0415
+    except ModuleNotFoundError as missing:
+        raise ImportError(
+            f'a figure needs {missing.name}: pip install "regard[show]"'
+        ) from missing
+    return NotebookFigure(figsize=size, dpi=200, layout="constrained")
 
 
 def dress(axes: Axes, label: str, *, log: bool, named: bool) -> None:

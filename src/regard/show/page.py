@@ -21,12 +21,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from regard.display import Displayed
 from regard.errors import OptionError
 from regard.recording.record import Recording
 from regard.show.map_source import MapSource, describe_record
@@ -54,10 +55,10 @@ Progress = Callable[[int, int], object]
 
 
 @dataclass(frozen=True)
-class Page:
+class Page(Displayed):
     """A finished page."""
 
-    html: bytes
+    html: bytes = field(repr=False)
     heads: int
     typical: float  # median relative error of weights above 0.001
     worst: float  # the largest relative error that was measured

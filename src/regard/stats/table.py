@@ -24,23 +24,37 @@ from typing import Any
 
 import numpy as np
 
+from regard.display import Displayed, write_code, write_line, write_table
 from regard.errors import OptionError
+from regard.recording.indices import read_index
 from regard.recording.record import Record, Recording
 from regard.stats.named_array import NamedArray
 from regard.stats.over_queries import find_nan, max_of, mean_of, to_float64
 from regard.stats.plan import Ask, DirectAsk, make_plan
 from regard.stats.registry import LOST, PLACE, STATISTICS, Statistic, find_statistic
+from regard.stats.table_formats import (
+    make_arrow,
+    make_pandas,
+    make_polars,
+    write_parquet,
+)
 from regard.stats.tile_walk import walk
 from regard.threads import use_threads
 
 ALL_HEADS = -1
+SHOWN = 20  # rows shown in a notebook
 LISTED = 8  # heads listed below a printed table
 Rows = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, eq=False)
-class HeadTable:
-    """Rows with named columns; pandas.DataFrame(table.rows) and polars accept them."""
+class HeadTable(Displayed):
+    """Rows with named columns.
+
+    table["entropy"]                  a column, as a NumPy array
+    table[table["sink"] > 0.5]        some rows, by booleans, numbers or a slice
+    table[0]                          one row, as a dict
+    """
 
     rows: Rows
     cut: int = 0  # heads with NaN that `head` removed
@@ -60,13 +74,9 @@ class HeadTable:
 
         up: the smallest first; by default, as the registry defines for the statistic
         """
-        if by not in self.columns:
-            raise OptionError(
-                f"there is no column {by!r}, expected one of {', '.join(self.columns)}."
-            )
+        column = self[by]
         if up is None:
             up = by in self.statistics and find_statistic(by).ascending
-        column = self.rows[by]
         order = np.argsort(column, kind="stable")
         if not up:
             order = order[::-1]
@@ -123,6 +133,27 @@ class HeadTable:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, which: Any) -> Any:
+        """Return a column by its name, one row as a dict, or some rows as a table."""
+        if isinstance(which, str):
+            return self.rows[self.find_column(which)]
+        if isinstance(which, list | tuple) and any(isinstance(x, str) for x in which):
+            return self.rows[[self.find_column(x) for x in which]]
+        found = read_index(which, len(self), "row")
+        if isinstance(found, int):
+            return dict(zip(self.columns, self.rows[found].item(), strict=True))
+        return replace(self, rows=self.rows[found])
+
+    def find_column(self, name: str) -> str:
+        """Return the name of a column; raise OptionError if there is none."""
+        if name not in self.columns:
+            known = ", ".join(self.columns)
+            raise OptionError(f"there is no column {name!r}, expected one of {known}.")
+        return name
+
     def __str__(self) -> str:
         from rich.console import Console  # noqa: PLC0415 (only to print)
         from rich.table import Table as Drawn  # noqa: PLC0415
@@ -139,8 +170,31 @@ class HeadTable:
             drawn.add_row(*(str(row[name]) for name in places), head, *numbers)
         page = StringIO()
         width = max(100, sum(len(name) + 7 for name in self.columns))
-        Console(file=page, width=width).print(drawn)
+        # without force_jupyter=False, rich draws into the cell of a notebook instead
+        Console(file=page, width=width, force_jupyter=False).print(drawn)
         return "\n".join([page.getvalue().rstrip("\n"), *self.list_nan()])
+
+    def to_html(self) -> str:
+        """Return the first rows, shaded from the least to the largest of a column."""
+        rows, names = self.rows[:SHOWN], self.statistics
+        several = len(np.unique(self.rows["sequence"])) > 1
+        places = ["sequence", "layer"] if several else ["layer"]
+        cells = []
+        for row in rows:
+            head = "all" if row["head"] == ALL_HEADS else str(row["head"])
+            numbers = [format_number(row[x], row[LOST]) for x in names]
+            cells.append([*(str(row[x]) for x in places), head, *numbers])
+        columns = [np.zeros(len(rows))] * (len(places) + 1)
+        columns += [shade_column(self.rows[x])[:SHOWN] for x in names]
+        shades = np.stack(columns, 1).tolist()
+        text = write_table([*places, "head", *names], cells, shades=shades)
+        more = len(self) - len(rows)
+        if more:
+            text += write_code(
+                f"{write_count(more, 'more row')}:",
+                'table.sort("entropy"), table.by_layer(), table.to_pandas()',
+            )
+        return text + "".join(map(write_line, self.list_nan()))
 
     def list_nan(self) -> list[str]:
         """Return lines that list the rows with NaN, and count those not listed."""
@@ -177,20 +231,44 @@ class HeadTable:
 
     def to_parquet(self, path: str | Path) -> None:
         """Write a Parquet file; requires pyarrow."""
-        try:
-            import pyarrow as pa  # noqa: PLC0415 (only here)
-            import pyarrow.parquet as pq  # noqa: PLC0415
-        except ImportError:
-            raise OptionError(
-                "a Parquet file needs pyarrow: pip install pyarrow. to_json does not."
-            ) from None
-        columns = {name: pa.array(self.rows[name]) for name in self.columns}
-        pq.write_table(pa.table(columns), path)
+        write_parquet(self.rows, path)
+
+    def to_pandas(self) -> Any:
+        """Return a pandas.DataFrame."""
+        return make_pandas(self.rows)
+
+    def to_polars(self) -> Any:
+        """Return a polars.DataFrame; a statistic without a value is null."""
+        return make_polars(self.rows)
+
+    def to_arrow(self) -> Any:
+        """Return a pyarrow.Table; a statistic without a value is null."""
+        return make_arrow(self.rows)
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """Export the rows to any library that reads the Arrow PyCapsule protocol."""
+        return self.to_arrow().__arrow_c_stream__(requested_schema)
+
+    def __dataframe__(
+        self,
+        nan_as_null: bool = False,  # noqa: FBT001, FBT002 (as the protocol has it)
+        allow_copy: bool = True,  # noqa: FBT001, FBT002
+    ) -> Any:
+        """Export the rows to libraries that read the dataframe interchange protocol."""
+        return self.to_arrow().__dataframe__(nan_as_null, allow_copy)
 
 
 def format_number(x: float, nan_rows: int) -> str:
     """Return a number as text, "nan" if queries have NaN, a dash without a value."""
     return "–" if math.isnan(x) and not nan_rows else f"{x:.3f}"
+
+
+def shade_column(column: Rows) -> Rows:
+    """Return a column from 0, its least value, to 1, its largest; NaN is 0."""
+    known = column[np.isfinite(column)]
+    low, high = (known.min(), known.max()) if known.size else (0.0, 0.0)
+    shades: Rows = np.nan_to_num((column - low) / (high - low or 1), posinf=1, neginf=0)
+    return shades
 
 
 def write_count(n: int, word: str) -> str:

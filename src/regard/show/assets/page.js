@@ -83,7 +83,8 @@ export class Page {
     const { table, tableDone, tableAll, note = "" } = this.meta;
     const left = tableAll ? `badges to come: ${tableDone} of ${tableAll} layers` : "no badges: they would take many minutes";
     const state = table.length ? note : left;
-    this.part.status.textContent = [state, "arrows walk, Enter opens, ? for keys"].filter(Boolean).join(" · ");
+    const label = this.isUnlabelled ? "tokens are numbers: seen.label(tokenizer.decode) adds their text" : "";
+    this.part.status.textContent = [label, state, "arrows walk, Enter opens, ? for keys"].filter(Boolean).join(" · ");
   }
 
   // ---- the address
@@ -168,6 +169,12 @@ export class Page {
     return { position, text: texts[position] ?? (tokens[position] ?? "").toString() };
   }
 
+  /* Whether the tokens of the sequence are known, but not their text. */
+  get isUnlabelled() {
+    const { tokens = [], texts = [] } = this.meta.sequences[this.at.sequence] ?? {};
+    return tokens.length > 0 && !texts.length;
+  }
+
   /* The head to compare with: given as "layer.head", else the next one. */
   get other() {
     const { sequence, layer, head } = this.at;
@@ -195,6 +202,7 @@ export class Page {
     part.sort.value = at.sort;
     part.only.value = at.only;
     part.sequence.value = at.sequence;
+    part.unlabelled.hidden = !this.isUnlabelled;
     part.title.textContent = showToken(this.meta.model, 40).replaceAll("·", " ");
     if (this.root === document.body) document.title = record ? `L${at.layer} h${at.head} · regard` : "regard";
     if (record) this.applyMap(record);
