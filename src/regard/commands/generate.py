@@ -32,7 +32,7 @@ EXAMPLE = 'regard generate "Why is the sky blue?" --model MODEL.gguf'
     epilog=write_epilog(EXAMPLE, "regard show displays the attention of the model."),
 )
 @click.argument("prompt")
-@click.option("--model", required=True, help=MODEL)
+@click.option("--model", type=click.Path(), required=True, help=MODEL)
 @DOWNLOAD
 @click.option(
     "-n",

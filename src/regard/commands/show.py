@@ -47,7 +47,7 @@ MEDIA = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".wav")
     ),
 )
 @click.argument("text")
-@click.option("--model", help=MODEL)
+@click.option("--model", type=click.Path(), help=MODEL)
 @DOWNLOAD
 @click.option("--chat", is_flag=True, help="Use the chat template of the model.")
 @click.option(
