@@ -253,6 +253,10 @@ def test_a_cached_name_is_a_model_everywhere(cache, tiny):
     names = ("owner/llama", tiny / "llama")
     one, two = (run("generate", "--model", x, "-n", 3, TEXT).stdout for x in names)
     assert one == two != ""
+    for command in ("show", "generate"):
+        done = run(command, TEXT, "--model", "owner/unknown")
+        assert "no model owner/unknown in the Hugging Face cache" in done.stderr
+        assert "add --download" in done.stderr
 
 
 def test_a_cache_that_lacks_something_says_what(cache):

@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from regard.errors import FileError, OptionError
+from regard.nn.chat_template import render_chat
 from regard.nn.tokens import Tokenizer
 
 READS = {  # by main_input_name
@@ -174,9 +175,11 @@ def write_chat(words: Any, messages: Any) -> str:
             "instead of messages."
         )
     own = words if getattr(words, "chat_template", None) else tokenizer
-    return str(
-        own.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    )
+    template = own.chat_template
+    template = template.get("default") if isinstance(template, dict) else template
+    names = getattr(tokenizer, "special_tokens_map", {})
+    names = {name: x for name, x in names.items() if isinstance(x, str)}
+    return render_chat(str(template), names, messages)  # in our sandbox
 
 
 def has_template(words: Any) -> bool:
@@ -274,8 +277,10 @@ def open_image(image: Any) -> Any:
     """Return a picture: a file is opened, an array or a PIL image stays as it is."""
     if not isinstance(image, str | Path):
         return image
-    from PIL import Image, UnidentifiedImageError  # noqa: PLC0415 (optional)
-
+    try:
+        from PIL import Image, UnidentifiedImageError  # noqa: PLC0415 (optional)
+    except ImportError:
+        raise FileError("pictures need Pillow: pip install pillow") from None
     try:
         with Image.open(image) as opened:
             return opened.convert("RGB")
