@@ -2,18 +2,22 @@
 
 import json
 import random
+import re
 import unicodedata
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Core
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, LlamaTokenizer, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import generate_merges
 from transformers.models.gpt2.tokenization_gpt2 import GPT2Tokenizer
 from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
 
 from regard.errors import FileError, OptionError
+from regard.models.inputs import decode_token
 from regard.nn.gguf_file import open_gguf
 from regard.nn.tokens import Tokenizer, build_gguf_tokenizer, read_folder_tokenizer
 
@@ -288,9 +292,10 @@ def test_all_tokens_that_end_an_answer_stop(settings):
 
 REFUSED = [
     (
-        {"model": "llama"},
-        r"model='llama' with pre='smollm': expected 'gpt2'.*read_weights",
+        {"model": "bert"},
+        r"model='bert' with pre='smollm': expected 'llama' .*'gpt2'.*read_weights",
     ),
+    ({"model": "llama"}, "tokenizer.ggml.scores has 0 numbers, expected a finite one"),
     ({"pre": "tekken"}, "pre='tekken': expected .*'smollm', 'llama-bpe', 'qwen2'"),
     ({"pre": None}, "pre='None'"),
     ({"add_space_prefix": True}, "no space prefix"),
@@ -313,6 +318,116 @@ REFUSED = [
 def test_a_tokenizer_that_would_be_wrong_is_refused(changes, message, settings):
     with pytest.raises(FileError, match=message):
         build(settings, **changes)
+
+
+# --- SentencePiece in GGUF -----------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pieces():
+    """Return a vocabulary and encodings that the sentencepiece library made."""
+    path = Path(__file__).parent / "sentencepiece.json"
+    return json.loads(path.read_text("utf-8"))
+
+
+def build_pieces(pieces, **changes):
+    own = {x: pieces[x] for x in ("tokens", "scores", "token_type")}
+    own |= {"model": "llama", "bos_token_id": 1, "eos_token_id": 2, **changes}
+    own = {k: v for k, v in own.items() if v is not None}
+    return build_gguf_tokenizer({f"tokenizer.ggml.{k}": v for k, v in own.items()})
+
+
+def cut_by_definition(text, pieces):
+    """Merge the neighbours with the highest score until none is a token."""
+    score = {
+        token: score
+        for token, score, kind in zip(
+            pieces["tokens"], pieces["scores"], pieces["token_type"], strict=True
+        )
+        if kind == 1
+    }
+    parts = list("▁" + text.replace(" ", "▁")) if text else []
+    while True:
+        pairs = [a + b for a, b in pairwise(parts)]
+        known = [i for i, pair in enumerate(pairs) if pair in score]
+        if not known:
+            break
+        at = max(known, key=lambda i: (score[pairs[i]], -i))
+        parts[at : at + 2] = [pairs[at]]
+    ids = {token: i for i, token in enumerate(pieces["tokens"])}
+    found = []
+    for part in parts:
+        in_bytes = [f"<0x{byte:02X}>" for byte in part.encode()]
+        found += [ids[x] for x in ([part] if part in score else in_bytes)]
+    return found
+
+
+def test_scores_are_merged_as_by_sentencepiece(pieces):
+    ours = build_pieces(pieces)
+    for text, ids in pieces["texts"]:
+        if not re.search("</?s>|<.user.>", text):  # special tokens are whole
+            assert ours.encode(text, whole=False) == ids, text
+            assert ours.encode(text) == [1, *ids]
+            assert ours.decode(ids) == text.replace("▁", " ")
+    assert sum(len(ids) for _, ids in pieces["texts"]) > 1_500
+
+
+def test_scores_are_merged_as_by_the_definition(pieces):
+    ours = build_pieces(pieces)
+    texts = [x for x in TEXTS if not re.search("</?s>", x)]
+    for text in texts[::3]:
+        assert ours.encode(text, whole=False) == cut_by_definition(text, pieces), text
+
+
+def test_scores_are_merged_as_by_transformers(pieces):
+    """It puts no space before a text that begins with one; sentencepiece does."""
+    vocabulary = {token: i for i, token in enumerate(pieces["tokens"])}
+    scores = dict(zip(pieces["tokens"], pieces["scores"], strict=True))
+    theirs = LlamaTokenizer(vocabulary, generate_merges(vocabulary, scores))
+    ours = build_pieces(pieces)
+    texts = [x for x in TEXTS if x[:1] not in (" ", "▁", "") and "s>" not in x]
+    for text in texts[::3]:
+        wanted = theirs(text, add_special_tokens=False)["input_ids"]
+        assert ours.encode(text, whole=False) == wanted, text
+        assert ours.decode(wanted) == theirs.decode(wanted)
+
+
+def test_settings_of_a_sentencepiece_vocabulary_are_kept(pieces):
+    ours = build_pieces(pieces)
+    bare = build_pieces(pieces, add_space_prefix=False, add_bos_token=False)
+    ends = build_pieces(pieces, add_eos_token=True)
+    the = ours.encode("the", whole=False)
+    assert pieces["tokens"][the[0]] == "▁the"
+    assert bare.encode(" the") == the
+    assert bare.encode("the") != the
+    assert bare.decode(the) == " the"
+    assert ours.decode(the) == "the"
+    assert ends.encode("the") == [1, *the, 2]
+    user = pieces["tokens"].index("<|user|>")
+    assert ours.encode("<|user|>the</s>") == [1, user, *the, 2]
+    assert "".join(ours.stream(ours.encode("the cat € sat", whole=False))) == (
+        "the cat € sat"
+    )
+    assert decode_token(ours, the[0]) == " the"
+    assert decode_token(ours, 1) == "<s>"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"scores": [0.0]}, "scores has 1 numbers, expected a finite one for each"),
+        ({"scores": None}, "scores has 0 numbers"),
+        ({"token_type": None}, "token_type has 0 numbers"),
+        ({"precompiled_charsmap": [1]}, "charsmap=.1., but only None is supported"),
+        ({"remove_extra_whitespaces": True}, "whitespaces=True, but only False"),
+        ({"token_type": [1] * 700}, "neither 256 byte tokens nor an unknown token"),
+    ],
+)
+def test_a_sentencepiece_vocabulary_that_would_be_wrong_is_refused(
+    changes, message, pieces
+):
+    with pytest.raises(FileError, match=message):
+        build_pieces(pieces, **changes)
 
 
 # --- folders -------------------------------------------------------------------------

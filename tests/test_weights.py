@@ -21,8 +21,10 @@ from transformers import (
 )
 
 from regard.errors import FileError, OptionError
+from regard.models.load import load as load_any
 from regard.nn.decoder import CausalTransformer
 from regard.nn.families import read_config, read_gguf_config
+from regard.nn.generation import generate
 from regard.nn.gguf_file import open_gguf
 from regard.nn.tokens import build_gguf_tokenizer
 from regard.nn.weights import convert_state, load, read_weights
@@ -53,6 +55,20 @@ GPT2 = {
     "eos_token_id": V - 1,
 }
 ROPE = {"rope_type": "default", "rope_theta": 500.0}
+OLD = "original_max_position_embeddings"
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, OLD: 16, "beta_fast": 2.0}
+GAIN = {"mscale": 0.7, "mscale_all_dim": 2.0, "truncate": False}
+LLAMA3 = {
+    **ROPE,
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    OLD: 32,  # waves of 6, 30, 140 and 660 tokens: short, between, long
+}
+MIXED = ["full_attention", "sliding_attention"]
+SLIDING = {"use_sliding_window": True, "sliding_window": 5}
 CASES = {
     "gpt2": ("gpt2", GPT2),
     "gpt2 untied": ("gpt2", {**GPT2, "n_inner": 40, "tie_word_embeddings": False}),
@@ -73,7 +89,18 @@ CASES = {
         },
     ),
     "qwen3": ("qwen3", {**HEIR, "head_dim": 12, "tie_word_embeddings": True}),
+    "qwen2 last layers": ("qwen2", {**HEIR, **SLIDING, "max_window_layers": 1}),
+    "qwen3 layer types": ("qwen3", {**HEIR, **SLIDING, "layer_types": MIXED[::-1]}),
+    "llama3": ("llama", {**HEIR, "rope_parameters": LLAMA3}),
+    "linear": ("llama", {**HEIR, "rope_parameters": {**ROPE, **LINEAR}}),
+    "yarn": ("qwen2", {**HEIR, "rope_parameters": {**ROPE, **YARN}}),
+    "yarn gain": ("llama", {**HEIR, "rope_parameters": {**ROPE, **YARN, **GAIN}}),
+    "dynamic": (
+        "llama",
+        {**HEIR, "rope_parameters": {**ROPE, **LINEAR, "rope_type": "dynamic"}},
+    ),
 }
+STRETCHED = ["llama3", "linear", "yarn", "yarn gain"]
 
 
 @torch.no_grad()
@@ -113,6 +140,33 @@ def measure(theirs, ours):
 # --- folders -------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("case", [*STRETCHED, "qwen2 last layers"])
+def test_stretching_and_windows_matter(case, tmp_path):
+    """So that the next test says something about them."""
+    theirs = build(case)
+    ours, _ = load(save(theirs, tmp_path))
+    plain = CausalTransformer(
+        replace(ours.config, stretch=(), gain=1.0, window=None, window_layers=None)
+    )
+    plain.load_state_dict(ours.state_dict())
+    assert measure(theirs, plain) > 0.01
+
+
+def test_layers_with_and_without_a_window_generate_as_transformers(tmp_path):
+    theirs = build("qwen3 layer types")
+    ours, _ = load(save(theirs, tmp_path))
+    assert ours.config.window_layers == (0,)
+    prompts = draw_ids(9)
+    for prompt in prompts:
+        new = theirs.generate(prompt[None], max_new_tokens=12, do_sample=False)
+        wanted = [x for x in new[0, 9:].tolist() if x != V - 1]
+        assert generate(ours, [prompt.tolist()], 12, stop=[V - 1]) == [wanted]
+    both = generate(ours, [prompts[0].tolist(), prompts[1, :5].tolist()], 8)
+    alone = [generate(ours, [prompts[0].tolist()], 8)[0]]
+    alone += generate(ours, [prompts[1, :5].tolist()], 8)
+    assert both == alone
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_folder_gives_the_logits_of_transformers(case, tmp_path):
     theirs = build(case)
@@ -133,7 +187,9 @@ def test_a_sharded_folder_gives_the_same_weights(tmp_path):
     assert all((whole[name] == parts[name]).all() for name in whole)
 
 
-@pytest.mark.parametrize("case", ["gpt2", "mistral", "qwen3"])
+@pytest.mark.parametrize(
+    "case", ["gpt2", "mistral", "qwen3", "qwen2 last layers", "llama3", "yarn"]
+)
 def test_the_plain_decoder_takes_the_same_weights(case, tmp_path):
     theirs = build(case)
     config, weights = read_weights(save(theirs, tmp_path))
@@ -240,7 +296,25 @@ def translate(model):
         yield f"{names.get_name(stem)}.{end}", y.contiguous().numpy()
 
 
-def write_gguf(path, model, *, extra=(), tensors=None):
+def write_words(writer, *, pieces):
+    """Write a vocabulary of bytes; pieces: as SentencePiece, else as of GPT-2."""
+    writer.add_tokenizer_model("llama" if pieces else "gpt2")
+    writer.add_tokenizer_pre("default" if pieces else "gpt-2")
+    if not pieces:
+        writer.add_token_list(TOKENS)
+        writer.add_token_merges(MERGES)
+        writer.add_token_types([1] * (V - 1) + [3])
+        writer.add_eos_token_id(V - 1)
+        return
+    bytes_ = [f"<0x{i:02X}>" for i in range(256)]
+    writer.add_token_list(["<unk>", "<s>", "</s>", *bytes_, "▁"])
+    writer.add_token_types([2, 3, 3, *[6] * 256, 1])
+    writer.add_token_scores([0.0] * V)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+
+
+def write_gguf(path, model, *, extra=(), tensors=None, pieces=False):
     """Write a model of transformers as a GGUF file."""
     config = model.config
     writer = gguf.GGUFWriter(path, config.model_type)
@@ -260,12 +334,7 @@ def write_gguf(path, model, *, extra=(), tensors=None):
         writer.add_key_length(head)
         writer.add_value_length(head)
         writer.add_rope_dimension_count(head)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(TOKENS)
-    writer.add_token_merges(MERGES)
-    writer.add_token_types([1] * (V - 1) + [3])
-    writer.add_eos_token_id(V - 1)
+    write_words(writer, pieces=pieces)
     for key, value in extra:
         writer.add_key_value(key, value, kind_of(value))
     for name, x in tensors or translate(model):
@@ -289,15 +358,63 @@ def kind_of(value):
 
 
 GGUF = ["gpt2", "gpt2 untied", "llama", "llama tied", "qwen2", "qwen3"]
+SCALED = {  # as llama.cpp's converter writes them; llama3 is a tensor
+    "linear": [
+        ("llama.rope.scaling.type", "linear"),
+        ("llama.rope.scaling.factor", 4.0),
+    ],
+    "yarn": [
+        ("qwen2.rope.scaling.type", "yarn"),
+        ("qwen2.rope.scaling.factor", 4.0),
+        ("qwen2.rope.scaling.original_context_length", 16),
+        ("qwen2.rope.scaling.yarn_beta_fast", 2.0),
+    ],
+}
 
 
-@pytest.mark.parametrize("case", GGUF)
+def list_factors(case):
+    """Return the tensor of llama3: how much slower every pair turns in transformers."""
+    if case != "llama3":
+        return []
+    rotary = build(case).model.rotary_emb
+    plain = 500.0 ** -(torch.arange(0, 8, 2) / 8)
+    return [("rope_freqs.weight", (plain / rotary.inv_freq).numpy())]
+
+
+@pytest.mark.parametrize("case", [*GGUF, "llama3", *SCALED])
 def test_a_gguf_file_gives_the_logits_of_transformers(case, tmp_path):
     theirs = build(case)
-    ours, tokenizer = load(write_gguf(tmp_path / "model.gguf", theirs))
+    tensors = [*translate(theirs), *list_factors(case)]
+    extra = SCALED.get(case, ())
+    path = write_gguf(tmp_path / "model.gguf", theirs, extra=extra, tensors=tensors)
+    ours, tokenizer = load(path)
     assert measure(theirs, ours) < 1e-4
     assert tokenizer.encode("hello<|end|>") == [V - 2, TOKENS.index("o"), V - 1]
     assert tokenizer.stop == {V - 1}
+
+
+def test_a_gguf_file_with_sentencepiece_is_loaded(tmp_path):
+    theirs = build("llama")
+    ours, words = load(write_gguf(tmp_path / "model.gguf", theirs, pieces=True))
+    assert measure(theirs, ours) < 1e-4
+    assert words.encode("é a") == [1, 259, 3 + 0xC3, 3 + 0xA9, 259, 3 + ord("a")]
+    assert words.decode([259, 3 + 0xC3, 3 + 0xA9]) == "é"
+    assert words.stop == {2}
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3_text"])
+def test_layers_that_ours_lacks_are_left_to_transformers(kind, tmp_path):
+    """Of Gemma every other layer has a window, and other angles."""
+    settings = {**HEIR, "head_dim": 8, "sliding_window": 5, "layer_types": MIXED}
+    torch.manual_seed(0)
+    theirs = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**settings))
+    folder = save(theirs.float().eval(), tmp_path)
+    with pytest.raises(FileError, match=f"model_type='{kind}', expected one of"):
+        load(folder)
+    ours, _ = load_any(folder)
+    ids = draw_ids()
+    with torch.no_grad():
+        assert torch.equal(ours(ids).logits, theirs(ids).logits)
 
 
 def test_the_rows_of_q_and_k_are_put_back(tmp_path):
@@ -332,22 +449,35 @@ def test_quantized_tensors_are_read_as_gguf_reads_them(kind, rng, tmp_path):
 # --- refusals ------------------------------------------------------------------------
 
 
-YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10_000.0}
-MIXED = ["full_attention", "sliding_attention"]
 REFUSED = [
     ("llama", {"model_type": "bert"}, "model_type='bert', expected one of 'gpt2', 'll"),
     (
         "llama",
-        {"rope_parameters": YARN},
-        r"rope_parameters=.*yarn.*only rope_type='def",
+        {"rope_parameters": {**ROPE, "rope_type": "longrope", "factor": 2.0}},
+        "rope_type='longrope', expected one of 'default', 'dynamic', 'linear', 'llama3'",
     ),
     (
         "llama",
-        {"rope_scaling": {"type": "linear", "factor": 2.0}},
-        "rope_scaling=.*lin",
+        {"rope_scaling": {"type": "linear", "factor": 0}, "rope_parameters": None},
+        "rope_type='linear' with factor=0, expected a positive number",
     ),
-    ("llama", {"rope_parameters": {"a": ROPE}}, "rope_parameters=.*only rope_type"),
-    ("llama", {"rope_parameters": [1]}, "rope_parameters=.*only rope_type"),
+    (
+        "llama3",
+        {"rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}},
+        "low_freq_factor=1 and high_freq_factor=1, expected the second to be larger",
+    ),
+    (
+        "llama3",
+        {"rope_parameters": {**LLAMA3, "beta_fast": 1.0}},
+        "rope_type='llama3' with beta_fast=1.0, which is not supported",
+    ),
+    (
+        "llama",
+        {"rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}},
+        "partial_rotary_factor=0.5, but only 1.0 is supported",
+    ),
+    ("llama", {"rope_parameters": {"a": ROPE}}, "rope_parameters=.*all layers"),
+    ("llama", {"rope_parameters": [1]}, "rope_parameters=.*expected the settings"),
     ("llama", {"hidden_act": "relu"}, "hidden_act='relu', but only silu is supported"),
     (
         "llama",
@@ -402,8 +532,14 @@ REFUSED = [
         {"sliding_window": 0},
         "sliding_window=0, expected an integer of at least 1",
     ),
-    ("qwen2 sliding", {"layer_types": MIXED}, "only the same window in all layers"),
-    ("qwen2 sliding", {"layer_types": None}, "only the same window in all layers"),
+    ("qwen2 sliding", {"layer_types": ["chunked"] * 2}, "of .'chunked'. for 2 layers"),
+    ("qwen2 sliding", {"layer_types": MIXED * 2}, "for 2 layers is not supported"),
+    ("qwen2", {"layer_types": MIXED}, "sliding_window=None with layer_types of"),
+    (
+        "qwen2 sliding",
+        {"layer_types": None, "max_window_layers": "1"},
+        "max_window_layers='1' of 2 layers, expected integers",
+    ),
     ("gpt2", {"activation_function": "swish"}, "activation_function='swish', expected"),
     (
         "gpt2",
@@ -430,6 +566,10 @@ def test_transformers_of_all_layers_alike_may_say_so(tmp_path):
     folder = save(build("qwen2 sliding"), tmp_path)
     settings = json.loads((folder / "config.json").read_text())
     assert read_config(settings).window == 5
+    untold = {**settings, "layer_types": None, "max_window_layers": 1}  # transformers 4
+    assert read_config(untold).window_layers == (1,)
+    assert read_config({**untold, "max_window_layers": 2}).window is None
+    assert read_config({**untold, "max_window_layers": 0}).window_layers is None
     assert read_config({**settings, "layer_types": MIXED[:1] * 2}).window is None
     assert (
         read_config(
@@ -442,17 +582,21 @@ def test_transformers_of_all_layers_alike_may_say_so(tmp_path):
     assert read_config(old).base == 10_000.0
 
 
-SCALED = ("rope_freqs.weight", np.ones(4, np.float32))
 GGUF_REFUSED = [
     (
-        [("llama.rope.scaling.type", "yarn")],
+        [("llama.rope.scaling.type", "longrope")],
         [],
-        "rope.scaling.type='yarn': expected 'none'",
+        "rope.scaling.type='longrope', expected 'none', 'linear' or 'yarn'",
     ),
     (
         [("llama.rope.scaling.factor", 4.0)],
         [],
-        "rope.scaling.factor=4.0: not supported",
+        "rope.scaling.type='None', expected 'none', 'linear' or 'yarn'",
+    ),
+    (
+        [("llama.rope.scaling.type", "yarn")],
+        [],
+        "rope_type='yarn' with factor=None, expected a positive number",
     ),
     ([("llama.expert_count", 8)], [], "llama.expert_count=8: expected 0"),
     ([("llama.attention.sliding_window", 8)], [], "sliding_window=8: not supported"),
@@ -460,7 +604,8 @@ GGUF_REFUSED = [
     ([("split.count", 3)], [], "in 3 files, expected one whole model"),
     ([("general.type", "adapter")], [], "general.type='adapter'"),
     ([("llama.head_counts", [4, 2])], [], r"llama.head_counts=array.*: not supported"),
-    ([], [SCALED], "1 tensors do not belong to this model, such as rope_freqs.weight"),
+    ([], [("rope_freqs.weight", np.ones(3, np.float32))], "stretch has 3 numbers, exp"),
+    ([], [("rope_freqs.weight", np.zeros(4, np.float32))], "expected positive numbers"),
 ]
 
 
@@ -647,24 +792,34 @@ def test_settings_of_any_type_are_taken_or_refused(tmp_path):
         {"a": 1},
     ]
     refused = 0
-    for case in ("gpt2", "mistral", "qwen2 sliding"):
+    for case in ("gpt2", "mistral", "qwen2 sliding", "llama3", "yarn gain"):
         settings = build(case).config.to_dict()
-        for key in settings:
-            for value in values:
-                try:
-                    read_config({**settings, key: value})
-                except FileError:
-                    refused += 1
-    assert refused > 300
-    file = open_gguf(write_gguf(tmp_path / "x.gguf", build("llama")))
-    shapes = {name: entry.shape for name, entry in file.entries.items()}
-    for key in file.settings:
-        for value in [*values, np.ones(2), np.ones(0, int)]:
+        rope = settings.get("rope_parameters", {})
+        changes = [{key: value} for key in settings for value in values]
+        changes += [
+            {"rope_parameters": {**rope, key: value}}
+            for key in rope
+            for value in values
+        ]
+        untold = {"layer_types": None, "max_window_layers": 1}
+        changes += [{**x, **untold} for x in changes]
+        for change in changes:
             try:
-                read_gguf_config({**file.settings, key: value}, shapes)
-                build_gguf_tokenizer({**file.settings, key: value})
+                read_config({**settings, **change})
             except FileError:
                 refused += 1
+    assert refused > 300
+    scaled = {"extra": SCALED["linear"]}
+    for how in ({}, {"pieces": True}, scaled):
+        file = open_gguf(write_gguf(tmp_path / "x.gguf", build("llama"), **how))
+        shapes = {name: entry.shape for name, entry in file.entries.items()}
+        for key in file.settings:
+            for value in [*values, np.ones(2), np.ones(0, int)]:
+                try:
+                    read_gguf_config({**file.settings, key: value}, shapes)
+                    build_gguf_tokenizer({**file.settings, key: value})
+                except FileError:
+                    refused += 1
     assert refused > 600
 
 

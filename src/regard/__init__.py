@@ -16,7 +16,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from regard.judge.run_check import check
-    from regard.nn.weights import load
+    from regard.models.load import load
+    from regard.models.read import read
     from regard.seen import compare_seen as compare
     from regard.seen import open_seen as open  # noqa: A004
     from regard.seen import watch
@@ -45,10 +46,11 @@ LATER = {
     "judge": "regard.judge",
     "knock_out": "regard.ablate:knock_out",
     "lens": "regard.lens",
-    "load": "regard.nn.weights:load",
+    "load": "regard.models.load:load",
     "nn": "regard.nn",
     "open": "regard.seen:open_seen",
     "plain": "regard.plain",
+    "read": "regard.models.read:read",
     "stats": "regard.stats",
     "watch": "regard.seen:watch",
 }
@@ -63,6 +65,7 @@ __all__ = [
     "merge",
     "open",
     "padding",
+    "read",
     "same",
     "watch",
     "where",

@@ -31,6 +31,10 @@ from regard.errors import FileError, RegardError
 
 STOPPED, UNREAD = 130, 141  # 128 + signal number, as in shells
 FILE_NAME = re.compile(r"\S+\.[a-z]\w{1,4}")  # matches notes.txt, not words or numbers
+MODEL = "A GGUF file, a folder, or a Hugging Face name."
+DOWNLOAD = click.option(
+    "--download", is_flag=True, help="Download the model if it is not in the cache."
+)
 PARTS = {  # the modules that each extra installs
     "torch": ("torch", "safetensors", "gguf", "tokenizers", "jinja2"),
     "hf": ("transformers",),
@@ -140,12 +144,6 @@ def require_extras(*extras: str) -> None:
         raise click.ClickException(
             f'this needs {names}: pip install "regard[{wanted}]"'
         )
-
-
-def require_model(path: str) -> None:
-    """Raise FileError if a model does not exist, before torch is imported."""
-    if not Path(path).exists():
-        raise FileError(f"there is no file or folder {path}.")
 
 
 def write_epilog(example: str, then: str) -> str:

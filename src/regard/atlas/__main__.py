@@ -21,7 +21,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from regard.errors import OptionError
+from regard.find_model import find_model
 from regard.terminal import (
+    DOWNLOAD,
+    MODEL,
     Commands,
     NewFile,
     StatisticsCommand,
@@ -52,7 +55,8 @@ def atlas() -> None:
 @atlas.command(cls=StatisticsCommand, epilog=BEGIN)
 @FOLDER
 @click.option("--plan", "file", type=click.Path(exists=True), help="A TOML file.")
-@click.option("--model", help="A GGUF file, a safetensors folder, or module:function.")
+@click.option("--model", help=MODEL.rstrip(".") + "; or module:function.")
+@DOWNLOAD
 @click.option("--corpus", multiple=True, help="Text, .jsonl, .parquet, or a folder.")
 @click.option("--field", help="The field of JSONL and Parquet that holds the text.")
 @click.option(
@@ -77,7 +81,7 @@ def atlas() -> None:
     "--threads", default=1, show_default=True, help="Threads of torch in each."
 )
 @click.option("--address", help="A Ray cluster: auto, or host:port.")
-def run(*, folder: Path, file: str | None, **options: Any) -> None:
+def run(*, folder: Path, file: str | None, download: bool, **options: Any) -> None:
     """Begin an atlas in FOLDER, or go on with the one that is there.
 
     It may be stopped at any time, by Ctrl-C or worse: what was done is kept.
@@ -92,6 +96,8 @@ def run(*, folder: Path, file: str | None, **options: Any) -> None:
     crew = RunnerOptions(**{name: options.pop(name) for name in names})
     given = {k: v for k, v in options.items() if v not in (None, ())}
     plan = choose_plan(folder, file, given)
+    if download:  # the workers find it in the cache
+        find_model(plan.model, download=True)
     began = time.monotonic()
     try:
         with draw_atlas_progress() as (progress, reading):
@@ -138,7 +144,9 @@ def choose_plan(folder: Path, file: str | None, given: dict[str, Any]) -> Settin
 
 def trust(model: str, given: str | None) -> None:
     """Refuse a function named only in a file: calling it would run untrusted code."""
-    if model != given and not Path(model).exists():
+    from regard.atlas.model import is_function  # noqa: PLC0415 (it needs torch)
+
+    if model != given and is_function(model):
         raise OptionError(
             f"the plan names the model {model!r}, and there is no such file. If it is "
             f"a function of yours, name it too: --model {model}"

@@ -1,8 +1,11 @@
-"""The model of an atlas: loaded by regard, by transformers, or by your own function.
+"""The model of an atlas: loaded by its name, or by your own function.
 
-    model.gguf, folder       loaded by regard.load: GGUF and safetensors, never pickle
-    folder                   of any other model family, loaded by transformers
+    name                     a GGUF file, a folder, or a name in the Hugging Face cache,
+                             as regard.load takes them: safetensors, never pickle
     package.module:function  your function, which returns a Model
+
+A model that reads text beside something else reads only the text: of an encoder-decoder
+the encoder runs, of CLIP the text tower.
 
 Next: chunks.py
 """
@@ -20,10 +23,23 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import FileError, OptionError
+from regard.find_model import find_model
+from regard.models.from_transformers import (
+    load_processor,
+    load_their_config,
+    load_their_network,
+)
+from regard.models.inputs import (
+    Given,
+    choose_tower,
+    encode_string,
+    find_tokenizer,
+    has_decoder,
+    measure_context,
+    tell_kind,
+)
+from regard.models.load import explain_not_ours
 from regard.nn.weights import load, open_source
-
-OPTIONS: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-FAR = 1 << 30  # context length of a model that does not specify one
 
 
 @dataclass(frozen=True)
@@ -45,59 +61,68 @@ class Model:
 
 
 def open_model(name: str, *, precision: str = "float32", device: str = "cpu") -> Model:
-    """Return the model at a path, or the one that module:function returns."""
+    """Return the model of a name, or the one that module:function returns."""
     dtype = getattr(torch, precision)
-    if not Path(name).exists():
+    if is_function(name):
         found = call_function(name)
     else:
-        try:
-            network, tokenizer = load(name, dtype=dtype)
+        path = find_model(name)
+        reason = explain_not_ours(path)
+        if reason is None:
+            network, tokenizer = load(path, dtype=dtype)
             words = Words(tokenizer.encode, tokenizer.decode, network.config.context)
             # read stops at the hidden states: predictions are not needed
             found = Model(network, network.read, words)
-        except FileError as reason:  # an unsupported model family
-            theirs = load_theirs("AutoModel", name, reason, dtype=dtype)
-            found = Model(theirs, theirs, open_their_words(name, reason))
+        else:
+            theirs = load_their_network(path, reason, dtype=dtype, bare=True)
+            theirs = choose_text_part(theirs)
+            found = Model(theirs, theirs, open_their_words(path, reason))
     found.network.to(device).eval()
     return found
 
 
+def is_function(name: str) -> bool:
+    """Return whether a name is module:function, rather than the name of a model."""
+    try:
+        return ":" in name and "://" not in name and not Path(name).exists()
+    except OSError:  # not a valid file name
+        return True
+
+
+def choose_text_part(network: Any) -> Any:
+    """Return the part of a network that reads text; raise if there is none."""
+    part = choose_tower(network, Given(text=""))
+    part = part.get_encoder() if has_decoder(part) else part
+    if tell_kind(part) != "text":
+        raise OptionError(
+            f"an atlas reads texts, but a {type(network).__name__} reads "
+            f"{tell_kind(part)}. To see it on one input: regard show"
+        )
+    return part
+
+
 def open_words(name: str) -> Words:
     """Return the tokenizer and context length, without reading weights from files."""
-    if not Path(name).exists():
+    if is_function(name):
         return call_function(name).words
-    try:
-        source = open_source(Path(name))
-        tokenizer = source.make_tokenizer()
-        return Words(tokenizer.encode, tokenizer.decode, source.config.context)
-    except FileError as reason:
-        return open_their_words(name, reason)
+    path = find_model(name)
+    reason = explain_not_ours(path)
+    if reason is not None:
+        return open_their_words(path, reason)
+    source = open_source(path)
+    tokenizer = source.make_tokenizer()
+    return Words(tokenizer.encode, tokenizer.decode, source.config.context)
 
 
-def open_their_words(name: str, reason: FileError) -> Words:
+def open_their_words(path: Path, reason: FileError) -> Words:
     """Return the tokenizer and context length from transformers."""
-    tokenizer = load_theirs("AutoTokenizer", name, reason)
-    config = load_theirs("AutoConfig", name, reason).get_text_config()
+    words = load_processor(path, reason)
+    tokenizer = find_tokenizer(words)
     return Words(
-        encode=lambda text: list(tokenizer(text, verbose=False)["input_ids"]),
+        encode=lambda text: encode_string(words, text),
         decode=lambda ids: str(tokenizer.decode(ids)),
-        context=int(getattr(config, "max_position_embeddings", FAR)),
+        context=measure_context(load_their_config(path, reason), words),
     )
-
-
-def load_theirs(
-    kind: str, name: str, reason: FileError, *, dtype: torch.dtype | None = None
-) -> Any:
-    """Load a local folder with transformers, without pickle or remote code."""
-    try:
-        import transformers  # noqa: PLC0415 (optional)
-    except ImportError:
-        raise FileError(f'{reason} For others: pip install "regard[hf]"') from reason
-    more = {} if dtype is None else {"dtype": dtype, "use_safetensors": True}
-    try:
-        return getattr(transformers, kind).from_pretrained(name, **OPTIONS, **more)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise FileError(f"{name} cannot be read: {reason} {error}") from error
 
 
 def call_function(name: str) -> Model:
@@ -108,8 +133,8 @@ def call_function(name: str) -> Model:
         found = getattr(importlib.import_module(place), function)()
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise OptionError(
-            f"there is no model {name!r}, expected a GGUF file, a safetensors folder, "
-            f"or module:function ({error})."
+            f"there is no model {name!r}, expected a GGUF file, a folder, a Hugging "
+            f"Face name, or module:function ({error})."
         ) from error
     finally:
         sys.path.remove("")

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import FileError, OptionError
+from regard.find_model import find_model
 from regard.stats.registry import (
     STATISTICS,
     Statistic,
@@ -48,7 +49,7 @@ def list_measured() -> tuple[str, ...]:
 class Settings:
     """The settings of an atlas (its plan)."""
 
-    model: str  # a GGUF file, a safetensors folder, or module:function
+    model: str  # a GGUF file, a folder, a name in the cache, or module:function
     corpus: tuple[str, ...]  # files and folders
     field: str = "text"  # of JSONL and Parquet
     statistics: tuple[str, ...] = dataclasses.field(default_factory=list_measured)
@@ -177,11 +178,9 @@ def fingerprint(model: str) -> str:
 
     It covers the name, size and both ends of every file; for a function, its name.
     """
-    path = Path(model)
     try:
-        if not path.exists():
-            return model
-    except OSError:  # not a valid file name
+        path = find_model(model)
+    except (FileError, OSError, ValueError):  # a function, or no longer there
         return model
     digest = blake2b(digest_size=16)
     files = (

@@ -1,25 +1,26 @@
 """regard generate: stream the output of a model.
 
-    PROMPT → tokens → stream(network, …) → pieces of text, as soon as they are complete
+    PROMPT → inputs of the model → pieces of text, as soon as they are complete
 
-Next: nn/generation.py
+Next: models/generate_text.py
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import click
 
+from regard.find_model import find_model
 from regard.terminal import (
+    DOWNLOAD,
+    MODEL,
     draw_progress,
     raise_usage_errors,
     read_argument,
     remove_control,
     require_extras,
-    require_model,
     write_epilog,
 )
 
@@ -31,12 +32,8 @@ EXAMPLE = 'regard generate "Why is the sky blue?" --model MODEL.gguf'
     epilog=write_epilog(EXAMPLE, "regard show displays the attention of the model."),
 )
 @click.argument("prompt")
-@click.option(
-    "--model",
-    type=click.Path(),
-    required=True,
-    help="A GGUF file or a safetensors folder.",
-)
+@click.option("--model", type=click.Path(), required=True, help=MODEL)
+@DOWNLOAD
 @click.option(
     "-n",
     "--n-new",
@@ -69,6 +66,7 @@ def generate(
     chat: bool | None,
     seed: int,
     dtype: str,
+    download: bool,
     **sampling: Any,
 ) -> None:
     """Generate text from PROMPT, a text or a file; "-" reads stdin."""
@@ -79,36 +77,40 @@ def generate(
         raise click.UsageError(f"--seed {seed}, expected 0 or more.")
     with raise_usage_errors():
         chosen = Sampling(**sampling)
-    require_model(model)
+    path = find_model(model, download=download)
     import torch
 
-    from regard.nn.generation import stream
-    from regard.nn.weights import load
+    from regard.models.generate_text import check_generates, generate_text
+    from regard.models.inputs import (
+        Given,
+        has_decoder,
+        has_template,
+        make_inputs,
+        tell_kind,
+    )
+    from regard.models.load import load
 
     with draw_progress("loading the model", None):
-        network, tokenizer = load(model, dtype=getattr(torch, dtype))
-    text = read_argument(prompt)
-    if chat or (chat is None and tokenizer.template is not None):
-        text = tokenizer.chat([{"role": "user", "content": text}])
-        tokens = tokenizer.encode(text, whole=False)
-    else:
-        tokens = tokenizer.encode(text)
-        click.echo(remove_control(text), nl=False)
-    began, count = time.perf_counter(), 0
+        network, words = load(path, dtype=getattr(torch, dtype))
+    check_generates(network)
+    kind = tell_kind(network)
+    text = read_argument(prompt) if kind == "text" else prompt
+    given = Given(**{kind: text})
+    if kind == "text":
+        if chat or (chat is None and has_template(words)):
+            given = Given(text=[{"role": "user", "content": text}])
+        elif not has_decoder(network):
+            click.echo(remove_control(text), nl=False)  # the text is continued
+    named = make_inputs(network, words, given)
+    began = time.perf_counter()
 
-    def listen() -> Iterator[int]:
-        nonlocal count
-        stop = tokenizer.stop
-        steps = stream(network, [tokens], n_new, sampling=chosen, seed=seed, stop=stop)
-        for (token,) in steps:
-            count += 1
-            if token is not None:
-                yield token
-
-    for piece in tokenizer.stream(listen()):
+    def say(piece: str) -> None:
         click.echo(remove_control(piece), nl=False)
+
+    count = generate_text(
+        network, words, named, n_new, sampling=chosen, seed=seed, say=say
+    )
     click.echo()
     speed = count / (time.perf_counter() - began)
-    click.echo(
-        f"{len(tokens)} tokens read, {count} new, {speed:.1f} per second", err=True
-    )
+    read = named["input_ids"].shape[1] if "input_ids" in named else 0
+    click.echo(f"{read} tokens read, {count} new, {speed:.1f} per second", err=True)

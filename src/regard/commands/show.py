@@ -1,6 +1,7 @@
 """regard show: record the attention of a model on a text, and display it.
 
     TEXT --model M     run the model, print a table of its layers (--json: of its heads)
+                       TEXT is a picture or a sound for a model that reads these
                        --save writes the recording, --page and --map show the map
     FILE               show the map of a saved recording
 
@@ -12,25 +13,30 @@ from __future__ import annotations
 import json as json_text
 import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from regard.errors import FileError, OptionError
+from regard.find_model import find_model
 from regard.terminal import (
+    DOWNLOAD,
+    MODEL,
     NewFile,
     StatisticsCommand,
     draw_progress,
     read_argument,
     remove_control,
     require_extras,
-    require_model,
     write_epilog,
 )
 
 if TYPE_CHECKING:
     from regard.seen import Seen
     from regard.stats.table import HeadTable
+
+MEDIA = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".wav")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +86,9 @@ class HeadList(click.ParamType):  # type: ignore[type-arg]
     ),
 )
 @click.argument("text")
-@click.option("--model", type=click.Path(), help="A GGUF file or a safetensors folder.")
+@click.option("--model", type=click.Path(), help=MODEL)
+@DOWNLOAD
+@click.option("--chat", is_flag=True, help="Use the chat template of the model.")
 @click.option(
     "-n",
     "--n-new",
@@ -117,6 +125,8 @@ def show(
     n_new: int,
     save: str | None,
     json: bool,
+    download: bool,
+    chat: bool,
     **options: Any,
 ) -> None:
     """Run a model on TEXT, or on a file, and summarize its attention.
@@ -128,9 +138,9 @@ def show(
     if model is None:
         seen = open_argument(text)
     else:
-        words = read_argument(text)
-        require_model(model)
-        seen, new = run_model(model, words, n_new)
+        text = text if text.lower().endswith(MEDIA) else read_argument(text)
+        path = find_model(model, download=download)
+        seen, new = run_model(path, text, n_new, chat=chat)
         if new:
             click.echo(remove_control(new), err=json)
     table = compute_table(seen) if json or model is not None else None
@@ -175,36 +185,68 @@ def open_argument(path: str) -> Seen:
         raise FileError(f"{error} {how}") from error
 
 
-def run_model(model: str, text: str, n_new: int) -> tuple[Seen, str]:
+def run_model(path: Path, text: str, n_new: int, *, chat: bool) -> tuple[Seen, str]:
     """Return the recording of a model on a text, and the generated text."""
     with draw_progress("loading the model", None):
         import torch
 
-        from regard.nn.generation import generate
-        from regard.nn.weights import load
+        from regard.models.generate_text import generate_text
+        from regard.models.inputs import tell_kind
+        from regard.models.load import load
+        from regard.models.read import label_inputs, read
         from regard.seen import watch
 
-        network, tokenizer = load(model)
-    tokens, new = tokenizer.encode(text), ""
-    if not tokens:
-        raise OptionError("the text is empty: there is nothing to attend to.")
-    room = network.config.context - n_new
+        pair = network, words = load(path)
+    wait = draw_progress("running the model", None)
+    if tell_kind(network) != "text" and not n_new:
+        with wait:
+            return read(text, model=pair), ""
+    given, named = prepare_input(network, words, text, n_new, chat=chat)
+    if not n_new:
+        with wait:
+            return read(named, model=pair), ""
+    new: list[str] = []
+    with wait, watch(network) as seen, torch.inference_mode():
+        generate_text(network, words, named, n_new, say=new.append)
+    return label_inputs(seen, network, words, [given]), "".join(new)
+
+
+def prepare_input(
+    network: Any, words: Any, text: str, n_new: int, *, chat: bool
+) -> tuple[Any, dict[str, Any]]:
+    """Return the input of a model, and the tensors made of it, cut to its context."""
+    from regard.models.inputs import (
+        Given,
+        encode_string,
+        has_decoder,
+        make_inputs,
+        measure_context,
+        tell_kind,
+        write_chat,
+    )
+
+    if (kind := tell_kind(network)) != "text":
+        given = Given(**{kind: text})
+        return given, make_inputs(network, words, given)
+    if text.lower().endswith(MEDIA) and os.path.isfile(text):  # noqa: PTH113
+        raise OptionError(
+            f"{text} is no text, but a {type(network).__name__} reads text."
+        )
+    if chat:
+        text = write_chat(words, [{"role": "user", "content": text}])
+    limit = measure_context(network, words)
+    room = limit if has_decoder(network) else limit - n_new
     if room < 1:
         raise OptionError(
             f"--n-new {n_new}, but the context of this model is "
-            f"{network.config.context} tokens, including the text. Use a lower number."
+            f"{limit} tokens, including the text. Use a lower number."
         )
+    tokens = encode_string(words, text, whole=not chat)
     if len(tokens) > room:
         click.echo(f"using the first {room:,} of {len(tokens):,} tokens", err=True)
-        tokens = tokens[:room]
-    wait = draw_progress("running the model", None)
-    with wait, watch(network) as seen, torch.inference_mode():
-        if n_new:
-            (more,) = generate(network, [tokens], n_new, stop=tokenizer.stop)
-            new = tokenizer.decode(more)
-        else:
-            network(torch.tensor([tokens]))
-    return seen.label(tokenizer.decode), new
+        tokens = encode_string(words, text, whole=not chat, limit=room)
+    given = Given(text=tokens)
+    return given, make_inputs(network, words, given)
 
 
 def compute_table(seen: Seen) -> HeadTable:

@@ -14,7 +14,7 @@ Next: steps.py
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -54,11 +54,14 @@ def sinusoidal(n: int, d: int, *, base: float = 10_000.0, start: int = 0) -> Arr
     return NEIGHBOURS.join(np.sin(at), np.cos(at))
 
 
-def angles(positions: Array, d: int, *, base: float = 10_000.0) -> Array:
-    """Return positions / base^(2i/d) as (..., N, d/2), in float64."""
+def angles(
+    positions: Array, d: int, *, base: float = 10_000.0, stretch: Any = 1.0
+) -> Array:
+    """Return positions / (base^(2i/d) stretch) as (..., N, d/2), in float64."""
     if d % 2:
         raise ShapeError(f"width {d} is odd, expected an even number to form pairs.")
-    return np.asarray(positions)[..., None] / base ** (np.arange(0, d, 2) / d)
+    waves = base ** (np.arange(0, d, 2) / d) * np.asarray(stretch)
+    return np.asarray(positions)[..., None] / waves
 
 
 def rotary(
@@ -67,9 +70,10 @@ def rotary(
     *,
     pairing: Pairing,
     base: float = 10_000.0,
+    stretch: Any = 1.0,  # a number, or one for every pair: longer waves
 ) -> Array:
     """Rotate every pair of components of x by the angle of its position."""
-    at = angles(positions, x.shape[-1], base=base)
+    at = angles(positions, x.shape[-1], base=base, stretch=stretch)
     return rotate(x, convert(np.cos(at), x), convert(np.sin(at), x), pairing=pairing)
 
 

@@ -11,6 +11,7 @@ Next: block.py
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -73,10 +74,13 @@ class Cache:
         at = self.lengths
         return at if isinstance(at, int) else int(at.max())
 
-    def slots(self, n: int, *, recent: int | None = None) -> list[Slot]:
+    def slots(
+        self, n: int, *, recent: Sequence[int | None] | None = None
+    ) -> list[Slot]:
         """Return, for each layer, the slot that its next n tokens are written to.
 
-        recent: return only this many of the last keys, including the new ones
+        recent: for each layer, how many of the last keys are returned, including the
+            new ones; None: all
         """
         stop, capacity = self.longest + n, self.k.shape[3]
         if stop > capacity:
@@ -84,6 +88,7 @@ class Cache:
                 f"{n} more tokens after {stop - n} do not fit into a cache of "
                 f"{capacity}. Make it larger: Cache(config, batch, {stop})."
             )
-        first = 0 if recent is None else max(0, stop - recent)
-        pairs = zip(self.k, self.v, strict=True)
-        return [Slot(k, v, self.lengths, stop, first) for k, v in pairs]
+        counts = [None] * len(self.k) if recent is None else recent
+        firsts = [0 if count is None else max(0, stop - count) for count in counts]
+        layers = zip(self.k, self.v, firsts, strict=True)
+        return [Slot(k, v, self.lengths, stop, first) for k, v, first in layers]

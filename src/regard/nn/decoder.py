@@ -11,6 +11,8 @@ Next: generation.py
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache as cache_result
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,9 +52,7 @@ class CausalTransformer(nn.Module):  # type: ignore[misc]
             self.head = Linear(config.width, config.vocabulary, bias=False)
         # Not buffers: model.half() would round them.
         self.tables = make_tables(config)
-        self.mask: Mask = causal()
-        if config.window is not None:
-            self.mask = causal() & window(config.window - 1)
+        self.masks = [make_mask(config.find_window(i)) for i in range(config.layers)]
         self.draw_weights()
 
     def draw_weights(self) -> None:
@@ -83,17 +83,18 @@ class CausalTransformer(nn.Module):  # type: ignore[misc]
     ) -> Tensor:
         """Return the final hidden states (B, N, width), the input of predict."""
         at = self.place(tokens, valid, cache)
-        mask, slots = self.choose_keys(tokens, cache)
+        masks, slots = self.choose_keys(tokens, cache)
         x = self.embed(tokens)
         if self.config.position == "learned":
             x = x + self.positions.weight[at]
         elif self.config.position == "sinusoidal":
             x = x + self.look_up("waves", at, x)
-        if valid is not None:
-            mask = mask & padding(valid)
+        if valid is not None:  # one object for equal masks: they are compiled once
+            real = {id(mask): mask & padding(valid) for mask in masks}
+            masks = [real[id(mask)] for mask in masks]
         x = self.dropout(x)
         rotation = self.turn(at, x)
-        for block, slot in zip(self.blocks, slots, strict=True):
+        for block, mask, slot in zip(self.blocks, masks, slots, strict=True):
             x = block(x, mask, rotation=rotation, slot=slot)
         if cache is not None:
             cache.lengths = cache.lengths + tokens.shape[1]
@@ -101,15 +102,17 @@ class CausalTransformer(nn.Module):  # type: ignore[misc]
 
     def choose_keys(
         self, tokens: Tensor, cache: Cache | None
-    ) -> tuple[Mask | None, Sequence[Slot | None]]:
-        """Return the mask, and the cache slot of each layer."""
+    ) -> tuple[Sequence[Any], Sequence[Slot | None]]:
+        """Return the mask and the cache slot of each layer."""
+        layers = range(self.config.layers)
         if cache is None:
-            return self.mask, [None] * len(self.blocks)
+            return self.masks, [None] * len(layers)
         n = tokens.shape[1]
         if n > 1 or not isinstance(cache.lengths, int):
-            return self.mask, cache.slots(n)
+            return self.masks, cache.slots(n)
         # A single new token attends to all returned keys, so it needs no mask.
-        return None, cache.slots(1, recent=self.config.window)
+        recent = [self.config.find_window(i) for i in layers]
+        return [None] * len(layers), cache.slots(1, recent=recent)
 
     def place(
         self, tokens: Tensor, valid: Tensor | None, cache: Cache | None
@@ -149,11 +152,19 @@ class CausalTransformer(nn.Module):  # type: ignore[misc]
         return self.tables[table][at if isinstance(at, slice) else at.cpu()].to(like)
 
 
+@cache_result
+def make_mask(size: int | None) -> Mask:
+    """Return the mask of a layer with a window, or of one without."""
+    return causal() if size is None else causal() & window(size - 1)
+
+
 def make_tables(config: Config) -> dict[str, Tensor]:
     """Return the fixed position tables in float64."""
     if config.position == "rotary":
-        at = angles(np.arange(config.context), config.head, base=config.base)
-        cos, sin = np.cos(at), np.sin(at)  # for both halves; the first sine is negated
+        places, stretch = np.arange(config.context), config.stretch or 1.0
+        at = angles(places, config.head, base=config.base, stretch=stretch)
+        # for both halves; the first sine is negated
+        cos, sin = config.gain * np.cos(at), config.gain * np.sin(at)
         tables = {"cos": np.hstack([cos, cos]), "sin": np.hstack([-sin, sin])}
     elif config.position == "sinusoidal":
         waves = sinusoidal(config.context, config.width, base=config.base)

@@ -7,7 +7,7 @@ options. So a family is a few lines in the tables below. Unknown settings that w
 change the result raise a FileError, because a model loaded with wrong settings still
 produces plausible text.
 
-Next: gguf_file.py
+Next: rope_scaling.py
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from regard.errors import FileError, OptionError
+from regard.nn.rope_scaling import LENGTH, stretch_rotary
 from regard.plain.config import Config
 
 # --- names of weights: theirs -> ours, where # is the layer number -------------------
@@ -112,6 +113,13 @@ GGUF_SETTINGS = {  # prefixed with the family name in the file
     "feed_forward_length": "hidden",
     "rope.freq_base": "base",
 }
+GGUF_ROPE = {  # GGUF_SETTINGS of rotary scaling; llama3 has a tensor, rope_freqs
+    "rope.scaling.type": "rope_type",
+    "rope.scaling.factor": "factor",
+    "rope.scaling.original_context_length": LENGTH,
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
+}
 ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
@@ -153,6 +161,9 @@ OPTIONAL = {  # settings that files may omit, because the defaults agree with Co
 WINDOWED: dict[str, int | None] = {  # sliding_window alone decides; if it is omitted
     "mistral": 4_096,
 }
+MAX_WINDOW_LAYERS = 28  # of Qwen: these first layers have no window
+FULL, SLIDING = "full_attention", "sliding_attention"
+MANY = 10_000  # layers, if they differ
 LONGEST = 2**18  # largest context; the position tables would need too much memory
 
 
@@ -181,46 +192,69 @@ def read_config(theirs: Mapping[str, Any]) -> Config:
             f"attention_bias={biases[0]!r:.40}, mlp_bias={biases[1]!r:.40}: expected "
             "both or neither. (Biases of q, k and v only are model_type 'qwen2'.)"
         )
-    options = {"base": find_base(theirs), "window": find_window(family, theirs)}
+    rope = find_rope(theirs)
+    base = read_setting("rope_theta", rope.get("rope_theta", 10_000.0), "base")
+    options = {"base": base, **find_windows(family, theirs)}
     if biases[0]:
         options["bias"] = True
-    return make_config(family, theirs, LLAMA_SETTINGS, options)
+    config = make_config(family, theirs, LLAMA_SETTINGS, options)
+    return stretch_rotary(config, rope)
 
 
-def find_base(theirs: Mapping[str, Any]) -> Any:
-    """Return the base of the rotary angles; raise if they are scaled or partial."""
-    plain = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
-    base = theirs.get("rope_theta", 10_000.0)
+def find_rope(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rotary settings, under their names in transformers 5."""
+    found = {"rope_theta": theirs.get("rope_theta", 10_000.0)}
     for name in ("rope_scaling", "rope_parameters"):  # transformers 4 and 5
         rope = theirs.get(name) or {}
         if not isinstance(rope, Mapping) or any(
-            key != "rope_theta" and plain.get(key) != x for key, x in rope.items()
+            isinstance(x, Mapping) for x in rope.values()
         ):
             raise FileError(
-                f"{name}={rope!r:.200}, but only rope_type='default' with a rope_theta "
-                "is supported."
+                f"{name}={rope!r:.200}, expected the settings of all layers: rope_type "
+                "and its numbers."
             )
-        base = rope.get("rope_theta", base)
-    return read_setting("rope_theta", base, "base")
+        found |= rope
+    return found
 
 
-def find_window(family: str, theirs: Mapping[str, Any]) -> Any:
-    """Return the size of the sliding window, including the token itself, or None."""
-    always, layers = family in WINDOWED, theirs.get("layer_types")
+def find_windows(family: str, theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sliding window, including the token itself, and the layers with it."""
+    always, kinds = family in WINDOWED, theirs.get("layer_types")
     window = theirs.get("sliding_window", WINDOWED.get(family, 4_096))
     if not always and not theirs.get("use_sliding_window", False):
         window = None
-    kinds = set(map(str, layers)) if isinstance(layers, list) else set()
-    if window is None and kinds <= {"full_attention"}:
-        return None
-    if kinds == {"full_attention"} and not always:
-        return None
-    if kinds == {"sliding_attention"} or (always and not kinds):
-        return read_setting("sliding_window", window, "window")
-    raise FileError(
-        f"sliding_window={window!r:.40} with layer_types of {sorted(kinds)!r:.200}: "
-        "only the same window in all layers is supported."
-    )
+    if window is not None:
+        window = read_setting("sliding_window", window, "window")
+    if not isinstance(kinds, list):
+        return {"window": window, **find_last_layers(theirs, window, always=always)}
+    names = {*map(str, kinds)}
+    wrong = names - {FULL, SLIDING} or len(kinds) != theirs.get("num_hidden_layers")
+    if wrong or (always and names != {SLIDING}) or (window is None and names != {FULL}):
+        raise FileError(
+            f"sliding_window={window!r:.40} with layer_types of {sorted(names)!r:.200} "
+            f"for {theirs.get('num_hidden_layers')!r:.40} layers is not supported."
+        )
+    sliding = tuple(i for i, kind in enumerate(kinds) if kind == SLIDING)
+    some = {"window_layers": sliding} if len(names) == 2 else {}
+    return {"window": window if sliding else None, **some}
+
+
+def find_last_layers(
+    theirs: Mapping[str, Any], window: int | None, *, always: bool
+) -> dict[str, Any]:
+    """Return the layers with a window by the rule of Qwen: all but the first few."""
+    layers = theirs.get("num_hidden_layers")
+    first = 0 if always else theirs.get("max_window_layers", MAX_WINDOW_LAYERS)
+    if window is None or first == 0 or not isinstance(layers, int):
+        return {}
+    if not isinstance(first, int) or layers > MANY:
+        raise FileError(
+            f"max_window_layers={first!r:.40} of {layers} layers, expected integers, "
+            f"and at most {MANY} layers."
+        )
+    if first >= layers:
+        return {"window": None}
+    return {"window_layers": tuple(range(first, layers))}
 
 
 def read_gguf_config(
@@ -256,10 +290,10 @@ def read_gguf_config(
     if "blk.0.attn_q.bias" in shapes:
         options["qkv_bias"] = True
     config = make_config(family, own, table, options)
+    config = stretch_gguf(config, own)
     only = {
         "vocab_size": config.vocabulary,
         "rope.dimension_count": config.head,
-        "rope.scaling.type": "none",
         "attention.value_length": config.head,
         "attention.causal": True,
         "expert_count": 0,
@@ -270,6 +304,18 @@ def read_gguf_config(
             known = f"expected {only[key]!r}" if key in only else "not supported"
             raise FileError(f"{start}{key}={own[key]!r:.80}: {known}.")
     return config
+
+
+def stretch_gguf(config: Config, own: dict[str, Any]) -> Config:
+    """Return a config with the rotary scaling of a file, taken out of its settings."""
+    rope = {ours: own.pop(key) for key, ours in GGUF_ROPE.items() if key in own}
+    own.pop("rope.scaling.finetuned", None)  # how it was trained
+    kind = str(rope.get("rope_type"))
+    if rope and kind not in ("none", "linear", "yarn"):
+        raise FileError(
+            f"rope.scaling.type={kind!r:.40}, expected 'none', 'linear' or 'yarn'."
+        )
+    return stretch_rotary(config, rope) if kind in ("linear", "yarn") else config
 
 
 def make_config(

@@ -5,9 +5,10 @@
 
 The work is done by the `tokenizers` package. A folder contains the tokenizer as
 tokenizer.json. A GGUF file contains only the vocabulary, the merges and the name of the
-pre-tokenizer (WAYS); the tokenizer is rebuilt from these.
+pre-tokenizer (WAYS), or the scores of a SentencePiece vocabulary; the tokenizer is
+rebuilt from these.
 
-Next: chat_template.py
+Next: sentencepiece.py
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from tokenizers.processors import TemplateProcessing
 
 from regard.errors import FileError, OptionError, RegardError
 from regard.nn.chat_template import HALF, describe_error, render_chat
+from regard.nn.sentencepiece import build_sentencepiece
 
 CONTROL, USER = 3, 4  # GGUF token types that are never split
 SPECIAL = {  # name of a token in templates -> name in GGUF
@@ -233,13 +235,16 @@ def build_gguf_tokenizer(settings: Mapping[str, Any]) -> Tokenizer:
     """Build the tokenizer described by the settings of a GGUF file."""
     start = "tokenizer.ggml."
     own = {k.removeprefix(start): x for k, x in settings.items() if k.startswith(start)}
-    way, tokens = choose_pretokenizer(own), read_vocabulary(own)
+    pieces = str(own.get("model")) == "llama"  # SentencePiece
+    way = None if pieces else choose_pretokenizer(own)
+    tokens = read_vocabulary(own)
     ids = find_ids(own, len(tokens))
-    begin = ["bos_token_id"] if own.get("add_bos_token", way.bos) is True else []
+    usual = way is None or way.bos
+    begin = ["bos_token_id"] if own.get("add_bos_token", usual) is True else []
     end = ["eos_token_id"] if own.get("add_eos_token", False) is True else []
     words = "the tokenizer of the file cannot be built (read_weights(path) loads the"
     with wrap_tokenizer_errors(FileError, f"{words} weights alone)"):
-        core = build_core(own, tokens, way)
+        core = build_core(own, tokens, way) if way else build_sentencepiece(own, tokens)
         core.post_processor = TemplateProcessing(
             single=[tokens[ids[x]] for x in begin]
             + ["$A"]
@@ -281,8 +286,9 @@ def choose_pretokenizer(own: Mapping[str, Any]) -> PreTokenizerRule:
     spaced = own.get("add_space_prefix", False) is not False
     if model != "gpt2" or pre not in WAYS or spaced:
         raise FileError(
-            f"tokenizer.ggml.model={model!r:.40} with pre={pre!r:.40}: expected 'gpt2' "
-            f"(byte-level) with one of {', '.join(map(repr, WAYS))}, no space prefix. "
+            f"tokenizer.ggml.model={model!r:.40} with pre={pre!r:.40}: expected "
+            "'llama' (SentencePiece), or 'gpt2' (byte-level) with one of "
+            f"{', '.join(map(repr, WAYS))}, no space prefix. "
             "To load the weights alone: read_weights(path)."
         )
     return WAYS[pre]

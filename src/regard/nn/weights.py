@@ -13,9 +13,10 @@ Next: families.py
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -48,6 +49,7 @@ from regard.plain.config import Config
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+FACTORS = "rope_freqs.weight"
 ONE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PREFIX = re.compile(r"^(model|transformer)\.")  # in transformers, except on lm_head
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")  # layer number
@@ -232,6 +234,9 @@ def open_source(path: Path) -> ModelFiles:
     file = open_gguf(path)
     shapes = {name: entry.shape for name, entry in file.entries.items()}
     config = read_gguf_config(file.settings, shapes)
+    if FACTORS in shapes:
+        config = stretch_by_tensor(config, file.read(FACTORS))
+        del shapes[FACTORS]
 
     def read(name: str) -> Tensor:
         return read_gguf_tensor(file, config, name)
@@ -239,6 +244,20 @@ def open_source(path: Path) -> ModelFiles:
     return ModelFiles(
         config, LazyTensors(shapes, read), lambda: build_gguf_tokenizer(file.settings)
     )
+
+
+def stretch_by_tensor(config: Config, factors: NDArray[Any]) -> Config:
+    """Return a config with the rotary scaling that a tensor holds, as of Llama 3."""
+    found = tuple(map(float, factors.reshape(-1)))
+    if config.stretch or any(not 0 < x < math.inf for x in found):
+        raise FileError(
+            f"{FACTORS} holds {found!r:.80}, expected positive numbers, and no "
+            "rope.scaling.type beside it."
+        )
+    try:
+        return replace(config, stretch=found)
+    except OptionError as error:
+        raise FileError(f"{FACTORS} does not fit: {error}") from None
 
 
 def read_gguf_tensor(file: GgufFile, config: Config, name: str) -> Tensor:

@@ -60,10 +60,13 @@ class Config:
     norm_first: bool = True  # pre-norm; else post-norm, as in 2017
     position: Position = "learned"
     base: float = 10_000.0  # of rotary and sinusoidal angles
+    stretch: tuple[float, ...] = ()  # divides each rotary frequency, (d/2,); (): by 1
+    gain: float = 1.0  # multiplies rotary cosines and sines
     bias: bool = True  # in the matrices and the layer norms
     qkv_bias: bool | None = None  # None: same as bias
     qk_norm: bool = False  # apply rms norm to each head of q and k
     window: int | None = None  # attend to the last `window` tokens, including itself
+    window_layers: tuple[int, ...] | None = None  # layers with it; None: all
     tied: bool = True  # the head shares the embedding's weights
     dropout: float = 0.0
 
@@ -95,10 +98,33 @@ class Config:
                 f"rotary rotates pairs, but a head has the odd width {self.head}. "
                 "Set an even head_width=."
             )
+        self.check_lists()
         if not 0 <= self.dropout < 1:
             raise OptionError(f"dropout={self.dropout}, expected 0 <= dropout < 1.")
         if self.window is not None and self.window < 1:
             raise OptionError(f"window={self.window}, expected at least 1 or None.")
+
+    def check_lists(self) -> None:
+        """Raise if the settings of single layers or frequencies do not fit."""
+        object.__setattr__(self, "stretch", tuple(self.stretch))  # JSON has lists
+        if self.stretch and len(self.stretch) != self.head // 2:
+            raise OptionError(
+                f"stretch has {len(self.stretch)} numbers, expected one for each of "
+                f"the {self.head // 2} pairs of a head, or ()."
+            )
+        if self.window_layers is None:
+            return
+        object.__setattr__(self, "window_layers", tuple(self.window_layers))
+        if self.window is None or not {*self.window_layers} <= {*range(self.layers)}:
+            raise OptionError(
+                f"window_layers={self.window_layers}, window={self.window}: expected "
+                f"layers of 0 … {self.layers - 1}, and a window."
+            )
+
+    def find_window(self, layer: int) -> int | None:
+        """Return the window of a layer, None if it attends to all earlier tokens."""
+        some = self.window_layers
+        return self.window if some is None or layer in some else None
 
     @property
     def shared(self) -> int:

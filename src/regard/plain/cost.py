@@ -319,6 +319,11 @@ def list_sizes(
     for name, value in given.items():
         if not isinstance(value, int) or value < 1:
             raise OptionError(f"{name}={value!r}, expected an integer of at least 1.")
+    if config.window_layers is not None:
+        raise OptionError(
+            "the cost of a model with a window in some layers only is not known. Use "
+            "window_layers=None, for a bound window=None."
+        )
     return {
         "V": config.vocabulary,
         "C": config.context,

@@ -75,10 +75,9 @@ class Decoder:
         elif config.position == "sinusoidal":
             waves = convert(sinusoidal(n, config.width, base=config.base), x)
             x = x + xp.astype(waves, x.dtype)
-        mask = causal()
-        if config.window is not None:
-            mask = mask & window(config.window - 1)
         for i in range(config.layers):
+            mask, size = causal(), config.find_window(i)
+            mask = mask if size is None else mask & window(size - 1)
             own = select_weights(weights, f"blocks.{i}.")
             x = block(x, own, config, mask=mask, positions=np.arange(n))
         if config.norm_first:

@@ -41,9 +41,13 @@ def block(
             q = rms_norm(q, weights["attention.q_norm.weight"], config.eps)
             k = rms_norm(k, weights["attention.k_norm.weight"], config.eps)
         if config.position == "rotary":
-            q = rotary(q, positions, pairing=HALVES, base=config.base)
-            k = rotary(k, positions, pairing=HALVES, base=config.base)
+            q, k = turn(q), turn(k)
         return q, k
+
+    def turn(x: Array) -> Array:
+        stretch = config.stretch or 1.0
+        x = rotary(x, positions, pairing=HALVES, base=config.base, stretch=stretch)
+        return x * config.gain
 
     def attend(x: Array) -> Array:
         return multi_head(

@@ -180,9 +180,11 @@ class MapSource:
         """
         decoders = self.recording.notes.get("decoders", [])
         own = record.name not in decoders
-        tokens = self.recording.tokens[sequence : sequence + 1]
+        one, found = slice(sequence, sequence + 1), self.recording
+        tokens: Any = found.tokens[one]
+        named = tokens if any(tokens) else found.texts[one]  # moments of a sound
         (n_q, n_k), _, _ = measure_levels(record)
-        across = n_q != n_k and [n_k] == [len(x) for x in tokens]
+        across = n_q != n_k and [n_k] == [len(x) for x in named]
         return {"qNamed": own, "kNamed": own or across}
 
     def tile(

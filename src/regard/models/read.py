@@ -1,0 +1,197 @@
+"""Run a model on a text, a picture or a sound, and return its labelled attention.
+
+    seen = regard.read("The cat sat on the mat", model="google-bert/bert-base-uncased")
+    print(seen)                    which layers were seen
+    seen.page("map.html")          the map, with the text of every token
+
+Next: seen.py
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard.errors import OptionError, ShapeError
+from regard.models.inputs import (
+    Given,
+    choose_tower,
+    decode_token,
+    find_rate,
+    is_chat,
+    make_inputs,
+    open_image,
+    open_sound,
+    tell_kind,
+)
+from regard.models.load import load
+from regard.seen import Seen, watch
+
+
+def read(
+    what: Any,
+    *,
+    model: Any,
+    image: Any = None,
+    audio: Any = None,
+    target: str | None = None,
+    layers: Collection[str] | None = None,
+    keep: str = "qk",
+    download: bool = False,
+) -> Seen:
+    """Return the attention of a model on one input, or on each of a list of inputs.
+
+    >>> seen = read("The cat sat", model="SmolLM2.gguf")  # doctest: +SKIP
+
+    what: a text, the messages of a chat, the file or array of a picture or of a sound,
+        whatever the model reads, or a mapping of its named inputs
+    model: a GGUF file, a folder, a name in the local Hugging Face cache, or the pair
+        (model, tokenizer)
+    image, audio: a picture or a sound beside the text, for models that read both
+    target: the text that an encoder-decoder has written so far
+    layers, keep: as in regard.watch
+    download: ask the Hugging Face hub for a model that is not in the cache
+    """
+    network, words = open_pair(model, download=download)
+    several = isinstance(what, list) and not is_chat(what)
+    inputs = [
+        sort_given(network, x, Given(None, image, audio, target))
+        for x in (what if several else [what])
+    ]
+    if not inputs:
+        raise OptionError("an empty list, expected a text or a list of texts.")
+    tower = choose_tower(network, inputs[0])
+    named = [make_inputs(tower, words, given) for given in inputs]
+    was_training = tower.training
+    tower.eval()  # no dropout
+    try:
+        with watch(tower, layers=layers, keep=keep) as seen, torch.inference_mode():
+            for x in named:
+                run_network(tower, x)
+    finally:
+        tower.train(was_training)
+    return label_inputs(seen, tower, words, inputs)
+
+
+def open_pair(model: Any, *, download: bool) -> tuple[Any, Any]:
+    """Return a network and its tokenizer, loaded if `model` is a name."""
+    if isinstance(model, str | Path):
+        return load(model, download=download)
+    if isinstance(model, nn.Module):
+        raise OptionError(
+            f"model=a {type(model).__name__} alone, expected it with its tokenizer or "
+            "processor: model=(model, tokenizer)."
+        )
+    match model:
+        case (nn.Module() as network, words):
+            return network, words
+    raise OptionError(
+        f"model={model!r:.60}, expected the name of a model, or (model, tokenizer)."
+    )
+
+
+def sort_given(network: Any, what: Any, rest: Given) -> Given:
+    """Return an input under the name of its kind."""
+    kind = "text" if isinstance(what, Mapping) else tell_kind(network)
+    is_word = isinstance(what, str) or is_chat(what)
+    if kind == "text" and not isinstance(what, Mapping | str) and not is_chat(what):
+        kind = guess_kind(network, what)
+    if kind in ("image", "audio") and is_word and getattr(rest, kind) is not None:
+        kind = "text"
+    if kind not in ("text", "image", "audio"):
+        raise OptionError(
+            f"a {type(network).__name__} is called with {kind}=. Give its inputs by "
+            f"name: regard.read({{{kind!r}: tensor}}, …)."
+        )
+    return replace(rest, **{kind: what})
+
+
+def guess_kind(network: Any, what: Any) -> str:
+    """Return what an array is, for a network that reads text and something else."""
+    reads = getattr(network, "input_modalities", ()) or ()
+    sound = getattr(what, "ndim", 0) == 1
+    kind = "audio" if sound and "audio" in reads else "image"
+    return kind if kind in reads and what is not None else "text"
+
+
+def run_network(network: Any, named: Mapping[str, Any]) -> Any:
+    """Call a network; one that does not know the name input_ids gets them first."""
+    called = inspect.signature(network.forward).parameters
+    if "input_ids" in named and "input_ids" not in called:
+        return network(named["input_ids"])
+    return network(**named)
+
+
+# --- labels --------------------------------------------------------------------------
+
+
+def label_inputs(seen: Seen, network: Any, words: Any, inputs: list[Given]) -> Seen:
+    """Return a recording with a text for every token, patch or moment."""
+    kind = tell_kind(network)
+    if any(seen.recording.tokens):
+        return mark_unnamed(
+            seen.label(lambda ids: decode_token(words, ids[0])), network
+        )
+    for i, given in enumerate(inputs):
+        if kind == "image" and given.image is not None:
+            seen = label_patches(seen, given.image, i)
+        elif kind == "audio" and given.audio is not None:
+            seen = label_moments(seen, words, given.audio, i)
+    return seen
+
+
+def mark_unnamed(seen: Seen, network: Any) -> Seen:
+    """Return a recording in which layers that do not read the tokens are marked.
+
+    The patches of a vision tower must not get the names of words.
+    """
+    found = seen.recording
+    others = tuple(
+        f"{name}."
+        for name, part in network.named_modules()
+        if name and getattr(part, "main_input_name", "input_ids") != "input_ids"
+    )
+    pairs = zip(found.records, found.sequences, strict=True)
+    strange = [
+        record.name
+        for record, i in pairs
+        if (others and record.name.startswith(others))
+        or int(record.q.shape[1]) != len(found.tokens[i])
+    ]
+    decoders = [*found.notes.get("decoders", ()), *strange]
+    notes = found.notes | {"decoders": list(dict.fromkeys(decoders))}
+    return Seen(replace(found, notes=notes))
+
+
+def label_patches(seen: Seen, image: Any, i: int) -> Seen:
+    """Return a recording with the picture, if its patches form a known grid."""
+    picture = open_image(image)
+    try:
+        return seen.picture(picture, sequence=i)
+    except ShapeError:  # windows, or a grid that is no square
+        return seen
+
+
+def label_moments(seen: Seen, words: Any, audio: Any, i: int) -> Seen:
+    """Return a recording in which every key has the time at which it begins."""
+    found, rate = seen.recording, find_rate(words)
+    own = getattr(words, "feature_extractor", words)
+    seconds = len(open_sound(audio, rate)) / rate
+    padded = getattr(own, "chunk_length", None)  # Whisper always hears 30 seconds
+    seconds = seconds if padded is None else float(padded)
+    first = next(
+        x for x, j in zip(found.records, found.sequences, strict=True) if j == i
+    )
+    n_keys = int(first.k.shape[1])
+    digits = max(0, math.ceil(-math.log10(max(seconds, 1e-9) / n_keys)))
+    times = tuple(f"{seconds * j / n_keys:.{digits}f} s" for j in range(n_keys))
+    texts = [*found.texts, *[()] * (i + 1 - len(found.texts))]
+    texts[i] = times
+    return Seen(replace(found, texts=tuple(texts)))
