@@ -193,6 +193,11 @@ def test_kernels_of_few_bits_pass_where_only_their_inputs_are_rounded():
     )
 
 
+def test_zeros_and_ones_are_of_no_precision():
+    for fn in (lambda q, k, v: 0 * v, lambda q, k, v: 0 * v + 1):
+        assert check(fn, Convention(), level="basic").note == ""
+
+
 def test_a_report_states_the_tolerances():
     assert check(in_double, level="basic").precision == (
         "judged in float64 (tolerance 1e-9), float32 (tolerance 1e-4), "
