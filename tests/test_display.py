@@ -152,7 +152,7 @@ def test_colours_are_those_of_the_notebook():
 
 
 def test_text_is_escaped_shortened_and_readable():
-    assert display.escape_text("a & <b>") == "a &amp; &lt;b&gt;"
+    assert display.escape_text("a & <b> \"'") == "a &amp; &lt;b&gt; &quot;&#x27;"
     assert display.escape_text("a\u202eb\x00") == r"a\u202eb\u0000"
     assert display.escape_text("\ud83d") == r"\ud83d"
     assert display.escape_text("नमस्ते ก็ é 日本 👩") == "नमस्ते ก็ é 日本 👩"

@@ -37,10 +37,10 @@ LEVELS = 31  # of opacity: few of them compress well
 INK = (31, 119, 208)  # a blue that is visible on white and on black
 TABLE = (
     "margin:.3em 0;width:auto;background:transparent;text-align:right;"
-    "border-collapse:separate;border-spacing:.6em .1em;"  # marimo has no padding
-    "font-variant-numeric:tabular-nums"
+    "border-collapse:collapse;font-variant-numeric:tabular-nums"
 )
-LEFT, RIGHT = (f' style="text-align:{side}"' for side in ("left", "right"))
+CELL = "padding:.2em .5em"  # marimo has none
+LEFT, RIGHT = (f' style="{CELL};text-align:{side}"' for side in ("left", "right"))
 
 
 class Displayed:
@@ -159,13 +159,13 @@ def write_table(
 
 
 def style_cell(shade: float, text: bool) -> str:  # noqa: FBT001 (of one table only)
-    """Return the style of a cell, empty if it needs none."""
+    """Return the style of a cell."""
     if text:
         return LEFT
     if not shade > 0.005:
-        return ""
-    red, green, blue = INK
-    return f' style="background:rgba({red},{green},{blue},{min(1, shade) * 0.5:.2f})"'
+        return f' style="{CELL}"'
+    colour = ",".join(map(str, INK))
+    return f' style="{CELL};background:rgba({colour},{min(1, shade) * 0.5:.2f})"'
 
 
 def write_facts(facts: Iterable[tuple[str, object]]) -> str:
