@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from huggingface_hub import constants
 from loopback_hub import COMMIT, GATED, serve_hub
 from safetensors.torch import load_file, save_file
-from tiny_models import KINDS, save_picture, save_sound, save_tiny
+from tiny_models import CHAT, KINDS, make_tokenizer, save_picture, save_sound, save_tiny
 from torch import nn
 
 import regard
@@ -379,6 +379,9 @@ def test_a_chat_is_written_by_the_template_of_the_model(tiny):
         shown = run("show", "the cat", "--model", tiny / kind, "--chat", "--json")
         wanted = [x["entropy"] for x in seen.table().list_rows()]
         assert [x["entropy"] for x in json.loads(shown.stdout)] == wanted
+    network, _ = load(tiny / "phi")  # a template writes <s> itself, if it is wanted
+    seen = regard.read(chat, model=(network, make_tokenizer(template=CHAT)))
+    assert seen.recording.texts == (CHAT_WORDS,)
     with pytest.raises(OptionError, match="has no chat template"):
         regard.read(chat, model=tiny / "bert")
 
@@ -576,3 +579,13 @@ def test_an_atlas_of_a_cached_name(cache, tiny, tmp_path):
     assert "add --download" in done.stderr
     done = run("atlas", "run", tmp_path / "vit", *options[2:], "--model", tiny / "vit")
     assert done.exit_code == 1
+
+
+def test_names_of_strangers_are_printed_safely():
+    with pytest.raises(FileError, match=r"It has '\\x1b\[31m', README"):
+        choose_files(["\x1b[31m", "README.md"], HubName("a/b"))
+    assert read_name("a/\x1b[31m") is None
+    with pytest.raises(FileError, match="there is no file or folder ~nobody/x"):
+        find_model("~nobody/x")
+    with pytest.raises(FileError, match="there is no file or folder"):
+        find_model("a\0b")

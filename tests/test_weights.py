@@ -94,7 +94,10 @@ CASES = {
     "llama3": ("llama", {**HEIR, "rope_parameters": LLAMA3}),
     "linear": ("llama", {**HEIR, "rope_parameters": {**ROPE, **LINEAR}}),
     "yarn": ("qwen2", {**HEIR, "rope_parameters": {**ROPE, **YARN}}),
-    "yarn gain": ("llama", {**HEIR, "rope_parameters": {**ROPE, **YARN, **GAIN}}),
+    "yarn gain": (
+        "llama",
+        {**HEIR, "head_dim": 32, "rope_parameters": {**ROPE, **YARN, **GAIN}},
+    ),
     "dynamic": (
         "llama",
         {**HEIR, "rope_parameters": {**ROPE, **LINEAR, "rope_type": "dynamic"}},

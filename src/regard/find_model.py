@@ -57,7 +57,7 @@ def find_model(name: str | Path, *, download: bool = False) -> Path:
 
     download: ask the Hugging Face hub for a model that is not in the cache
     """
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # noqa: PTH111 (Path raises on ~nobody)
     if os.path.lexists(path):
         return enter_folder(path)
     hub = read_name(str(name))
@@ -199,7 +199,7 @@ def suggest_cached(hub: HubName) -> str:
 
 def list_names(names: Iterable[str]) -> str:
     """Return names with commas, a few of them if they are many."""
-    names = list(names)
+    names = [x if x.isprintable() else ascii(x) for x in names]  # of strangers
     more = len(names) - SHOWN
     rest = f" and {more} more" if more > 0 else ""
     return ", ".join(names[:SHOWN]) + rest if names else "nothing"
@@ -280,7 +280,7 @@ def explain_failure(error: Exception, hub: HubName) -> str:
             f"there is no model {hub.repo} at {constants.ENDPOINT}, or it is private. "
             "Check the name; for a private model, log in: hf auth login"
         )
-    said = " ".join(str(error).split())[:200] or type(error).__name__
+    said = "".join(c for c in " ".join(str(error).split())[:200] if c.isprintable())
     return (
         f"{hub.repo} could not be downloaded from {constants.ENDPOINT}: "
         f"{type(error).__name__}: {said}"

@@ -131,5 +131,5 @@ def explain_failed(path: Path, reason: FileError, error: Exception) -> FileError
 
 
 def shorten(error: BaseException | None) -> str:
-    """Return the start of an error message, on one line."""
-    return " ".join(str(error).split())[:300]
+    """Return the start of an error message, on one line, of printable characters."""
+    return "".join(c for c in " ".join(str(error).split())[:300] if c.isprintable())

@@ -265,7 +265,8 @@ def read_gguf_config(
     if family not in FAMILIES or family == "mistral":  # in GGUF, mistral is llama
         known = ", ".join(repr(x) for x in FAMILIES if x != "mistral")
         raise FileError(
-            f"general.architecture={family!r:.80}, expected one of {known}."
+            f"general.architecture={family!r:.80}, expected one of {known}. Models of "
+            "other families are loaded from a folder of safetensors."
         )
     kind = str(settings.get("general.type", "model"))
     if kind != "model" or "split.count" in settings:
