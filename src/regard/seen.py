@@ -24,6 +24,7 @@ from regard.recording.file import open_recording, save_recording
 from regard.recording.hidden_tokens import describe_hidden
 from regard.recording.record import Covered, Record, Recording
 from regard.recording.spans import Offsets, Span, find_spans
+from regard.serving.engine import find_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -216,13 +217,17 @@ class Seen:
 def watch(
     model: Any, *, layers: Collection[str] | None = None, keep: str = "qk"
 ) -> Iterator[Seen]:
-    """Record the attention of a torch model in a `with` block; read the result after.
+    """Record the attention of a model in a `with` block; read the result after.
 
+    model: a torch.nn.Module, or an engine that serves one (vllm.LLM, llama_cpp.Llama)
     layers: names of the modules to record; default: all
     keep: "qk", or "qkv" to record the values too
     """
-    from regard.lens.watch import capture  # noqa: PLC0415 (it needs torch)
-
+    engine = find_engine(model)
+    if engine is None:
+        from regard.lens.watch import capture  # noqa: PLC0415 (it needs torch)
+    else:
+        capture = engine.capture
     seen, watcher = Seen(), None
     try:
         with capture(model, layers=layers, keep=keep) as watcher:
