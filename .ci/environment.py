@@ -185,6 +185,14 @@ def make_own(own: Path, shared: Path) -> None:
     put_in_place(own, fill)
 
 
+def make_serving() -> None:
+    """Make the environment of the tests with vLLM."""
+    shared = find_cached(ENGINES.read_text("utf-8"))
+    if not shared.exists():
+        put_in_place(shared, fill_serving)
+    make_own(SERVING, shared)
+
+
 def main(arguments: list[str]) -> None:
     """Make what is missing."""
     shared, own = find_shared(), OWN
@@ -196,10 +204,7 @@ def main(arguments: list[str]) -> None:
         print(text, file=sys.stderr)  # noqa: T201
         return
     if serving:
-        shared = find_cached(ENGINES.read_text("utf-8"))
-        if not shared.exists():
-            put_in_place(shared, fill_serving)
-        make_own(own, shared)
+        make_serving()
         return
     if not shared.exists():
         put_in_place(shared, fill_shared)

@@ -8,7 +8,7 @@ from regard.definition.attention import attention
 from regard.errors import OptionError
 from regard.masks.patterns import causal, last
 from regard.seen import watch
-from regard.serving.engine import find_engine
+from regard.serving.engine import match_engine
 from regard.serving.paged_cache import ARRANGEMENTS, find_arrangement, read_keys
 from regard.serving.request_rows import LayerFacts, RequestRows, make_record
 from regard.serving.vllm import list_numbers
@@ -171,10 +171,10 @@ def test_requests_are_sorted_as_they_were_made():
 
 
 def test_only_engines_are_engines():
-    assert find_engine(torch.nn.Linear(2, 2)) is None
+    assert match_engine(torch.nn.Linear(2, 2)) is None
     kind = type("LLM", (), {"__module__": "vllm.entrypoints.llm"})
-    assert find_engine(kind()).name == "vLLM"
-    assert find_engine(type("Mine", (kind,), {})()).name == "vLLM"
+    assert match_engine(kind()).name == "vLLM"
+    assert match_engine(type("Mine", (kind,), {})()).name == "vLLM"
 
 
 def test_an_engine_without_the_plugin_is_told_what_to_install():

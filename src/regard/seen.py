@@ -24,7 +24,7 @@ from regard.recording.file import open_recording, save_recording
 from regard.recording.hidden_tokens import describe_hidden
 from regard.recording.record import Covered, Record, Recording
 from regard.recording.spans import Offsets, Span, find_spans
-from regard.serving.engine import find_engine
+from regard.serving.engine import Capture, match_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -223,18 +223,23 @@ def watch(
     layers: names of the modules to record; default: all
     keep: "qk", or "qkv" to record the values too
     """
-    engine = find_engine(model)
-    if engine is None:
-        from regard.lens.watch import capture  # noqa: PLC0415 (it needs torch)
-    else:
-        capture = engine.capture
     seen, watcher = Seen(), None
     try:
-        with capture(model, layers=layers, keep=keep) as watcher:
+        with find_capture(model)(model, layers=layers, keep=keep) as watcher:
             yield seen
     finally:  # also if an exception leaves the block
         if watcher is not None:
             seen.found = watcher.recording
+
+
+def find_capture(model: Any) -> Capture:
+    """Return the function that watches this kind of model."""
+    engine = match_engine(model)
+    if engine is not None:
+        return engine.capture
+    from regard.lens.watch import capture  # noqa: PLC0415 (it needs torch)
+
+    return capture
 
 
 def open_seen(path: str | Path, *, verify: bool = False) -> Seen:

@@ -4,7 +4,7 @@
     capture(engine, layers, keep)     a `with`, after which `.recording` is complete
 
 An engine batches requests, keeps their keys in a cache of its own, and may run in other
-processes, so its adapter reads what its attention layers were given, request by request.
+processes. Its adapter reads what its attention layers were given, request by request.
 Nothing is imported before an engine is used: llama.cpp needs no torch.
 
 Next: request_rows.py
@@ -12,7 +12,7 @@ Next: request_rows.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import import_module
@@ -27,7 +27,13 @@ class Captured(Protocol):
     recording: Recording  # once the `with` is left
 
 
-Capture = Callable[[Any, Collection[str] | None, str], AbstractContextManager[Captured]]
+class Capture(Protocol):
+    """A function that watches an engine."""
+
+    def __call__(
+        self, model: Any, *, layers: Collection[str] | None, keep: str
+    ) -> AbstractContextManager[Captured]:
+        """Return a `with` in which the engine is watched."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +64,6 @@ ENGINES = (
 )
 
 
-def find_engine(model: Any) -> Engine | None:
+def match_engine(model: Any) -> Engine | None:
     """Return the engine that a model runs in, None for a model that is none."""
     return next((engine for engine in ENGINES if engine.fits(model)), None)

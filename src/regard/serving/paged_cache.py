@@ -2,10 +2,10 @@
 
     position p   ->   block table[p // S], row p % S       blocks of S tokens
 
-A prefix that several requests share is computed once; a later request brings only the
-rest of its rows, and the keys before them are in the cache. Each kernel arranges a block
-in its own way. The arrangement is not guessed: the rows that a step has just written are
-read back in every known way, and only a way that gives exactly these rows is used.
+A prefix that several requests share is computed once. A later request brings only the
+rest of its rows, and the keys before them are in the cache. Each kernel has its own
+layout of a block. The layout is not guessed: the rows that a step has just written are
+read back in every known layout, and only one that gives exactly these rows is used.
 
 Next: vllm_worker.py
 """
@@ -24,7 +24,7 @@ Arrange = Callable[
 
 def split_last(cache: Tensor, heads: int, width: int) -> Tensor:
     """Arrange (blocks, heads, S, 2 D): key and value of a token side by side."""
-    _, h, _, both = check(cache, 4)
+    _, h, _, both = read_shape(cache, 4)
     require(h == heads and both == 2 * width)
     return cache[..., :width].permute(0, 2, 1, 3)
 
@@ -41,7 +41,7 @@ def split_columns(cache: Tensor, heads: int, width: int) -> Tensor:
 
 
 def split_tiles(cache: Tensor, heads: int, width: int) -> Tensor:
-    """Arrange (blocks, heads, 2, S / 16, D / 2, 16, 2): pairs of a key's numbers in tiles."""
+    """Arrange (blocks, heads, 2, S / 16, D / 2, 16, 2): tiles of 16 tokens."""
     half = split_block(cache, heads, width)
     tiles = half.unflatten(-1, (-1, width // 2, 16, 2))  # (…, tile, pair, token, 2)
     tiles = tiles.permute(0, 2, 4, 1, 3, 5)
@@ -50,14 +50,14 @@ def split_tiles(cache: Tensor, heads: int, width: int) -> Tensor:
 
 def split_pairs(cache: Tensor, heads: int, width: int) -> Tensor:
     """Arrange (2, blocks, S, heads, D)."""
-    two, _, _, h, d = check(cache, 5)
+    two, _, _, h, d = read_shape(cache, 5)
     require((two, h, d) == (2, heads, width))
     return cache[0]
 
 
 def split_inner_pairs(cache: Tensor, heads: int, width: int) -> Tensor:
     """Arrange (blocks, 2, S, heads, D)."""
-    _, two, _, h, d = check(cache, 5)
+    _, two, _, h, d = read_shape(cache, 5)
     require((two, h, d) == (2, heads, width))
     return cache[:, 0]
 
@@ -72,13 +72,13 @@ ARRANGEMENTS: tuple[Arrange, ...] = (
 )
 
 
-def check(cache: Tensor, ndim: int) -> tuple[int, ...]:
+def read_shape(cache: Tensor, ndim: int) -> tuple[int, ...]:
     """Return the shape of a cache; ValueError if it has another number of axes."""
     require(cache.ndim == ndim)
     return tuple(cache.shape)
 
 
-def require(fits: bool) -> None:
+def require(fits: bool) -> None:  # noqa: FBT001
     """Raise ValueError if a cache is not arranged in a certain way."""
     if not fits:
         raise ValueError("another arrangement")
@@ -86,7 +86,7 @@ def require(fits: bool) -> None:
 
 def split_block(cache: Tensor, heads: int, width: int) -> Tensor:
     """Return the first half of each block, (blocks, heads, S D)."""
-    _, h, size, both = check(cache, 4)
+    _, h, size, both = read_shape(cache, 4)
     require(h == heads and both == 2 * width)
     return cache.flatten(2)[..., : size * width]
 

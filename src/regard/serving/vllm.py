@@ -8,7 +8,7 @@
 One record per layer and request. The engine may run in this process or in others, and
 with tensor parallelism each worker has some of the heads.
 
-Next: llama_cpp.py
+Next: ../seen.py
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from regard.recording.gather import gather_heads
 from regard.recording.record import Recording
 
 MISSING = (
-    "vLLM's workers do not know regard. Install regard into the environment of vLLM, and "
-    'if VLLM_PLUGINS is set, add "regard" to it before the LLM is made.'
+    "vLLM's workers do not know regard. Install regard into the environment of vLLM. "
+    'If VLLM_PLUGINS is set, add "regard" to it before the LLM is made.'
 )
 
 
-class Captured:
+class VllmRun:
     """The recording, once the `with` is left."""
 
     recording: Recording
@@ -40,24 +40,24 @@ class Captured:
 
 @contextmanager
 def capture(
-    llm: Any, layers: Collection[str] | None = None, keep: str = "qk"
-) -> Iterator[Captured]:
+    model: Any, *, layers: Collection[str] | None = None, keep: str = "qk"
+) -> Iterator[VllmRun]:
     """Record an LLM of vLLM while the `with` lasts."""
     names = None if layers is None else list(layers)
     try:
-        llm.collective_rpc("regard_start", args=(names, keep))
+        model.collective_rpc("regard_start", args=(names, keep))
     except Exception as error:
         if "regard_start" not in str(error):
             raise
         raise OptionError(MISSING) from error
-    found = Captured()
+    found = VllmRun()
     try:
         yield found
     finally:
         with TemporaryDirectory(prefix="regard-") as folder:
-            llm.collective_rpc("regard_stop", args=(folder,))
+            model.collective_rpc("regard_stop", args=(folder,))
             parts = [open_recording(x) for x in sorted(Path(folder).glob("*.regard"))]
-            found.recording = label(llm, sort_requests(gather_heads(parts)))
+            found.recording = label(model, sort_requests(gather_heads(parts)))
 
 
 def sort_requests(recording: Recording) -> Recording:

@@ -1,4 +1,4 @@
-"""Record the attention of vLLM inside of its worker, layer by layer and request by request.
+"""Record the attention of vLLM in its worker, by layer and request.
 
     layer.impl.forward(layer, query, key, value, cache, metadata, output=...)
 
@@ -13,7 +13,6 @@ Next: vllm_plugin.py
 from __future__ import annotations
 
 import re
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +24,8 @@ import torch
 from torch import Tensor
 
 from regard.engine.choose import attend
+from regard.lens.check_rebuild import find_largest_difference
+from regard.lens.find_attention import describe_error
 from regard.recording.file import save_recording
 from regard.recording.record import Covered, Record, Recording
 from regard.serving.paged_cache import Arrange, find_arrangement, read_keys
@@ -44,11 +45,12 @@ UNREAD = (
     "keys of a cached prefix could not be read: the arrangement of its cache is unknown"
 )
 SLOPES = "ALiBi slopes are not recorded"
+UNCHECKED = "its output was not checked: no request began while it was watched"
 PARTIAL = "requests have no queries for a prefix that was in the cache"
 
 
 @dataclass(frozen=True)
-class Part:
+class BatchRows:
     """The rows of one request in a step."""
 
     request: RequestRows
@@ -59,7 +61,7 @@ class Part:
 
 
 @dataclass
-class Heard:
+class HeardLayer:
     """What is known of one attention layer."""
 
     layer: Any
@@ -74,18 +76,22 @@ class Recorder:
     """Records the layers of one worker."""
 
     def __init__(self, worker: Any, layers: list[str] | None, keep: str) -> None:
+        from vllm.model_executor.layers.attention_layer_base import (  # noqa: PLC0415
+            AttentionLayerBase,
+        )
+
         self.runner, self.keep_v = worker.model_runner, keep == "qkv"
         config = worker.vllm_config
         self.rank = [worker.rank, config.parallel_config.world_size]
         found = config.compilation_config.static_forward_context
         self.heard = {  # the others are experts
-            name: Heard(layer)
+            name: HeardLayer(layer)
             for name, layer in found.items()
-            if hasattr(layer, "get_attn_backend")
+            if isinstance(layer, AttentionLayerBase)
         }
         self.requests: dict[str, RequestRows] = {}
         self.context: Any = None  # of the pass that is running
-        self.parts: list[Part] = []
+        self.parts: list[BatchRows] = []
         self.failures: dict[str, None] = {}
         self.patches = ExitStack()
         for name, heard in self.heard.items():
@@ -103,7 +109,7 @@ class Recorder:
                 self.patches.enter_context(put_forward(heard.layer.impl, hear))
 
     def contain(self, hear: Callable[..., None], name: str) -> Callable[..., None]:
-        """Return a function whose errors become a reason, and never reach the engine."""
+        """Return a function whose errors become a reason, and reach no model."""
 
         def heard(*args: Any, **named: Any) -> None:
             try:
@@ -113,7 +119,7 @@ class Recorder:
 
         return heard
 
-    def hear(  # noqa: PLR0913, PLR0917 (the arguments are vLLM's)
+    def hear(  # noqa: PLR0917 (the arguments are those of vLLM)
         self,
         name: str,
         _layer: Any,
@@ -150,7 +156,7 @@ class Recorder:
                 None if kept is None else kept[cut],
             )
 
-    def split_batch(self, metadata: Any) -> list[Part]:
+    def split_batch(self, metadata: Any) -> list[BatchRows]:
         """Return the parts of the batch; they are the same for all layers of a pass."""
         from vllm.forward_context import get_forward_context  # noqa: PLC0415
 
@@ -172,12 +178,17 @@ class Recorder:
                 request.add_tokens(0, known)
             request.add_tokens(first, tokens[start:stop])
             if stop > start:
-                self.parts.append(Part(request, start, stop, first, i))
+                self.parts.append(BatchRows(request, start, stop, first, i))
         self.context = context
         return self.parts
 
     def read_prefix(
-        self, heard: Heard, part: Part, k: Tensor, cache: Tensor, metadata: Any
+        self,
+        heard: HeardLayer,
+        part: BatchRows,
+        k: Tensor,
+        cache: Tensor,
+        metadata: Any,
     ) -> None:
         """Read the keys of a request that were in the cache before its rows came."""
         if heard.arrange is None:
@@ -235,10 +246,11 @@ class Recorder:
         """Return the error of the output of a layer, computed again by the engine."""
         heard = self.heard[name]
         if heard.sample is None:
+            heard.notes[UNCHECKED] = None
             return 0.0
         q, k, v, out = heard.sample
         done = attend_layer(q, k, v, facts, 0)
-        error = find_difference(done.out, out)
+        error = find_largest_difference(done.out[0], out)
         if not error <= TOLERANCE.get(out.dtype, 3e-2):
             heard.reasons["its output could not be rebuilt"] = None
         return error
@@ -279,11 +291,13 @@ def put_forward(impl: Any, hear: Callable[..., None]) -> Iterator[None]:
 
 def find_obstacle(layer: Any, config: Any) -> str:
     """Return why a layer cannot be recorded, or nothing."""
+    from vllm.model_executor.layers.attention import Attention  # noqa: PLC0415
+
     if config.speculative_config is not None:
         return DRAFTS
     if "MLA" in type(layer).__name__:
         return LATENT
-    if not all(hasattr(layer, x) for x in ("impl", "num_kv_heads", "kv_cache_dtype")):
+    if not isinstance(layer, Attention):
         return NO_ATTENTION
     if layer.kv_cache_torch_dtype != layer.dtype:
         return QUANTIZED.format(layer.kv_cache_dtype)
@@ -308,9 +322,9 @@ def read_facts(layer: Any) -> LayerFacts:
 
 
 def take_sample(
-    parts: list[Part], q: Tensor, k: Tensor, v: Tensor, output: Tensor | None
+    parts: list[BatchRows], q: Tensor, k: Tensor, v: Tensor, output: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-    """Return the first rows of a request, to compare the output with, if there is one."""
+    """Return the first rows of a request, with their output, if they are there."""
     for part in parts:
         if part.first == 0 and output is not None:
             cut = slice(part.start, min(part.stop, part.start + CHECKED))
@@ -327,7 +341,9 @@ def attend_layer(
 ) -> Any:
     """Run the engine on what a layer was given, (H, N, D)."""
     return attend(
-        *(x[None] for x in (q, k, v)),
+        q[None],
+        k[None],
+        v[None],
         facts.mask,
         scale=facts.scale,
         softcap=facts.softcap,
@@ -343,22 +359,9 @@ def compute_lse(q: Tensor, k: Tensor, facts: LayerFacts, q_start: int) -> Tensor
         return lse
 
 
-def find_difference(mine: Tensor, theirs: Tensor) -> float:
-    """Return the largest difference, relative to the largest number."""
-    mine, theirs = mine[0].float(), theirs.float()
-    return float((mine - theirs).abs().max()) / (float(theirs.abs().max()) or 1.0)
-
-
 def clean_name(name: str) -> str:
     """Return a request's name without the suffix that the engine adds to it."""
     return re.sub(r"-[0-9a-f]{8}$", "", name)
-
-
-def describe_error(error: Exception) -> str:
-    """Return an error of ours, for the coverage."""
-    where = traceback.extract_tb(error.__traceback__)[-1:]
-    at = "".join(f" ({x.name}, line {x.lineno})" for x in where)
-    return f"the observer failed: {type(error).__name__}: {error}{at}"
 
 
 def start_recording(worker: Any, layers: list[str] | None, keep: str) -> None:
