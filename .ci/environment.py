@@ -156,7 +156,8 @@ def fill_own(folder: Path, shared: Path, own: Path) -> None:
     offline = ("--no-deps", "--no-build-isolation", "--no-index", "--ignore-installed")
     install(folder / "bin" / "python", *offline, "-e", str(ROOT))
     for command in (shared / "bin").iterdir():
-        if not (folder / "bin" / command.name).exists() and not command.is_symlink():
+        there = folder / "bin" / command.name
+        if command.is_file() and not command.is_symlink() and not there.exists():
             shutil.copy2(command, folder / "bin")
     for command in (folder / "bin").iterdir():
         if not command.is_symlink():

@@ -111,7 +111,6 @@ def generate(llm, prompts, settings):
         n=settings["samples"],
         max_tokens=settings["new"],
         temperature=0 if settings["samples"] == 1 else 1.0,
-        seed=1,
         ignore_eos=True,
         detokenize=False,
         logprobs=1,
