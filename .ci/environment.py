@@ -3,6 +3,8 @@
     python3 .ci/environment.py           makes .venv
     python3 .ci/environment.py --wild    makes .venv.wild: the same, and the libraries
                                          whose models are watched in tests/wild
+    python3 .ci/environment.py --serving    makes .venv.serving: vLLM and what it needs,
+                                         which is another transformers than ours
 
 The shared environment holds the pinned dependencies, about 3 GB, and is named by a hash
 of everything that decides its contents, so a second clone installs nothing:
@@ -39,7 +41,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OWN = ROOT / ".venv"
 WILD = ROOT / ".venv.wild"
+SERVING = ROOT / ".venv.serving"
 LIBRARIES = ROOT / "tests" / "wild" / "requirements.txt"
+ENGINES = ROOT / "tests" / "serving" / "requirements.txt"
 TORCH = os.environ.get("REGARD_TORCH", "torch==2.13.0")
 TOOLS = ("pip>=25.1", "editables==0.5")  # hatchling wants the latter, for -e
 # two small trained models, as data: they need none of what their packages ask for
@@ -64,10 +68,15 @@ def hash_texts(*texts: str) -> str:
 
 
 def find_shared(*more: str) -> Path:
-    """Return where the shared environment of these requirements is, or will be."""
+    """Return where the shared environment of our requirements is, or will be."""
+    return find_cached(*MODELS, *read_requirements(), *more)
+
+
+def find_cached(*requirements: str) -> Path:
+    """Return where an environment with these requirements is, or will be."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     python = (sys.version, sys.base_prefix, platform.platform())
-    key = hash_texts(*python, TORCH, *TOOLS, *MODELS, *read_requirements(), *more)
+    key = hash_texts(*python, TORCH, *TOOLS, *requirements)
     return Path(cache) / "regard" / "environments" / key
 
 
@@ -130,6 +139,16 @@ def fill_wild(folder: Path, shared: Path) -> None:
     install(folder / "bin" / "python", "--no-deps", "-r", str(LIBRARIES))
 
 
+def fill_serving(folder: Path) -> None:
+    """Install vLLM into an environment of its own."""
+    print("installing vLLM, once per machine", file=sys.stderr)  # noqa: T201
+    venv.create(folder, with_pip=True, symlinks=True)
+    python = folder / "bin" / "python"
+    install(python, TORCH)
+    install(python, "-U", *TOOLS)
+    install(python, "--no-deps", "-r", str(ENGINES))
+
+
 def fill_own(folder: Path, shared: Path, own: Path) -> None:
     """Link an environment to the shared one and install regard into it."""
     link(folder, shared)
@@ -137,7 +156,8 @@ def fill_own(folder: Path, shared: Path, own: Path) -> None:
     offline = ("--no-deps", "--no-build-isolation", "--no-index", "--ignore-installed")
     install(folder / "bin" / "python", *offline, "-e", str(ROOT))
     for command in (shared / "bin").iterdir():
-        if not (folder / "bin" / command.name).exists() and not command.is_symlink():
+        there = folder / "bin" / command.name
+        if command.is_file() and not command.is_symlink() and not there.exists():
             shutil.copy2(command, folder / "bin")
     for command in (folder / "bin").iterdir():
         if not command.is_symlink():
@@ -166,15 +186,26 @@ def make_own(own: Path, shared: Path) -> None:
     put_in_place(own, fill)
 
 
+def make_serving() -> None:
+    """Make the environment of the tests with vLLM."""
+    shared = find_cached(ENGINES.read_text("utf-8"))
+    if not shared.exists():
+        put_in_place(shared, fill_serving)
+    make_own(SERVING, shared)
+
+
 def main(arguments: list[str]) -> None:
     """Make what is missing."""
     shared, own = find_shared(), OWN
-    wild = arguments == ["--wild"]
-    if wild:
-        own = WILD
+    wild, serving = arguments == ["--wild"], arguments == ["--serving"]
+    if wild or serving:
+        own = WILD if wild else SERVING
     if own.exists() and not (own / STAMP).exists():
         text = f"using {own} as it is; remove it to get the pinned environment"
         print(text, file=sys.stderr)  # noqa: T201
+        return
+    if serving:
+        make_serving()
         return
     if not shared.exists():
         put_in_place(shared, fill_shared)

@@ -34,6 +34,7 @@ from regard.recording.hidden_tokens import describe_hidden
 from regard.recording.indices import Index
 from regard.recording.record import Record, Recording
 from regard.recording.spans import Offsets, Span, find_spans
+from regard.serving.engine import Capture, match_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -305,21 +306,30 @@ class Seen(Displayed):
 def watch(
     model: Any, *, layers: Collection[int | str] | None = None, keep: str = "qk"
 ) -> Iterator[Seen]:
-    """Record the attention of a torch model in a `with` block; read the result after.
+    """Record the attention of a model in a `with` block; read the result after.
 
+    model: a torch.nn.Module, or a vllm.LLM
     layers: numbers in the order in which layers attend, or names of modules that are
         or contain them; default: all
     keep: "qk", or "qkv" to record the values too
     """
-    from regard.lens.watch import capture  # noqa: PLC0415 (it needs torch)
-
     seen, watcher = Seen(), None
     try:
-        with capture(model, layers=layers, keep=keep) as watcher:
+        with find_capture(model)(model, layers=layers, keep=keep) as watcher:
             yield seen
     finally:  # also if an exception leaves the block
         if watcher is not None:
             seen.found = watcher.recording
+
+
+def find_capture(model: Any) -> Capture:
+    """Return the function that watches this kind of model."""
+    engine = match_engine(model)
+    if engine is not None:
+        return engine.capture
+    from regard.lens.watch import capture  # noqa: PLC0415 (it needs torch)
+
+    return capture
 
 
 @suggest
