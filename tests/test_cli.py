@@ -131,7 +131,7 @@ def test_the_page_of_the_commands_is_what_they_say():
 
 
 def test_commands_stand_in_the_order_in_which_one_meets_them():
-    names = ["learn", "show", "generate", "train", "check", "atlas"]
+    names = ["learn", "show", "compare", "generate", "train", "check", "atlas"]
     lines = run("--help").stdout.split("Commands:\n")[1].splitlines()
     assert [line.split()[0] for line in lines[: len(names)]] == names
 
