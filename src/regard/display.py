@@ -48,13 +48,13 @@ class Displayed:
 
     def to_html(self) -> str:
         """Return the HTML of a cell; by default the text of print()."""
-        return write_text(cut_text(str(self)))
+        return write_pre(cut_text(str(self)))
 
     def _repr_html_(self) -> str:
         try:
             body = self.to_html()
         except RegardError as error:  # as `seen` inside of its `with` block
-            body = write_text(str(error))
+            body = write_pre(str(error))
         return f'<div style="overflow-x:auto">{body}</div>'
 
     def _repr_mimebundle_(
@@ -98,7 +98,7 @@ def escape_text(text: object, most: int = WORD) -> str:
     return html.escape("".join(safe[:most])) + more
 
 
-def write_text(text: str) -> str:
+def write_pre(text: str) -> str:
     """Return lines of text in a fixed width."""
     lines = "\n".join(escape_text(line, LINES) for line in text.split("\n"))
     style = "margin:0;background:transparent;color:inherit;line-height:1.3"
@@ -122,7 +122,7 @@ def write_code(before: str, code: str, after: str = "") -> str:
     return f'<p style="margin:.3em 0;opacity:.75">{" ".join(filter(None, parts))}</p>'
 
 
-def write_table(
+def write_html_table(
     head: Sequence[str],
     rows: Iterable[Sequence[str]],
     *,

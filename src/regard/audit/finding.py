@@ -18,7 +18,7 @@ from typing import Literal
 from torch import Tensor
 
 from regard.audit.audited_record import FUTURE, OUTSIDE, AuditedRecord
-from regard.display import Displayed, write_line, write_table
+from regard.display import Displayed, write_html_table, write_line
 
 ADVICE = {  # all possible findings, and what to do about them
     "weight on padding": "Hide padding from all queries, as in mask & padding(valid).",
@@ -107,7 +107,7 @@ class Findings(tuple[Finding, ...], Displayed):
         head = ("level", "what", "layer", "details", "what to do")
         more = len(self) - len(rows)
         told = write_line(f"and {more} more; print() lists all") if more else ""
-        return write_table(head, rows, texts=len(head)) + told
+        return write_html_table(head, rows, texts=len(head)) + told
 
 
 def tell(

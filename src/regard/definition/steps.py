@@ -22,8 +22,13 @@ from regard.arrays import Array, is_array, to_numpy
 from regard.definition.attention import STEPS, define
 from regard.definition.contract import Call, read_call
 from regard.definition.heads import multiply_heads
-from regard.display import Displayed, shade_weights, write_line, write_pictures
-from regard.display import write_table as write_html_table
+from regard.display import (
+    Displayed,
+    shade_weights,
+    write_html_table,
+    write_line,
+    write_pictures,
+)
 from regard.errors import OptionError, ShapeError
 from regard.masks.algebra import Mask
 from regard.masks.biases import Bias

@@ -44,7 +44,9 @@ def build_sentencepiece(own: Mapping[str, Any], tokens: Sequence[str]) -> Core:
             raise FileError(
                 f"tokenizer.ggml.{key}={own[key]!r:.40}, but only {only} is supported."
             )
-    scores, kinds = (read_list(own, x, len(tokens)) for x in ("scores", "token_type"))
+    scores, kinds = (
+        read_vocabulary_list(own, x, len(tokens)) for x in ("scores", "token_type")
+    )
     vocabulary = {token: i for i, token in enumerate(tokens)}
     unknown = [
         token for token, kind in zip(tokens, kinds, strict=True) if kind == UNKNOWN
@@ -84,7 +86,7 @@ def build_sentencepiece(own: Mapping[str, Any], tokens: Sequence[str]) -> Core:
     return core
 
 
-def read_list(own: Mapping[str, Any], name: str, n: int) -> list[float]:
+def read_vocabulary_list(own: Mapping[str, Any], name: str, n: int) -> list[float]:
     """Return a number for every token; raise if there are more, fewer or none."""
     found = own.get(name)
     numbers = [] if found is None or isinstance(found, str) else list(found)

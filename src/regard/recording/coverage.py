@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from regard.display import Displayed, write_line, write_table
+from regard.display import Displayed, write_html_table, write_line
 from regard.recording.record import Covered
 
 ROWS = 40  # rows of a table in a notebook
@@ -56,7 +56,7 @@ def write_coverage(layers: Iterable[Covered]) -> str:
         )
         for x in shown
     ]
-    table = write_table(HEAD, rows, texts=2, last_text=True)
+    table = write_html_table(HEAD, rows, texts=2, last_text=True)
     more = len(every) - len(shown)
     return table + (
         write_line(f"and {more} more layers; print() lists all") if more else ""

@@ -24,7 +24,7 @@ Arrange = Callable[
 
 def split_last(cache: Tensor, heads: int, width: int) -> Tensor:
     """Arrange (blocks, heads, S, 2 D): key and value of a token side by side."""
-    _, h, _, both = read_shape(cache, 4)
+    _, h, _, both = read_cache_shape(cache, 4)
     require(h == heads and both == 2 * width)
     return cache[..., :width].permute(0, 2, 1, 3)
 
@@ -50,14 +50,14 @@ def split_tiles(cache: Tensor, heads: int, width: int) -> Tensor:
 
 def split_pairs(cache: Tensor, heads: int, width: int) -> Tensor:
     """Arrange (2, blocks, S, heads, D)."""
-    two, _, _, h, d = read_shape(cache, 5)
+    two, _, _, h, d = read_cache_shape(cache, 5)
     require((two, h, d) == (2, heads, width))
     return cache[0]
 
 
 def split_inner_pairs(cache: Tensor, heads: int, width: int) -> Tensor:
     """Arrange (blocks, 2, S, heads, D)."""
-    _, two, _, h, d = read_shape(cache, 5)
+    _, two, _, h, d = read_cache_shape(cache, 5)
     require((two, h, d) == (2, heads, width))
     return cache[:, 0]
 
@@ -72,7 +72,7 @@ ARRANGEMENTS: tuple[Arrange, ...] = (
 )
 
 
-def read_shape(cache: Tensor, ndim: int) -> tuple[int, ...]:
+def read_cache_shape(cache: Tensor, ndim: int) -> tuple[int, ...]:
     """Return the shape of a cache; ValueError if it has another number of axes."""
     require(cache.ndim == ndim)
     return tuple(cache.shape)
@@ -86,7 +86,7 @@ def require(fits: bool) -> None:  # noqa: FBT001
 
 def split_block(cache: Tensor, heads: int, width: int) -> Tensor:
     """Return the first half of each block, (blocks, heads, S D)."""
-    _, h, size, both = read_shape(cache, 4)
+    _, h, size, both = read_cache_shape(cache, 4)
     require(h == heads and both == 2 * width)
     return cache.flatten(2)[..., : size * width]
 

@@ -1,4 +1,4 @@
-"""vLLM's plugin: gives its workers three methods, which do nothing until they are called.
+"""vLLM's plugin: three methods of its workers, which do nothing until they are called.
 
 vLLM loads it in every process, from the entry point group vllm.general_plugins of an
 installed regard. `regard.watch(llm)` then calls these methods by collective_rpc.

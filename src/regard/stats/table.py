@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.display import Displayed, write_code, write_line, write_table
+from regard.display import Displayed, write_code, write_html_table, write_line
 from regard.errors import OptionError
 from regard.recording.indices import read_index
 from regard.recording.record import Record, Recording
@@ -187,7 +187,7 @@ class HeadTable(Displayed):
         columns = [np.zeros(len(rows))] * (len(places) + 1)
         columns += [shade_column(self.rows[x])[:SHOWN] for x in names]
         shades = np.stack(columns, 1).tolist()
-        text = write_table([*places, "head", *names], cells, shades=shades)
+        text = write_html_table([*places, "head", *names], cells, shades=shades)
         more = len(self) - len(rows)
         if more:
             text += write_code(
