@@ -7,7 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from broken.storage import CACHE, PAGED, VARLEN, attend, cached, packed, paged
+from broken.storage import (
+    CACHE,
+    PAGED,
+    VARLEN,
+    attend,
+    cached,
+    packed,
+    paged,
+    writes_one_late,
+)
 
 import regard
 from regard.errors import OptionError
@@ -117,6 +126,10 @@ def test_a_cache_holds_the_past_and_then_the_new_keys(inputs):
         assert (before[b, :, n - 1 :] == 50).all()
         assert (after[b, :, n:] == 50).all()
     assert form.describe(given)["lengths"].tolist() == [2, 0, 4]
+    (case,) = (x for x in STORED if x.name == "cache_is_written_in_place")
+    assert judge(Subject(cached, words), case).status == "passed"
+    found = judge(Subject(writes_one_late, words), case)
+    assert (found.status, found.says[:7]) == ("failed", "k_cache")
     answer = Subject(cached, words).ask(given)
     for x, y in zip(answer.caches, form.fill_caches(given, new=True), strict=True):
         np.testing.assert_array_equal(x, y)
