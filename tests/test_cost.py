@@ -174,7 +174,7 @@ def test_attention_by_the_book_is_the_attention_of_the_model(monkeypatch):
 @pytest.mark.parametrize("window", [None, 1, 7, 20, 99])
 def test_causal_flops_count_the_pairs_under_the_mask(window):
     config = replace(TINY, window=window)
-    mask = CausalTransformer(config).mask
+    mask = CausalTransformer(config).masks[0]
     pairs = int(evaluate(mask, (20, 20), q_start=0, like=np.zeros(0)).sum())
     per_pair = 2 * 2 * config.layers * config.heads * config.head
     found = forward_flops(config, 20, batch=3, causal=True)
