@@ -21,8 +21,8 @@ from typing import Any
 from regard.errors import OptionError
 from regard.show.page_file import write_html
 from regard.show.page_parts import (
-    Cells,
     Chosen,
+    CompressedCells,
     compress_cells,
     pack_levels,
     pick_heads,
@@ -150,7 +150,7 @@ def list_exact(
 
 def compress_head(
     n: int, x: Chosen, place: Place
-) -> tuple[Cells, dict[str, bytes], dict[str, Any]]:
+) -> tuple[CompressedCells, dict[str, bytes], dict[str, Any]]:
     """Return the cells of one head, and the blobs and description of them."""
     head = place[2]
     at = x.heads.index(head)

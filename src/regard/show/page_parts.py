@@ -69,7 +69,7 @@ def pick_heads(record: Record, heads: list[int]) -> Record:
 
 
 @dataclass(frozen=True)
-class Cells:
+class CompressedCells:
     """The compressed cells of some heads."""
 
     blob: bytes
@@ -79,18 +79,20 @@ class Cells:
     worst: float
 
 
-def compress_cells(x: Chosen, error: float) -> Cells:
+def compress_cells(x: Chosen, error: float) -> CompressedCells:
     """Return the cells of some heads, with logits off by about `error`."""
     factors = round_record(x.record, error)
     about = {"keyHeads": len(factors.b), "width": factors.a.shape[1]}
     about |= {"cap": factors.record.softcap}
     numbers = factors.a.size + factors.b.size
     typical, worst = measure_error(x.record, factors.record)
-    return Cells(factors.pack(), about, numbers, typical, worst)
+    return CompressedCells(factors.pack(), about, numbers, typical, worst)
 
 
 @contextmanager
-def compress_all(chosen: Sequence[Chosen], error: float) -> Iterator[Iterator[Cells]]:
+def compress_all(
+    chosen: Sequence[Chosen], error: float
+) -> Iterator[Iterator[CompressedCells]]:
     """Give an iterator over the cells of each part, compressed in several threads."""
     sizes = [(*x.record.q.shape, x.record.k.shape[1]) for x in chosen]
     work = max(map(math.prod, sizes))

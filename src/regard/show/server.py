@@ -42,7 +42,7 @@ from regard.recording.record import Recording
 from regard.show.map_requests import NAMES, answer
 from regard.show.map_source import MapSource, MissingError, UnfinishedError
 from regard.show.script_bundle import ASSETS
-from regard.show.server_address import bind_door, is_local, is_number, name_host
+from regard.show.server_address import bind_door, is_local, is_numeric_host, name_host
 from regard.show.zoom_levels import Sheet
 
 try:
@@ -306,7 +306,7 @@ class Guard:
         if host in self.hosts:
             return True
         name, _, port = host.rpartition(":")
-        return self.open and port == self.port and is_number(name)
+        return self.open and port == self.port and is_numeric_host(name)
 
     def judge(self, request: Request) -> str:
         """Return why a request is refused; empty if it is not."""

@@ -52,7 +52,7 @@ def is_local(address: str) -> bool:
     return ipaddress.ip_address(address).is_loopback
 
 
-def is_number(name: str) -> bool:
+def is_numeric_host(name: str) -> bool:
     """Return whether a host is an address in numbers, and not a name."""
     try:
         ipaddress.ip_address(name.strip("[]"))
