@@ -24,11 +24,7 @@ from regard.show.page_parts import pack_mask
 from regard.show.page_size import (
     FINEST,
     choose_error,
-<<<<<<< HEAD
-    count_page_numbers,
-=======
     count_factors,
->>>>>>> threads
     estimate_stored,
     rank_heads,
     sample_bits,
@@ -303,11 +299,7 @@ def test_the_size_is_known_before(factor):
     records = [replace(x, q=x.q * factor) for x in LAYERS.records]
     real = sum(len(round_record(x, FINEST).pack()) for x in records)
     lse = sum(x.lse.numel() * 3.5 for x in records)  # 32 bits, packed beside
-<<<<<<< HEAD
-    numbers = sum(map(count_page_numbers, records))
-=======
     numbers = sum(map(count_factors, records))
->>>>>>> threads
     bits = np.mean([sample_bits(x) for x in records])
     assert numbers * bits / 8 == pytest.approx(real - lse, rel=0.12)
     room = sum(map(estimate_stored, records)) + 4 / 3 * numbers * bits / 8

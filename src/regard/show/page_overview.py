@@ -22,11 +22,7 @@ from regard.errors import OptionError
 from regard.show.page_file import write_html
 from regard.show.page_parts import (
     Chosen,
-<<<<<<< HEAD
-    PageCells,
-=======
     CompressedCells,
->>>>>>> threads
     compress_cells,
     pack_levels,
     pick_heads,
@@ -154,11 +150,7 @@ def list_exact(
 
 def compress_head(
     n: int, x: Chosen, place: Place
-<<<<<<< HEAD
-) -> tuple[PageCells, dict[str, bytes], dict[str, Any]]:
-=======
 ) -> tuple[CompressedCells, dict[str, bytes], dict[str, Any]]:
->>>>>>> threads
     """Return the cells of one head, and the blobs and description of them."""
     head = place[2]
     at = x.heads.index(head)

@@ -52,11 +52,7 @@ def choose_error(records: Sequence[Record], room: float) -> float | None:
     if any(is_too_long(record) for record in records):
         return None
     room -= sum(estimate_stored(record) for record in records)
-<<<<<<< HEAD
-    numbers = sum(count_page_numbers(record) for record in records)
-=======
     numbers = sum(count_factors(record) for record in records)
->>>>>>> threads
     some = records[:: max(1, len(records) // RECORDS)]
     bits = float(np.mean([sample_bits(record) for record in some]))
     spared = bits - 8 * max(0.0, room) / (BASE64 * max(1, numbers))
@@ -70,11 +66,7 @@ def is_too_long(record: Record) -> bool:
     return record.bias is not None and long
 
 
-<<<<<<< HEAD
-def count_page_numbers(record: Record) -> int:
-=======
 def count_factors(record: Record) -> int:
->>>>>>> threads
     """Return the numbers that hold the cells of a record."""
     (heads, n_q, width), (shared, n_k, _) = record.q.shape, record.k.shape
     if record.bias is not None:  # logits are factored head by head, up to full rank
@@ -90,15 +82,9 @@ def sample_bits(record: Record) -> float:
     q, k = (to_torch(x) for x in (record.q, record.k))
     group = len(q) // len(k)
     size, numbers = 0, 0
-<<<<<<< HEAD
-    for h in spread_evenly(len(k), HEADS):
-        rows, keys = (
-            x[spread_evenly(len(x), TOKENS)].double().numpy()
-=======
     for h in spread_indices(len(k), HEADS):
         rows, keys = (
             x[spread_indices(len(x), TOKENS)].double().numpy()
->>>>>>> threads
             for x in (q[h * group], k[h])
         )
         a, b = balance_factors(rows * record.scale, keys)
@@ -108,11 +94,7 @@ def sample_bits(record: Record) -> float:
     return 8 * size / max(1, numbers)
 
 
-<<<<<<< HEAD
-def spread_evenly(n: int, most: int) -> list[int]:
-=======
 def spread_indices(n: int, most: int) -> list[int]:
->>>>>>> threads
     """Return numbers from 0 to n - 1, evenly spaced, at most `most` of them."""
     found: list[int] = np.unique(np.linspace(0, n - 1, most).astype(int)).tolist()
     return found

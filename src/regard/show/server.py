@@ -42,11 +42,7 @@ from regard.recording.record import Recording
 from regard.show.map_requests import NAMES, answer
 from regard.show.map_source import MapSource, MissingError, UnfinishedError
 from regard.show.script_bundle import ASSETS
-<<<<<<< HEAD
-from regard.show.server_address import bind_door, is_address_number, is_local, name_host
-=======
 from regard.show.server_address import bind_door, is_local, is_numeric_host, name_host
->>>>>>> threads
 from regard.show.zoom_levels import Sheet
 
 try:
@@ -310,11 +306,7 @@ class Guard:
         if host in self.hosts:
             return True
         name, _, port = host.rpartition(":")
-<<<<<<< HEAD
-        return self.open and port == self.port and is_address_number(name)
-=======
         return self.open and port == self.port and is_numeric_host(name)
->>>>>>> threads
 
     def judge(self, request: Request) -> str:
         """Return why a request is refused; empty if it is not."""

@@ -52,11 +52,7 @@ def is_local(address: str) -> bool:
     return ipaddress.ip_address(address).is_loopback
 
 
-<<<<<<< HEAD
-def is_address_number(name: str) -> bool:
-=======
 def is_numeric_host(name: str) -> bool:
->>>>>>> threads
     """Return whether a host is an address in numbers, and not a name."""
     try:
         ipaddress.ip_address(name.strip("[]"))
