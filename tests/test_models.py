@@ -24,9 +24,9 @@ from regard.__main__ import main
 from regard.atlas.model import open_model, open_words
 from regard.atlas.settings import fingerprint
 from regard.errors import FileError, OptionError
-from regard.find_model import HubName, choose_files, find_model, read_name
+from regard.find_model import HubName, choose_files, find_model, read_hub_name
 from regard.models.from_transformers import load_their_network
-from regard.models.inputs import Given, make_inputs
+from regard.models.inputs import ModelInput, make_inputs
 from regard.models.load import load
 from regard.nn.decoder import CausalTransformer
 
@@ -78,7 +78,7 @@ def run(*arguments):
     ],
 )
 def test_names_of_the_hub_are_told_from_paths(name, found):
-    assert read_name(name) == found
+    assert read_hub_name(name) == found
 
 
 FILES = ["config.json", "tokenizer.json", "README.md", "modeling_x.py", "vocab.txt"]
@@ -333,7 +333,9 @@ def test_the_weights_are_those_of_the_model(kind, tiny):
     _, seen = read_kind(kind, tiny)
     network, words = load(tiny / kind)
     network.set_attn_implementation("eager")
-    what = Given(image=tiny / "cat.png") if kind == "vit" else Given(text=TEXT)
+    what = (
+        ModelInput(image=tiny / "cat.png") if kind == "vit" else ModelInput(text=TEXT)
+    )
     with torch.no_grad():
         out = network(**make_inputs(network, words, what), output_attentions=True)
     name = "encoder_attentions" if kind == "t5" else "attentions"
@@ -423,7 +425,7 @@ def test_a_pair_and_named_inputs_are_accepted(tiny):
 @pytest.mark.parametrize("kind", ["phi", "t5"])
 def test_models_of_transformers_generate_what_transformers_does(kind, tiny):
     network, words = load(tiny / kind)
-    named = make_inputs(network, words, Given(text=TEXT))
+    named = make_inputs(network, words, ModelInput(text=TEXT))
     tokens = network.generate(**named, max_new_tokens=6, do_sample=False)[0]
     start = 1 if kind == "t5" else len(WORDS)
     wanted = words.decode(tokens[start:], skip_special_tokens=True)
@@ -584,7 +586,7 @@ def test_an_atlas_of_a_cached_name(cache, tiny, tmp_path):
 def test_names_of_strangers_are_printed_safely():
     with pytest.raises(FileError, match=r"It has '\\x1b\[31m', README"):
         choose_files(["\x1b[31m", "README.md"], HubName("a/b"))
-    assert read_name("a/\x1b[31m") is None
+    assert read_hub_name("a/\x1b[31m") is None
     with pytest.raises(FileError, match="there is no file or folder ~nobody/x"):
         find_model("~nobody/x")
     with pytest.raises(FileError, match="there is no file or folder"):

@@ -60,7 +60,7 @@ def find_model(name: str | Path, *, download: bool = False) -> Path:
     path = Path(os.path.expanduser(name))  # noqa: PTH111 (Path raises on ~nobody)
     if os.path.lexists(path):
         return enter_folder(path)
-    hub = read_name(str(name))
+    hub = read_hub_name(str(name))
     if hub is None:
         raise FileError(f"there is no file or folder {name}.")
     reason = find_cached(hub)
@@ -74,7 +74,7 @@ def find_model(name: str | Path, *, download: bool = False) -> Path:
     return download_model(hub)
 
 
-def read_name(name: str) -> HubName | None:
+def read_hub_name(name: str) -> HubName | None:
     """Return the repository that a name or an address stands for; None for a path."""
     found = NAME.fullmatch(name.removeprefix(f"{HUB}/").rstrip("/"))
     if found is None or found["repo"].lower().endswith(PATHS):

@@ -30,7 +30,7 @@ from regard.models.from_transformers import (
     load_their_network,
 )
 from regard.models.inputs import (
-    Given,
+    ModelInput,
     choose_tower,
     encode_string,
     find_tokenizer,
@@ -91,7 +91,7 @@ def is_function(name: str) -> bool:
 
 def choose_text_part(network: Any) -> Any:
     """Return the part of a network that reads text; raise if there is none."""
-    part = choose_tower(network, Given(text=""))
+    part = choose_tower(network, ModelInput(text=""))
     part = part.get_encoder() if has_decoder(part) else part
     if tell_kind(part) != "text":
         raise OptionError(

@@ -82,7 +82,7 @@ def generate(
 
     from regard.models.generate_text import check_generates, generate_text
     from regard.models.inputs import (
-        Given,
+        ModelInput,
         has_decoder,
         has_template,
         make_inputs,
@@ -95,10 +95,10 @@ def generate(
     check_generates(network)
     kind = tell_kind(network)
     text = read_argument(prompt) if kind == "text" else prompt
-    given = Given(**{kind: text})
+    given = ModelInput(**{kind: text})
     if kind == "text":
         if chat or (chat is None and has_template(words)):
-            given = Given(text=[{"role": "user", "content": text}])
+            given = ModelInput(text=[{"role": "user", "content": text}])
         elif not has_decoder(network):
             click.echo(remove_control(text), nl=False)  # the text is continued
     named = make_inputs(network, words, given)

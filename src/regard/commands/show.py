@@ -143,7 +143,7 @@ def prepare_input(
 ) -> tuple[Any, dict[str, Any]]:
     """Return the input of a model, and the tensors made of it, cut to its context."""
     from regard.models.inputs import (
-        Given,
+        ModelInput,
         encode_string,
         has_decoder,
         make_inputs,
@@ -153,7 +153,7 @@ def prepare_input(
     )
 
     if (kind := tell_kind(network)) != "text":
-        given = Given(**{kind: text})
+        given = ModelInput(**{kind: text})
         return given, make_inputs(network, words, given)
     if text.lower().endswith(MEDIA) and os.path.isfile(text):  # noqa: PTH113
         raise OptionError(
@@ -172,7 +172,7 @@ def prepare_input(
     if len(tokens) > room:
         click.echo(f"using the first {room:,} of {len(tokens):,} tokens", err=True)
         tokens = encode_string(words, text, whole=not chat, limit=room)
-    given = Given(text=tokens)
+    given = ModelInput(text=tokens)
     return given, make_inputs(network, words, given)
 
 

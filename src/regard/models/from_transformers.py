@@ -111,7 +111,8 @@ def load_processor(path: Path, reason: FileError) -> Any:
     names = {x.name for x in path.iterdir()}
     if names & {"tokenizer.json", "preprocessor_config.json", "processor_config.json"}:
         raise FileError(
-            f"the tokenizer or processor of {path} cannot be loaded: {shorten(first)}"
+            f"the tokenizer or processor of {path} cannot be loaded: "
+            f"{shorten_error(first)}"
         ) from first
     return None
 
@@ -127,9 +128,9 @@ def import_transformers(reason: FileError) -> Any:
 
 def explain_failed(path: Path, reason: FileError, error: Exception) -> FileError:
     """Return an error that says why neither regard nor transformers loads a folder."""
-    return FileError(f"{path} cannot be loaded: {reason} {shorten(error)}")
+    return FileError(f"{path} cannot be loaded: {reason} {shorten_error(error)}")
 
 
-def shorten(error: BaseException | None) -> str:
+def shorten_error(error: BaseException | None) -> str:
     """Return the start of an error message, on one line, of printable characters."""
     return "".join(c for c in " ".join(str(error).split())[:300] if c.isprintable())

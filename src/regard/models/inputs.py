@@ -40,7 +40,7 @@ FAR = 1 << 30  # context length of a model that does not specify one
 
 
 @dataclass(frozen=True)
-class Given:
+class ModelInput:
     """One input: text or chat, picture and sound, and what a decoder has written."""
 
     text: Any = None  # a str, a list of messages or of tokens, or named tensors
@@ -55,7 +55,7 @@ def tell_kind(network: Any) -> str:
     return READS.get(name, str(name))
 
 
-def choose_tower(network: Any, given: Given) -> Any:
+def choose_tower(network: Any, given: ModelInput) -> Any:
     """Return the part of a network that reads what is given: a tower of CLIP, or all.
 
     A network of two towers needs both inputs; each tower alone needs its own.
@@ -66,7 +66,7 @@ def choose_tower(network: Any, given: Given) -> Any:
     return towers[there[0]] if len(kinds) == 2 and len(there) == 1 else network
 
 
-def make_inputs(network: Any, words: Any, given: Given) -> dict[str, Any]:
+def make_inputs(network: Any, words: Any, given: ModelInput) -> dict[str, Any]:
     """Return the named inputs of a network, as tensors on its device."""
     if isinstance(given.text, Mapping):
         named = dict(given.text)
@@ -238,7 +238,7 @@ def start_decoder(network: Any, words: Any, target: str | None) -> torch.Tensor:
 # --- pictures and sounds -------------------------------------------------------------
 
 
-def call_processor(words: Any, given: Given) -> Mapping[str, Any]:
+def call_processor(words: Any, given: ModelInput) -> Mapping[str, Any]:
     """Return the inputs that a processor makes of a picture or a sound, and a text."""
     if words is None:
         raise FileError(

@@ -21,7 +21,7 @@ from torch import nn
 
 from regard.errors import OptionError, ShapeError
 from regard.models.inputs import (
-    Given,
+    ModelInput,
     choose_tower,
     decode_token,
     find_rate,
@@ -62,7 +62,7 @@ def read(
     network, words = open_pair(model, download=download)
     several = isinstance(what, list) and not is_chat(what)
     inputs = [
-        sort_given(network, x, Given(None, image, audio, target))
+        sort_given(network, x, ModelInput(None, image, audio, target))
         for x in (what if several else [what])
     ]
     if not inputs:
@@ -97,7 +97,7 @@ def open_pair(model: Any, *, download: bool) -> tuple[Any, Any]:
     )
 
 
-def sort_given(network: Any, what: Any, rest: Given) -> Given:
+def sort_given(network: Any, what: Any, rest: ModelInput) -> ModelInput:
     """Return an input under the name of its kind."""
     kind = "text" if isinstance(what, Mapping) else tell_kind(network)
     is_word = isinstance(what, str) or is_chat(what)
@@ -132,7 +132,9 @@ def run_network(network: Any, named: Mapping[str, Any]) -> Any:
 # --- labels --------------------------------------------------------------------------
 
 
-def label_inputs(seen: Seen, network: Any, words: Any, inputs: list[Given]) -> Seen:
+def label_inputs(
+    seen: Seen, network: Any, words: Any, inputs: list[ModelInput]
+) -> Seen:
     """Return a recording with a text for every token, patch or moment."""
     kind = tell_kind(network)
     if any(seen.recording.tokens):
