@@ -64,7 +64,7 @@ def generate_text(
     network.generate(
         **named,
         generation_config=plan_generation(network, n_new),
-        logits_processor=[SamplingChoice(sampling, seed)],
+        logits_processor=[SampledToken(sampling, seed)],
         streamer=told,
     )
     return len(told.tokens)
@@ -110,7 +110,7 @@ def plan_generation(network: Any, n_new: int) -> Any:
     return plan
 
 
-class SamplingChoice:
+class SampledToken:
     """A logits processor that leaves one token: the one that Sampling picks."""
 
     def __init__(self, sampling: Sampling, seed: int) -> None:

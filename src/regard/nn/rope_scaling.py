@@ -45,7 +45,7 @@ ALWAYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "truncate"
 def stretch_rotary(config: Config, rope: Mapping[str, Any]) -> Config:
     """Return a config with the rotary scaling of rope_parameters or rope_scaling."""
     kind = str(rope.get("rope_type", rope.get("type", "default")))
-    numbers = read_factors(kind, {LENGTH: config.context, **rope})
+    numbers = read_scaling_numbers(kind, {LENGTH: config.context, **rope})
     if kind in ("default", "dynamic"):
         return config
     if config.head > WIDEST or config.base <= 1:
@@ -69,7 +69,7 @@ def stretch_rotary(config: Config, rope: Mapping[str, Any]) -> Config:
     return replace(config, stretch=tuple(map(float, stretch)), gain=gain)
 
 
-def read_factors(kind: str, rope: Mapping[str, Any]) -> dict[str, float]:
+def read_scaling_numbers(kind: str, rope: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of a scaling; raise if it is unknown, or one is missing."""
     if kind not in NEEDED:
         known = ", ".join(map(repr, NEEDED))
