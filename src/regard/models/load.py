@@ -37,7 +37,6 @@ def load(
     """Return a model and its tokenizer, or its processor if it reads more than text.
 
     >>> model, tokenizer = load("SmolLM2-135M-Instruct.Q4_1.gguf")  # doctest: +SKIP
-    >>> model, tokenizer = load("google-bert/bert-base-uncased")  # doctest: +SKIP
 
     name: a GGUF file, a folder, or a name in the local Hugging Face cache
     dtype: of the weights

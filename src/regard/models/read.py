@@ -48,7 +48,8 @@ def read(
 ) -> Seen:
     """Return the attention of a model on one input, or on each of a list of inputs.
 
-    >>> seen = read("The cat sat", model="SmolLM2.gguf")  # doctest: +SKIP
+    >>> path = "SmolLM2-135M-Instruct.Q4_1.gguf"  # doctest: +SKIP
+    >>> seen = read("The cat sat", model=path)  # doctest: +SKIP
 
     what: a text, the messages of a chat, the file or array of a picture or of a sound,
         whatever the model reads, or a mapping of its named inputs
