@@ -70,7 +70,7 @@ def make_source() -> MapSource:
     )
 
 
-APP = make_app(make_source(), TOKEN, PORT, ThreadPoolExecutor(1))
+APP = make_app(make_source(), TOKEN, f"127.0.0.1:{PORT}", ThreadPoolExecutor(1))
 LOOP = asyncio.new_event_loop()  # in a thread: a test may have a loop of its own
 threading.Thread(target=LOOP.run_forever, daemon=True).start()
 

@@ -51,7 +51,10 @@ MODULES = [
     for module in pkgutil.walk_packages(regard.__path__, "regard.")
     if not module.name.endswith("__main__")
 ]
-NOT_RUN = {"docs/show.md": ["it serves until Ctrl-C"]}  # page: reasons
+NOT_RUN = {  # page: reasons
+    "docs/show.md": ["it serves until Ctrl-C"],
+    "docs/howto/watch-vllm.md": ["it needs vLLM, which has an environment of its own"],
+}
 NOT_TESTED = {"regard.nn.weights.convert_state"}  # its example has a hole in it
 
 BLOCK = re.compile(

@@ -16,7 +16,6 @@ from regard import attention, causal, window
 from regard.errors import (
     ArrayError,
     CallError,
-    FileError,
     MaskError,
     OptionError,
     PositionError,
@@ -794,17 +793,10 @@ SAYS = (
         "parts are attention of the same q over different keys.",
     ),
     (
-        'regard.load("gpt2")',
-        FileError,
-        "there is no file or folder gpt2. load() reads a GGUF file or a folder of "
-        "safetensors, and downloads nothing. A model that transformers loads can be"
-        " watched: regard.watch(model).",
-    ),
-    (
         "regard.load(model)",
         OptionError,
-        "load() got a CausalTransformer, expected the path of a GGUF file or of a "
-        "folder. A model in memory can be watched: regard.watch(model).",
+        "load() got a CausalTransformer, expected the name or the path of a model. "
+        "A model in memory can be watched: regard.watch(model).",
     ),
     (
         'regard.load("x.gguf", torch_dtype=torch.float16)',

@@ -41,6 +41,6 @@ def heads_added(x, wq, wk, wv, wo, heads):
 
 
 def record_instead_of_out(x, wq, wk, wv, wo, heads):
-    """multi_head raised ValueError in line"""
+    """multi_head raised CallError in line"""
     parts = [np.stack(np.split(x @ w.T, heads, axis=1)) for w in (wq, wk, wv)]
     return attention(*parts) @ wo.T

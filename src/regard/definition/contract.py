@@ -287,7 +287,7 @@ def check_number(name: str, x: Any, above: float, expected: str) -> None:
 
 def is_per_head(x: Array) -> bool:
     """Return whether an array is one number, or broadcasts to one per head."""
-    return bool(x.ndim == 0 or tuple(x.shape[-2:]) == (1, 1))
+    return math.prod(x.shape) == 1 or tuple(x.shape[-2:]) == (1, 1)
 
 
 def expect_numbers(name: str, x: Any) -> Array:

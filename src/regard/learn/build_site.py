@@ -37,6 +37,7 @@ LESSONS = "<!-- lessons -->"
 
 NEEDED = (
     *("__init__.py", "errors.py", "arrays.py", "masks/[!_]*.py", "masks/__init__.py"),
+    *("arguments.py", "other_names.py", "display.py"),
     *("definition/*.py", "plain/*.py", "judge/*.py"),
     *(f"learn/{x}.py" for x in ("__init__", "course", "exercise", "grade")),
     *(f"learn/{x}.py" for x in ("grade_file", "in_browser")),

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from regard.arguments import suggest
 from regard.errors import FileError, OptionError
 from regard.find_model import find_model
 from regard.models.from_transformers import load_processor, load_their_network
@@ -28,6 +29,7 @@ CODE = (
 )
 
 
+@suggest
 def load(
     name: str | Path,
     *,
@@ -42,6 +44,11 @@ def load(
     dtype: of the weights
     download: ask the Hugging Face hub for a model that is not in the cache
     """
+    if not isinstance(name, str | Path):
+        raise OptionError(
+            f"load() got a {type(name).__name__}, expected the name or the path of a "
+            "model. A model in memory can be watched: regard.watch(model)."
+        )
     if dtype not in FLOATS:
         raise OptionError(f"dtype={dtype}, expected {', '.join(map(str, FLOATS))}.")
     path = find_model(name, download=download)

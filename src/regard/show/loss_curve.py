@@ -109,6 +109,8 @@ def plot(
 def open_figure(size: tuple[float, float]) -> Figure:
     """Return a new figure, size in inches, that a notebook shows."""
     try:
+        import matplotlib.figure  # noqa: F401, PLC0415 (it may be missing)
+
         from regard.show.notebook_figure import NotebookFigure  # noqa: PLC0415
     except ModuleNotFoundError as missing:
         raise ImportError(
