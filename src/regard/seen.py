@@ -350,7 +350,7 @@ def open_seen(path: str | Path, *, verify: bool = False) -> Seen:
 def compare_seen(one: Any, other: Any, *, spans: Any = None) -> HeadComparison:
     """Compare the heads of two recordings: two checkpoints, or two prompts.
 
-    >>> print(regard.compare(before, after).sort("moved").head())  # doctest: +SKIP
+        print(regard.compare(before, after).sort("moved").head())
 
     one, other: what `watch` or `open` returned, or the path of a saved recording
     spans: (spans of one, spans of other), to compare the mass between named spans;

@@ -10,7 +10,7 @@ Next: watch.py
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from regard.errors import OptionError
@@ -49,11 +49,6 @@ def is_count(x: Any) -> bool:
         return not isinstance(x, bool) and operator.index(x) >= 0
     except TypeError:
         return False
-
-
-def is_empty(layers: Any) -> bool:
-    """Return whether `layers` is a collection without any: nothing is recorded."""
-    return isinstance(layers, Sized) and not isinstance(layers, str) and not len(layers)
 
 
 def is_layer(layer: Layer, number: int, name: str) -> bool:

@@ -31,7 +31,7 @@ from regard.lens.assemble import LayerRun
 from regard.lens.captured_call import CapturedCall, join_samples
 from regard.lens.captured_rows import is_other_sequence
 from regard.lens.check_rebuild import check_rebuild, fix_empty_row_lse
-from regard.lens.chosen_layers import is_empty, is_layer, read_layers
+from regard.lens.chosen_layers import is_layer, read_layers
 from regard.lens.find_attention import UNSTABLE, AttentionFinder, describe_error
 from regard.lens.module_stack import Hooks, ModuleStack, is_decoder
 from regard.lens.observer import Observer
@@ -83,8 +83,7 @@ class Watcher:
         self, model: nn.Module, layers: Collection[int | str] | None, keep: str
     ) -> None:
         self.model, self.keep_v = model, keep == "qkv"
-        names = [name for name, _ in model.named_modules()]
-        self.layers = () if is_empty(layers) else read_layers(layers, names)
+        self.layers = read_layers(layers, [name for name, _ in model.named_modules()])
         self.placements: dict[str, Placement] = {}
         self.weights = find_storages(model)
         self.stack = ModuleStack(self.make_observer)
