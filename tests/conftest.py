@@ -1,5 +1,8 @@
 """The four array libraries that every promise of the definition is tested on."""
 
+import contextlib
+import ctypes
+import gc
 import hashlib
 import importlib.util
 import json
@@ -75,6 +78,18 @@ LIBRARIES = [
     Library("jax", jnp.asarray, (jnp.float16, jnp.bfloat16), jnp.float32, jnp.float64),
     Library("strict", strict.asarray, (), strict.float32, strict.float64),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def release_memory():
+    """Give memory back after each file: four workers once took all of the machine's."""
+    yield
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+    jax.clear_caches()
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # of glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @pytest.fixture(params=LIBRARIES, ids=lambda library: library.name)

@@ -51,9 +51,12 @@ MODULES = [
     for module in pkgutil.walk_packages(regard.__path__, "regard.")
     if not module.name.endswith("__main__")
 ]
+VLLM = "it needs vLLM, which has an environment of its own"
 NOT_RUN = {  # page: reasons
     "docs/show.md": ["it serves until Ctrl-C"],
-    "docs/howto/watch-vllm.md": ["it needs vLLM, which has an environment of its own"],
+    "docs/howto/watch-llama-cpp.md": ["it needs llama.cpp, which is compiled"],
+    "docs/howto/watch-vllm.md": [VLLM, VLLM],
+    "docs/howto/record-a-vllm-server.md": [VLLM],
 }
 NOT_TESTED = {"regard.nn.weights.convert_state"}  # its example has a hole in it
 

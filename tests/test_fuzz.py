@@ -29,7 +29,7 @@ from regard.nn.tokens import Tokenizer, find_template
 FUZZ = Path(__file__).parent.parent / "fuzz"
 sys.path.append(str(FUZZ))
 
-from hunt import Target, forget, judge, limit_memory, wander  # noqa: E402
+from hunt import MEMORY, Target, forget, judge, limit_memory, wander  # noqa: E402
 
 NAMES = sorted(x.name for x in (FUZZ / "corpus").iterdir())
 STEERED = [name for name in NAMES if name != "address"]
@@ -229,7 +229,9 @@ def spin(_):
 
 
 def fill(_):
-    return [bytearray(2**26) for _ in range(10**4)]
+    return bytearray(
+        2 * MEMORY
+    )  # at once: in steps it would be slow, which is another key
 
 
 def mumble(_):

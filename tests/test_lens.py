@@ -1,8 +1,10 @@
 """The lens: the same bits, nothing missed, nothing left behind."""
 
 import copy
+import gc
 import sys
 import threading
+import weakref
 from collections import Counter, OrderedDict
 from contextlib import nullcontext
 from fnmatch import fnmatchcase
@@ -14,6 +16,7 @@ import transformers
 from families import FAMILIES, quiet
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import _get_current_function_mode_stack as list_modes
 from torch.utils.checkpoint import checkpoint
 from transformers.models.llama import modeling_llama
@@ -185,9 +188,15 @@ def test_no_family_is_called_ill_and_all_say_the_same_when_watched(name):
     assert torch.equal(before, after)
 
 
+@pytest.mark.parametrize("kernel", [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("padded", [False, True])
-def test_a_generation_is_one_record_of_the_final_sequence(padded, cache):
+def test_a_generation_is_one_record_of_the_final_sequence(padded, cache, kernel):
+    with sdpa_kernel(kernel):
+        check_generation(padded, cache)
+
+
+def check_generation(padded, cache):
     model, tokens = make_llama(), draw_tokens(2, 12)
     valid = torch.ones_like(tokens)
     if padded:
@@ -1045,3 +1054,20 @@ def test_a_recording_is_saved_and_opened(tmp_path):
     mine, theirs = seen.layer(1, sequence=1), again.layer(1, sequence=1)
     assert (mine.lse.numpy() == theirs.lse).all()
     assert abs(mine.weights().numpy() - theirs.weights()).max() < 1e-6
+
+
+def test_a_watched_model_is_freed_when_it_is_deleted():
+    """Not when Python looks for cycles, which may be much later."""
+    model = CausalTransformer(
+        Config(vocabulary=9, context=8, width=8, layers=1, heads=2)
+    )
+    there = weakref.ref(model)
+    gc.disable()
+    try:
+        with watch(model) as seen:
+            model(torch.arange(5)[None])
+        del model
+        assert there() is None
+    finally:
+        gc.enable()
+    assert len(seen.records) == 1

@@ -8,10 +8,10 @@ from regard.definition.attention import attention
 from regard.errors import OptionError
 from regard.masks.patterns import causal, last
 from regard.seen import watch
-from regard.serving.engine import match_engine
+from regard.serving.engine import choose_layers, match_engine
 from regard.serving.paged_cache import ARRANGEMENTS, find_arrangement, read_keys
 from regard.serving.request_rows import LayerFacts, RequestRows, make_record
-from regard.serving.vllm import choose_layers, list_numbers
+from regard.serving.vllm import list_numbers
 from regard.serving.vllm_worker import clean_name, compute_lse
 
 N, H, HK, D = 23, 4, 2, 8

@@ -286,7 +286,7 @@ def test_a_learner_who_fills_the_memory_is_told(tmp_path):
     found = attempt(read_exercise("one_score"), path)
     assert not found.passed
     assert "MemoryError" in found.sentence
-    path.write_text("def one_score(q, k):\n    bytearray(2**29)\n    return q @ k\n")
+    path.write_text("held = bytearray(2**29)\ndef one_score(q, k):\n    return q @ k\n")
     assert attempt(read_exercise("one_score"), path).passed
 
 

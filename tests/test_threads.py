@@ -99,7 +99,7 @@ def test_cores_are_counted_only_if_it_matters(monkeypatch):
 
 def test_the_count_of_free_cores_is_used_for_a_while(monkeypatch):
     now, counted = [100.0], iter([4, 2])
-    monkeypatch.setattr(threads.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(threads, "monotonic", lambda: now[0])  # not the one of all
     monkeypatch.setattr(threads, "measure_free", lambda *_: next(counted))
     monkeypatch.setattr(threads, "LATEST", [(-1.0, 9)])
     assert [count_free(), count_free()] == [4, 4]

@@ -235,3 +235,19 @@ def test_odd_sequences_come_first_and_the_rest_is_counted():
     assert lines[1] == "attention_mask hides 2 of 8 tokens of sequence 0"
     assert lines[-1] == "attention_mask hides tokens of 2 more sequences"
     assert len(lines) == 5
+
+
+@pytest.mark.parametrize("name", ["Bert", "Llama"])
+def test_what_a_mask_hides_is_told_of_embeddings_too(name):
+    model = build(name)
+    valid = torch.arange(N) < torch.tensor([[5], [N]])
+    x = model.get_input_embeddings()(torch.randint(3, 99, (2, N)))
+    with watch(model) as right, torch.no_grad():
+        model(inputs_embeds=x, attention_mask=valid.long())
+    assert "hides 3 of 8 tokens of sequence 0" in str(right)
+    assert not right.audit(valid=valid)
+    with watch(model) as wrong, torch.no_grad():
+        model(inputs_embeds=x, attention_mask=1 - valid.long())
+    assert "hides all 8 tokens of sequence 1: is attention_mask inverted?" in str(wrong)
+    found = {(x.what, x.numbers["sequence"]) for x in wrong.audit(valid=valid)}
+    assert found >= {("tokens hidden as padding", 0), ("no tokens left", 1)}

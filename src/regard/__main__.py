@@ -1,4 +1,4 @@
-"""The command line: regard learn, show, compare, generate, train, check, atlas.
+"""The command line: regard learn, show, compare, generate, train, check and others.
 
 Each command is a file in commands/; learn and atlas define their own. An error is one
 sentence on stderr; `regard --debug …` shows the traceback.
@@ -14,6 +14,7 @@ from regard.atlas.__main__ import atlas
 from regard.commands.check import check
 from regard.commands.compare import compare
 from regard.commands.generate import generate
+from regard.commands.recordings import recordings
 from regard.commands.show import show
 from regard.commands.train import train
 from regard.learn.__main__ import learn
@@ -30,7 +31,7 @@ def main(*, debug: bool) -> None:
     """Attention you can read, see and scale."""
 
 
-for command in (learn, show, compare, generate, train, check, atlas):
+for command in (learn, show, compare, generate, train, check, atlas, recordings):
     main.add_command(command)
 
 

@@ -34,6 +34,7 @@ from regard.recording.hidden_tokens import describe_hidden
 from regard.recording.indices import Index
 from regard.recording.record import Record, Recording
 from regard.recording.spans import Offsets, Span, find_spans
+from regard.recording.token_texts import label_tokens
 from regard.serving.engine import Capture, match_engine
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from regard.show.widget import MapWidget
     from regard.stats.comparison import HeadComparison
     from regard.stats.table import HeadTable
+
+KEEP = ("qk", "qkv")  # what a watch can record
 
 
 class Seen(Displayed):
@@ -194,9 +197,7 @@ class Seen(Displayed):
     def label(self, decode: Callable[[list[int]], str]) -> Seen:
         """Return a copy with the text of every token, decode([token])."""
         expect_function("decode", decode, "tokens")
-        found = self.recording
-        texts = tuple(tuple(decode([i]) for i in row) for row in found.tokens)
-        return Seen(replace(found, texts=texts))
+        return Seen(label_tokens(self.recording, decode))
 
     @suggest
     def show(
@@ -308,11 +309,13 @@ def watch(
 ) -> Iterator[Seen]:
     """Record the attention of a model in a `with` block; read the result after.
 
-    model: a torch.nn.Module, or a vllm.LLM
+    model: a torch.nn.Module, a vllm.LLM or a llama_cpp.Llama
     layers: numbers in the order in which layers attend, or names of modules that are
         or contain them; default: all
     keep: "qk", or "qkv" to record the values too
     """
+    if keep not in KEEP:
+        raise OptionError(f'keep="{keep}", expected "qk" or "qkv".')
     seen, watcher = Seen(), None
     try:
         with find_capture(model)(model, layers=layers, keep=keep) as watcher:
@@ -327,9 +330,9 @@ def find_capture(model: Any) -> Capture:
     engine = match_engine(model)
     if engine is not None:
         return engine.capture
-    from regard.lens.watch import capture  # noqa: PLC0415 (it needs torch)
+    from regard.serving.paged_transformers import capture_torch  # noqa: PLC0415
 
-    return capture
+    return capture_torch
 
 
 @suggest

@@ -23,12 +23,12 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from time import monotonic, sleep
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -153,9 +153,9 @@ def run_in_order(
 def count_free() -> int:
     """Return the cores that no other process uses, at least 1; cached for FRESH s."""
     when, free = LATEST[0]
-    if time.monotonic() - when >= FRESH:
+    if monotonic() - when >= FRESH:
         free = measure_free(count_cores(), os.cpu_count() or 1)
-        LATEST[0] = time.monotonic(), free
+        LATEST[0] = monotonic(), free
     return free
 
 
@@ -170,7 +170,7 @@ def measure_free(cores: int, online: int) -> int:
         if free == cores:
             break
         if n < SAMPLES - 1:
-            time.sleep(PAUSE)
+            sleep(PAUSE)
     return free
 
 

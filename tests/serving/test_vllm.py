@@ -16,14 +16,18 @@ if importlib.util.find_spec("vllm") is None:
         "vLLM has an environment of its own: python3 .ci/environment.py --serving",
         allow_module_level=True,
     )
-SCRIPT = Path(__file__).parent / "watch_vllm.py"
 CROWDED = {"new": 16, "blocks": 24, "engine": {"block_size": 32}}  # room for four
 
 
 def run(**settings):
     """Return what watch_vllm.py finds."""
+    return run_script("watch_vllm.py", json.dumps(settings))
+
+
+def run_script(name, given):
+    """Return what a script of this folder prints."""
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), json.dumps(settings)],
+        [sys.executable, str(Path(__file__).parent / name), given],
         capture_output=True,
         text=True,
         check=False,
@@ -87,3 +91,11 @@ def test_what_cannot_be_recorded_is_reported(engine, reason):
     assert found["records"] == 0
     assert "0 of 2 attention layers seen" in found["text"]
     assert found["text"].count(reason) == 2
+
+
+def test_an_atlas_with_vllm_is_that_of_torch(tmp_path):
+    """The function is the one of docs/howto/watch-vllm.md."""
+    found = run_script("atlas_vllm.py", str(tmp_path))
+    assert found["documents"] == [51, 51]
+    assert len(found["layers"]) == 2
+    assert max(found["worst"].values()) < 1e-4

@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-import torch
 from torch import nn
 
 from regard.ablate.ablation import Positions, read_ablation
@@ -31,7 +30,8 @@ from regard.ablate.verify import Verifier
 from regard.arguments import expect_with, suggest
 from regard.errors import OptionError
 from regard.lens.chosen_layers import Layer
-from regard.lens.watch import find_storages
+from regard.lens.patches import run_uncompiled
+from regard.lens.trace import find_storages
 
 
 @expect_with
@@ -67,7 +67,7 @@ def knock_out(
     mode = Mode(calls, verifier)
     hooks = AblationHooks(model, mode, here, locator.visit)
     with ExitStack() as stack:
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(run_uncompiled())
         stack.enter_context(calls.patch(model))
         stack.enter_context(open_modules(model, mode, here))
         stack.callback(hooks.detach)

@@ -30,7 +30,7 @@ from regard.lens.captured_call import make_four
 from regard.lens.captured_rows import CROSS
 from regard.lens.chosen_layers import is_layer
 from regard.lens.module_stack import is_decoder, is_recomputing
-from regard.lens.padding import read_valid
+from regard.lens.padding import is_paged, read_valid
 from regard.lens.suspects import list_silent
 
 
@@ -63,6 +63,7 @@ class AblationLocator:
         self.ran: set[str] = set()
         self.lengths: dict[str, int] = {}  # keys of the last call of a layer
         self.reached = {"keys": 0, "queries": 0}  # how many positions there were
+        self.is_paged = False  # whether several requests ran as one sequence
 
     def is_running(self) -> bool:
         """Return whether the model is running in this thread."""
@@ -71,6 +72,7 @@ class AblationLocator:
     def visit(self, name: str, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         """Store what is needed of a module's inputs, before it runs."""
         given, now = (*args, *named.values()), self.now
+        self.is_paged |= is_paged(named)
         if not self.here.stack and not is_recomputing():
             now.numbers.clear()
             caches = (x for x in given if callable(getattr(x, "get_seq_length", None)))
@@ -196,6 +198,11 @@ class AblationLocator:
 
     def check(self) -> None:
         """Raise OptionError if the ablation missed something, after the run."""
+        if self.is_paged and self.ablation.keys is not None:
+            raise OptionError(
+                "keys= and queries= are positions in one sequence, but generate_batch "
+                "runs several requests in one. Use generate, or leave keys= out."
+            )
         for name, heard in self.verifier.heard.items():
             self.check_met(name, heard)
             check_separate(name, heard)

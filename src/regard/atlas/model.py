@@ -2,7 +2,7 @@
 
     name                     a GGUF file, a folder, or a name in the Hugging Face cache,
                              as regard.load takes them: safetensors, never pickle
-    package.module:function  your function, which returns a Model
+    package.module:function  your function, which returns a Model, such as a vllm.LLM
 
 A model that reads text beside something else reads only the text: of an encoder-decoder
 the encoder runs, of CLIP the text tower.
@@ -55,7 +55,7 @@ class Words:
 class Model:
     """The network, how to run it, and its tokenizer."""
 
-    network: nn.Module
+    network: Any  # an nn.Module, a vllm.LLM or a llama_cpp.Llama
     run: Callable[[Tensor], object]  # tokens (B, N); the result is ignored
     words: Words
 
@@ -77,7 +77,8 @@ def open_model(name: str, *, precision: str = "float32", device: str = "cpu") ->
             theirs = load_their_network(path, reason, dtype=dtype, bare=True)
             theirs = choose_text_part(theirs)
             found = Model(theirs, theirs, open_their_words(path, reason))
-    found.network.to(device).eval()
+    if isinstance(found.network, nn.Module):  # an engine has its own device
+        found.network.to(device).eval()
     return found
 
 

@@ -36,13 +36,13 @@ def judge_told(recording: Recording, valid: Any, pad: int | None) -> Iterator[Fi
         real, known = torch.tensor(told.real), find_known(told, valid, pad)
         hidden = 0 if known is None else int((known & ~real).sum())
         if not told.kept:
-            yield tell(told, "no tokens left", len(told.tokens))
+            yield tell(told, "no tokens left", told.hidden)
         elif known is not None and hidden:
             swapped = bool((real & ~known).any())  # it keeps padding, too
             level: Level = "error" if swapped else "warning"
             yield tell(told, "tokens hidden as padding", hidden, level)
         elif known is None and told.keeps_one_kind:
-            yield tell(told, "one kind of token left", len(told.hidden), "warning")
+            yield tell(told, "one kind of token left", told.hidden, "warning")
 
 
 def tell(told: ToldTokens, what: str, n: int, level: Level = "error") -> Finding:
@@ -53,13 +53,13 @@ def tell(told: ToldTokens, what: str, n: int, level: Level = "error") -> Finding
 
 def find_known(told: ToldTokens, valid: Any, pad: int | None) -> Tensor | None:
     """Return which tokens are known to be real, None if that is not known."""
-    if pad is not None:
+    if pad is not None and told.tokens:
         return find_real(told.tokens, pad)
     if valid is None or isinstance(valid, dict):
         return None
     rows = convert(valid, HOST)
     row: Tensor = rows[min(told.sequence, len(rows) - 1)] if rows.ndim == 2 else rows
-    return row.bool() if len(row) == len(told.tokens) else None
+    return row.bool() if len(row) == len(told.real) else None
 
 
 def read_kept(told: ToldTokens, valid: Any, pad: int | None, n: int) -> Any:

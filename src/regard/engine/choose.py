@@ -184,9 +184,11 @@ def attend(
     options: Any = {"bias": bias, "scale": scale, "softcap": softcap, "sink": sink}
     plain = all(x is None for x in (bias, softcap, block)) and not is_array(scale)
     if torch.compiler.is_compiling() and not (plain and is_traceable(q, k, v, mask)):
+        from regard.engine.outside_graph import call_outside_graph  # noqa: PLC0415
+
         steps: Any = {"see": see, "edit": edit, "block": block}
-        done: Attended = attend_eagerly(
-            q, k, v, mask, **options, **steps, q_start=q_start
+        done: Attended = call_outside_graph(
+            attend, q, k, v, mask, **options, **steps, q_start=q_start
         )
         return done
     call = read_call((q, k, v), mask, **options, q_start=q_start)
@@ -231,11 +233,6 @@ def is_traceable(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> bool:
     same = q.dtype == k.dtype == v.dtype and max(q.ndim, k.ndim, v.ndim) <= 4
     known = mask is None or (isinstance(mask, Mask) and mask == CAUSAL)
     return bool(same and q.device.type == "cpu" and known)
-
-
-attend_eagerly = torch.compiler.disable(
-    attend, reason="regard.engine.attend plans masks and biases outside of the graph"
-)
 
 
 def run_choice(

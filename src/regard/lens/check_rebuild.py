@@ -17,6 +17,12 @@ from regard.engine.choose import attend
 from regard.lens.captured_call import CapturedCall, split_mask
 
 CHECKED = 8  # rows of a call that are rebuilt from what is kept
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of a rebuilt output; else 3e-2
+
+
+def find_tolerance(dtype: torch.dtype) -> float:
+    """Return the largest error of a rebuilt output that counts as rounding."""
+    return TOLERANCE.get(dtype, 3e-2)
 
 
 def fix_empty_row_lse(call: CapturedCall) -> CapturedCall:

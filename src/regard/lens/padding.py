@@ -23,6 +23,11 @@ def is_packed(named: Mapping[str, Any]) -> bool:
     return any(name.startswith("cu_seq_lens") for name in named)
 
 
+def is_paged(named: Mapping[str, Any]) -> bool:
+    """Return whether a pass is given a cache of many requests, as of transformers."""
+    return type(named.get("cache")).__name__ == "PagedAttentionCache"
+
+
 def read_valid(mask: Any, tokens: Tensor | None) -> Tensor | None:
     """Return which tokens (B, N) are no padding, from what a model was given."""
     if isinstance(mask, Mapping):  # a mask for each kind of layer

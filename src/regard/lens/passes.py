@@ -33,6 +33,8 @@ from regard.lens.captured_call import CapturedCall
 from regard.lens.captured_rows import extend
 from regard.lens.mask_store import MaskStore
 
+Told = tuple[tuple[int, ...], list[int], list[int]]  # tokens, padding, which are real
+
 
 class State(enum.Enum):
     """Where a thread is, between and in passes."""
@@ -50,6 +52,7 @@ class Given:
     valid: Tensor | None = None  # (B, N), which tokens are no padding
     cache: Any = None  # a weak reference to the cache of keys
     is_packed: bool = False  # several sequences in one row
+    is_paged: bool = False  # so are the keys, in a cache of many requests
 
 
 @dataclass
@@ -87,13 +90,14 @@ class Session:
         if self.pieces and {x.shape[0] for x in self.pieces} == {self.size}:
             self.pieces = [torch.cat(self.pieces, 1)[:, :end]]
 
-    def list_tokens(
-        self, dropped: set[int]
-    ) -> Iterator[tuple[tuple[int, ...], list[int], list[int]]]:
+    def list_tokens(self, dropped: set[int]) -> Iterator[Told]:
         """Yield the tokens of each sequence, its padding, and which of all is not.
 
         dropped: the sequences whose records are without their padding
         """
+        if not self.pieces and self.valid is not None:  # it was given embeddings
+            for row in self.valid[: self.size]:
+                yield (), [], [] if bool(row.all()) else row.int().tolist()
         if {x.shape[0] for x in self.pieces} != {self.size}:  # unknown
             return
         for b, row in enumerate(torch.cat(self.pieces, 1)):
@@ -123,6 +127,14 @@ class Passes:
         self.numbers: dict[str, int] = {}  # attention calls of modules in this pass
         self.store = MaskStore()
 
+    def list_told(self, number: int) -> dict[int, Told]:
+        """Return the tokens of a session's sequences, and which were padding."""
+        if number >= len(self.sessions):
+            return {}
+        runs = [run for runs in self.runs.values() for run in runs]
+        dropped = {b for run in runs if run.session == number for b in run.dropped}
+        return dict(enumerate(self.sessions[number].list_tokens(dropped)))
+
     def begin(
         self,
         tokens: Tensor | None,
@@ -130,9 +142,10 @@ class Passes:
         cache: Any,
         *,
         is_packed: bool = False,
+        is_paged: bool = False,
     ) -> None:
         """Begin a pass."""
-        self.given = Given(tokens, valid, refer_to(cache), is_packed)
+        self.given = Given(tokens, valid, refer_to(cache), is_packed, is_paged)
         self.state = State.BEGUN
         known = [] if cache is None else [n for n, _ in self.list_sessions(cache)]
         self.known = known[-1] if known else None
@@ -185,6 +198,11 @@ class Passes:
         """Whether a call is a part of the current session, not of a new one."""
         idle = self.state is State.IDLE
         return self.state is State.RUNNING or (idle and bool(self.method_ran))
+
+    @property
+    def is_paged(self) -> bool:
+        """Whether a pass is running whose keys are those of many requests."""
+        return self.state is not State.IDLE and self.given.is_paged
 
     @property
     def is_first_use(self) -> bool:

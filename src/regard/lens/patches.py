@@ -12,16 +12,38 @@ from functools import partial, wraps
 from types import FunctionType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
 from torch.nn import functional as F  # noqa: N812
-from torch.nn.attention.bias import CausalBias
 
 from regard.lens.module_stack import FAST_PATH, ModuleStack, is_recomputing, is_tracing
 from regard.lens.monkeypatch import put
 from regard.lens.observer import compute
 
+COMPILER = "torch._dynamo"  # loading it takes as long as loading torch
+BIAS = "torch.nn.attention.bias"  # loads it
 LIBRARIES = ("torch", "transformers", "builtins", "regard", "peft", "diffusers")
+
+
+@contextmanager
+def run_uncompiled() -> Iterator[None]:
+    """Let compiled code run uncompiled, without loading a compiler that nobody uses."""
+    if COMPILER in sys.modules:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+        return
+
+    def make(before: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(before)
+        def stand_in(*args: Any, **named: Any) -> Any:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            return before(*args, **named)
+
+        return stand_in
+
+    with ExitStack() as stack, put(torch, "compile", make):
+        yield
 
 
 @contextmanager
@@ -32,12 +54,14 @@ def patch_sdpa(watcher: Any) -> Iterator[None]:
     def make(before: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(before)
         def stand_in(*args: Any, **named: Any) -> Any:
-            mask = named.get("attn_mask", args[3] if len(args) > 3 else None)
-            if isinstance(mask, CausalBias):
+            mask: Any = named.get("attn_mask", args[3] if len(args) > 3 else None)
+            file = sys.modules.get(BIAS)
+            if file is not None and isinstance(mask, file.CausalBias):
                 # it compares this function with the one in F
                 own = type(mask).__torch_function__
                 return own(F.scaled_dot_product_attention, (type(mask),), args, named)
-            if not stack.names or is_tracing() or is_recomputing():
+            deaf = not stack.names or stack.observer.muted
+            if deaf or is_tracing() or is_recomputing():
                 return before(*args, **named)
             given = [x for x in args[:3] if isinstance(x, Tensor)]
             if any(is_batchedtensor(x) for x in given):

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from regard.lens.check_rebuild import find_tolerance
 from regard.lens.layout import Axis, Part, arrange
 from regard.lens.origin import FEATURE, Origin, Product, Root, View
 from regard.lens.scores import (
@@ -30,7 +31,6 @@ from regard.lens.scores import (
 
 CHECKED = 2  # rows whose logits are compared with the formula
 KEPT = 2**28  # bytes of logits that are kept at most
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # else 3e-2
 
 
 @dataclass(eq=False)
@@ -183,7 +183,7 @@ def find_formula(
     if formula is None or not averages(call, weights):
         return
     error = compare_rows(call, formula, (q, k), (whole[0], rows), (logits, weights))
-    if error <= TOLERANCE.get(call.dtype, 3e-2) or error <= find_rounding(logits):
+    if error <= find_tolerance(call.dtype) or error <= find_rounding(logits):
         call.product, call.formula, call.error = product, formula, error
         call.operands = q, k
 

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.lens.operators import (
     COPIES,
@@ -266,3 +267,12 @@ def repeats(x: Tensor) -> bool:
 def is_whole(x: Tensor) -> bool:
     """Return whether a tensor fills its storage."""
     return bool(x.nbytes == x.untyped_storage().nbytes())
+
+
+def find_storages(model: nn.Module) -> set[int]:
+    """Return the storages of a model's parameters."""
+    found = set()
+    for x in model.parameters():
+        with suppress(Exception):  # a subclass without memory of its own
+            found.add(x.untyped_storage().data_ptr())
+    return found - {0}

@@ -18,10 +18,9 @@ import math
 import threading
 import traceback
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -30,27 +29,30 @@ from regard.lens.adapters.hear import patch_adapters
 from regard.lens.assemble import LayerRun
 from regard.lens.captured_call import CapturedCall, join_samples
 from regard.lens.captured_rows import is_other_sequence
-from regard.lens.check_rebuild import check_rebuild, fix_empty_row_lse
+from regard.lens.check_rebuild import (
+    check_rebuild,
+    find_tolerance,
+    fix_empty_row_lse,
+)
 from regard.lens.chosen_layers import is_layer, read_layers
 from regard.lens.find_attention import UNSTABLE, AttentionFinder, describe_error
 from regard.lens.module_stack import Hooks, ModuleStack, is_decoder
 from regard.lens.observer import Observer
-from regard.lens.padding import is_packed, read_valid
-from regard.lens.passes import Passes
+from regard.lens.padding import is_packed, is_paged, read_valid
+from regard.lens.passes import Passes, Told
 from regard.lens.patches import (
     patch_caches,
     patch_fast_paths,
     patch_methods,
     patch_sdpa,
+    run_uncompiled,
 )
 from regard.lens.placement import Placement
 from regard.lens.suspects import list_silent
 from regard.lens.tally import Tally, find_compiled, is_inside
+from regard.lens.trace import find_storages
 from regard.recording.record import Covered, Record, Recording
 
-Told = tuple[tuple[int, ...], list[int], list[int]]  # tokens, padding, which are real
-UNKNOWN: Told = ((), [], [])
-KEEP = ("qk", "qkv")
 CHECKED, OFTEN = 2, 64  # calls of a layer that are checked: the first, every …th
 EARLIER = (
     "its first keys were there before its queries: cached before the watch, or learnt"
@@ -61,11 +63,11 @@ PIECES = (
 )
 PLACE = "where its queries stand among its keys could not be told"
 PACKED = "several sequences are packed into one, and are not told apart"
+PAGED = "its requests, batched with a paged cache, could not be told apart"
 SILENT = "it ran, but no softmax was heard in it"
 SAMPLES = "vmap runs it once per sample, and its samples are not alike"
 EMPTY = "calls without queries or keys are not kept"
 COMPILED = "compiled code runs uncompiled while it is watched; its last bits may differ"
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of a rebuilt output; else 3e-2
 
 
 class Samples(threading.local):
@@ -114,7 +116,8 @@ class Watcher:
         cache, packed = named.get("past_key_values"), is_packed(named)
         if packed:  # the tokens of several sequences, one behind the other
             tokens = mask = None
-        self.mine.begin(tokens, read_valid(mask, tokens), cache, is_packed=packed)
+        valid, paged = read_valid(mask, tokens), is_paged(named)
+        self.mine.begin(tokens, valid, cache, is_packed=packed, is_paged=paged)
 
     def end(self, out: Any) -> None:
         """End a pass; `out` is what it returned."""
@@ -170,15 +173,17 @@ class Watcher:
         if self.samples.calls is not None:
             self.samples.calls.append(call)
             return
-        stable = self.placements.get(module) is not UNSTABLE
+        # the heads of torch's math path, a softmax, are told by what ran before it
+        stable = self.placements.get(module) is not UNSTABLE and call.via != "softmax"
         self.hooks.note(module, only_sdpa=bool(self.stack.in_sdpa) and stable)
         name = self.mine.name_layer(module)
         tally = self.tallies.setdefault((name, True), Tally(call.via, attention=True))
         tally.calls += 1
         if call.note:
             tally.notes[call.note] = None
-        if not self.is_wanted(name):
-            tally.reasons["not asked for"] = None
+        if self.mine.is_paged or not self.is_wanted(name):
+            reason = PAGED if self.is_wanted(name) else "not asked for"
+            tally.reasons[reason] = None
             return
         if not call.q.numel() or not call.k.numel():
             tally.notes[EMPTY] = None
@@ -195,12 +200,10 @@ class Watcher:
         if call.lse is None or tally.calls <= CHECKED or tally.calls % OFTEN == 0:
             call, error = check_rebuild(call)
             error = max(error, call.error)
-            if not (
-                error <= tally.error or math.isnan(tally.error)
-            ):  # NaN is the worst
+            if not (error <= tally.error or math.isnan(tally.error)):  # NaN is worst
                 tally.error = error
             kinds = {x.dtype for x in (call.q, call.k, call.v) if x is not None}
-            if not error <= max(TOLERANCE.get(kind, 3e-2) for kind in kinds):
+            if not error <= max(map(find_tolerance, kinds)):
                 tally.reasons["its output could not be rebuilt"] = None
         run = self.mine.add(name, call, keep_v=self.keep_v)
         tally.kept += 1
@@ -238,8 +241,8 @@ class Watcher:
                     for b, record in self.make_records(passes, run.name, run):
                         place = len(tokens) + first + b
                         found.append((place, layers.index(run.name), record))
-                told = tell_tokens(passes, number)
-                tokens += [told.get(b, UNKNOWN) for b in range(size)]
+                told = passes.list_told(number)
+                tokens += [told.get(b, ((), [], [])) for b in range(size)]
         found.sort(key=lambda x: x[:2])
         return Recording(
             model=type(self.model).__name__,
@@ -294,22 +297,9 @@ class Watcher:
                 attention=False,
             )
         heard = {name.partition("#")[0] for name, _ in self.tallies}
+        heard |= self.hooks.heard.keys()
         for name in list_silent(self.model, self.hooks.ran, heard):
             yield Covered(name=name, via="", reason=SILENT)
-
-
-def tell_tokens(passes: Passes, number: int) -> dict[int, Told]:
-    """Return the tokens of a session's sequences, and which were padding."""
-    if number >= len(passes.sessions):
-        return {}
-    dropped = find_dropped(passes, number)
-    return dict(enumerate(passes.sessions[number].list_tokens(dropped)))
-
-
-def find_dropped(passes: Passes, number: int) -> set[int]:
-    """Return the sequences of a session whose records are without their padding."""
-    runs = [run for runs in passes.runs.values() for run in runs]
-    return {b for run in runs if run.session == number for b in run.dropped}
 
 
 def find_rank() -> dict[str, list[int]]:
@@ -319,22 +309,11 @@ def find_rank() -> dict[str, list[int]]:
     return {"rank": [dist.get_rank(), dist.get_world_size()]}
 
 
-def find_storages(model: nn.Module) -> set[int]:
-    """Return the storages of a model's parameters."""
-    found = set()
-    for x in model.parameters():
-        with suppress(Exception):  # a subclass without memory of its own
-            found.add(x.untyped_storage().data_ptr())
-    return found - {0}
-
-
 @contextmanager
 def capture(
     model: nn.Module, *, layers: Collection[int | str] | None = None, keep: str = "qk"
 ) -> Iterator[Watcher]:
     """Record a model while the `with` lasts; `watcher.recording` is set after it."""
-    if keep not in KEEP:
-        raise OptionError(f'keep="{keep}", expected "qk" or "qkv".')
     if not isinstance(model, nn.Module):
         raise OptionError(
             f"a {type(model).__name__} cannot be watched, expected a torch.nn.Module. "
@@ -343,7 +322,7 @@ def capture(
     watcher = Watcher(model, layers, keep)
     try:
         with ExitStack() as stack:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(run_uncompiled())
             stack.enter_context(patch_sdpa(watcher))
             stack.enter_context(patch_fast_paths(model, watcher.stack))
             stack.enter_context(patch_adapters(model, watcher))
@@ -354,4 +333,6 @@ def capture(
             yield watcher
     finally:
         watcher.recording = watcher.finish_safely()
-        watcher.passes.clear()  # hooks refer to it in a cycle; memory is freed now
+        # hooks refer to it in a cycle; memory is freed now, also that of the model
+        watcher.passes.clear()
+        watcher.model = watcher.hooks.model = nn.Module()

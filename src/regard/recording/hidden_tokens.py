@@ -26,39 +26,41 @@ class ToldTokens:
     """All tokens of a sequence, and which the model was told are real."""
 
     sequence: int
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...]  # () if the model was given embeddings instead
     real: tuple[bool, ...]
 
     @property
-    def kept(self) -> list[int]:
-        """The tokens that are real."""
-        return [x for x, real in zip(self.tokens, self.real, strict=True) if real]
+    def kept(self) -> int:
+        """How many tokens are real."""
+        return sum(self.real)
 
     @property
-    def hidden(self) -> list[int]:
-        """The tokens that are padding."""
-        return [x for x, real in zip(self.tokens, self.real, strict=True) if not real]
+    def hidden(self) -> int:
+        """How many tokens are padding."""
+        return len(self.real) - self.kept
 
     @property
     def keeps_one_kind(self) -> bool:
         """Whether all that is kept is one token, and what is hidden is several."""
-        return len(set(self.kept)) == 1 and len(set(self.hidden)) > 1
+        pairs = set(zip(self.tokens, self.real, strict=bool(self.tokens)))
+        return [real for _, real in pairs].count(True) == 1 and len(pairs) > 2
 
     @property
     def is_usual(self) -> bool:
         """Whether nothing about it is odd."""
-        return bool(self.kept) and not self.keeps_one_kind
+        return self.kept > 0 and not self.keeps_one_kind
 
     def describe(self) -> str:
         """Return a line of the report."""
-        n, which = len(self.tokens), f"sequence {self.sequence}"
+        n, which = len(self.real), f"sequence {self.sequence}"
         if not self.kept:
             return f"attention_mask hides all {n} tokens of {which}: {INVERTED}"
-        text = f"attention_mask hides {len(self.hidden)} of {n} tokens of {which}"
+        text = f"attention_mask hides {self.hidden} of {n} tokens of {which}"
         if not self.keeps_one_kind:
             return text
-        often = f", {len(self.kept)} times" if len(self.kept) > 1 else ""
-        return f"{text}, and keeps only token {self.kept[0]}{often}: {INVERTED}"
+        often = f", {self.kept} times" if self.kept > 1 else ""
+        token = self.tokens[self.real.index(True)]
+        return f"{text}, and keeps only token {token}{often}: {INVERTED}"
 
 
 def list_told(recording: Recording) -> Iterator[ToldTokens]:
@@ -71,7 +73,7 @@ def list_told(recording: Recording) -> Iterator[ToldTokens]:
         if not isinstance(row, list) or not is_tokens(gone):
             continue
         real = tuple(x == 1 for x in row)
-        if all(real) or len(real) != len(kept) + len(gone):
+        if all(real) or len(kept) + len(gone) not in (0, len(real)):
             continue
         tokens = join_tokens(kept, gone, real) if gone else kept
         if tokens is not None:

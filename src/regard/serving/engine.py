@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
 
+from regard.lens.chosen_layers import is_layer, read_layers
 from regard.recording.record import Recording
 
 
@@ -58,9 +59,22 @@ class Engine:
         return found
 
 
-ENGINES = (Engine(name="vLLM", library="vllm", kind="LLM"),)
+ENGINES = (
+    Engine(name="vLLM", library="vllm", kind="LLM"),
+    Engine(name="llama.cpp", library="llama_cpp", kind="Llama"),
+)
 
 
 def match_engine(model: Any) -> Engine | None:
     """Return the engine that a model runs in, None for a model that is none."""
     return next((engine for engine in ENGINES if engine.fits(model)), None)
+
+
+def choose_layers(names: list[str], layers: Any) -> list[str]:
+    """Return the names of the layers to record; raise OptionError for unknown ones."""
+    around = {name[:i] for name in names for i, x in enumerate(name) if x == "."}
+    chosen = read_layers(layers, [*names, *around])
+    if chosen is None:
+        return names
+    numbered = enumerate(names)
+    return [x for i, x in numbered if any(is_layer(y, i, x) for y in chosen)]

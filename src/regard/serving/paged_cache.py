@@ -7,7 +7,7 @@ rest of its rows, and the keys before them are in the cache. Each kernel has its
 layout of a block. The layout is not guessed: the rows that a step has just written are
 read back in every known layout, and only one that gives exactly these rows is used.
 
-Next: vllm_worker.py
+Next: vllm_layers.py
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-Arrange = Callable[
-    [Tensor, int, int], Tensor
-]  # cache, heads, D -> (blocks, S, heads, D)
+# cache, heads, D -> (blocks, S, heads, D)
+Arrange = Callable[[Tensor, int, int], Tensor]
 
 
 def split_last(cache: Tensor, heads: int, width: int) -> Tensor:

@@ -6,7 +6,7 @@
     step 4    positions 0 … 100     again, after a preemption
 
 Rows are placed by their position, and the last row of a position counts, so chunks,
-decoding steps, preemption and rejected drafts all become one record. A prefix that the
+decoding steps and preemption all become one record. A prefix that the
 engine had in its cache has keys and no queries: the record has the rows that were run.
 
     weights[i, j] = exp(capped(scale q_i · k_j) - lse_i)     where allowed
@@ -17,15 +17,14 @@ Next: paged_cache.py
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from regard.arrays import Array, convert, namespace
 from regard.masks.algebra import Mask
 from regard.masks.patterns import causal, window
-from regard.recording.record import Record
+from regard.recording.record import Covered, Record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,19 +68,25 @@ class LayerRows:
     k: list[Piece] = field(default_factory=list)
     v: list[Piece] = field(default_factory=list)
     known: int = 0  # keys 0 … known - 1 were seen, or cannot be
+    nbytes: int = 0
 
     def add_keys(self, first: int, k: Array) -> None:
         """Add keys that were in the cache."""
-        self.k.append(Piece(first, k))
+        self.put(self.k, first, k)
         self.known = max(self.known, first + int(k.shape[0]))
 
     def add(self, first: int, q: Array, k: Array | None, v: Array | None) -> None:
         """Add the rows of a step."""
-        self.q.append(Piece(first, q))
+        self.put(self.q, first, q)
         if k is not None:
             self.add_keys(first, k)
         if v is not None:
-            self.v.append(Piece(first, v))
+            self.put(self.v, first, v)
+
+    def put(self, pieces: list[Piece], first: int, rows: Array) -> None:
+        """Add rows to others of their kind."""
+        pieces.append(Piece(first, rows))
+        self.nbytes += int(rows.nbytes)
 
 
 @dataclass
@@ -91,6 +96,11 @@ class RequestRows:
     name: str
     tokens: dict[int, int] = field(default_factory=dict)  # by position
     layers: dict[str, LayerRows] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all rows."""
+        return sum(layer.nbytes for layer in self.layers.values())
 
     def layer(self, name: str) -> LayerRows:
         """Return the rows of a layer."""
@@ -126,7 +136,7 @@ def place(pieces: list[Piece]) -> tuple[Array, Array]:
     return xp.permute_dims(rows, (1, 0, 2)), positions
 
 
-ComputeLse = Callable[..., Any]  # (q, k, mask, facts, q_start) -> (H, Nq)
+ComputeLse = Callable[[Array, Array, LayerFacts, int], Array]  # -> (H, Nq)
 
 
 def make_record(
@@ -156,3 +166,8 @@ def make_record(
         sink=facts.sink,
         mask=facts.mask,
     )
+
+
+def refuse_layer(covered: Covered, reason: str) -> Covered:
+    """Return the coverage of a layer whose records are not kept."""
+    return replace(covered, kept=0, reason=reason, note="")

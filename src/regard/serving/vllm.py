@@ -22,10 +22,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from regard.errors import OptionError
-from regard.lens.chosen_layers import is_layer, read_layers
 from regard.recording.file import open_recording
 from regard.recording.gather import gather_heads
 from regard.recording.record import Recording
+from regard.recording.token_texts import label_tokens
+from regard.serving.engine import choose_layers
 
 MISSING = (
     "vLLM's workers do not know regard. Install regard into the environment of vLLM. "
@@ -61,16 +62,6 @@ def capture(
             found.recording = label(model, sort_requests(gather_heads(parts)))
 
 
-def choose_layers(names: list[str], layers: Any) -> list[str]:
-    """Return the names of the layers to record; raise OptionError for unknown ones."""
-    around = {name[:i] for name in names for i, x in enumerate(name) if x == "."}
-    chosen = read_layers(layers, [*names, *around])
-    if chosen is None:
-        return names
-    numbered = enumerate(names)
-    return [x for i, x in numbered if any(is_layer(y, i, x) for y in chosen)]
-
-
 def sort_requests(recording: Recording) -> Recording:
     """Return a recording with its requests in the order in which they were made.
 
@@ -98,7 +89,5 @@ def list_numbers(name: str) -> tuple[int, ...]:
 def label(llm: Any, recording: Recording) -> Recording:
     """Return a recording with the text of each token, if the engine has a tokenizer."""
     with suppress(Exception):  # an engine may be without one
-        decode = llm.get_tokenizer().decode
-        texts = tuple(tuple(decode([i]) for i in row) for row in recording.tokens)
-        return replace(recording, texts=texts)
+        return label_tokens(recording, llm.get_tokenizer().decode)
     return recording

@@ -1,0 +1,168 @@
+"""What watching vLLM costs: a watched LLM, and a server that may record.
+
+    python3 .ci/environment.py --serving
+    PYTHONPATH=tests/serving .venv.serving/bin/python benchmarks/serving.py
+
+It writes serving.json and docs/howto/watch-vllm.md.
+
+prefill, decode   `vllm.LLM` bare and watched, in turns, the best of several rounds: 16
+                  prompts of 384 tokens and one new token; 16 of 8 and 128 new tokens
+server            requests of 16 clients over loopback, to a server without the plugin's
+                  directory and to one with it, in turns: none recorded, then 5 %
+
+The model is random, with the shape of SmolLM2-135M (30 layers), in float32 on the CPU.
+About ten minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from served_model import ask_many, save_model, save_tokenizer, serve
+from vllm import LLM, SamplingParams
+from vllm.inputs import TokensPrompt
+
+import regard
+
+SHAPE = {
+    "vocab_size": 2048,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 1024,
+}
+ROUNDS = 5
+PAGE = Path(__file__).parents[1] / "docs" / "howto" / "watch-vllm.md"
+MARK = "<!-- benchmark:serving -->"
+
+
+def save_smollm(folder: Path) -> None:
+    """Save a random model with the shape of SmolLM2-135M, and a tokenizer."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**SHAPE)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    save_tokenizer(folder)
+
+
+def measure_watch(folder: Path) -> dict[str, float]:
+    """Return the time of watched runs over that of bare ones."""
+    llm = LLM(
+        str(folder),
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=512,
+        enable_prefix_caching=False,
+        skip_tokenizer_init=True,
+    )
+    rng = np.random.default_rng(0)
+    found = {}
+    for name, length, new in (("prefill", 384, 1), ("decode", 8, 128)):
+        rows = [rng.integers(3, 500, length).tolist() for _ in range(16)]
+        prompts = [TokensPrompt(prompt_token_ids=x) for x in rows]
+        params = SamplingParams(
+            max_tokens=new, temperature=0, ignore_eos=True, detokenize=False
+        )
+
+        run = partial(time_run, llm, prompts, params)
+        run()
+        bare, watched, whole = [], [], []
+        for _ in range(ROUNDS):
+            bare.append(run())
+            begun = time.perf_counter()
+            with regard.watch(llm) as seen:
+                watched.append(run())
+            whole.append(time.perf_counter() - begun)
+            assert len(seen.records) == 16 * SHAPE["num_hidden_layers"]
+        found[name] = min(watched) / min(bare)
+        found[f"{name}_with_records"] = min(whole) / min(bare)
+        found[f"{name}_seconds"] = min(bare)
+    return found
+
+
+def time_run(llm: LLM, prompts: list[Any], params: SamplingParams) -> float:
+    """Return the seconds of one run."""
+    begun = time.perf_counter()
+    llm.generate(prompts, params, use_tqdm=False)
+    return time.perf_counter() - begun
+
+
+def measure_server(folder: Path, place: Path) -> dict[str, float]:
+    """Return the time of requests with the plugin over that without."""
+    save_model(folder)
+    with ExitStack() as stack:
+        # the second run of a server would find the prompts of the first one
+        plain = {"options": ("--no-enable-prefix-caching",)}
+        record = {"recordings": place / "r", "files": 100_000}
+        off, _ = stack.enter_context(serve(folder, place / "off.log", **plain))
+        on, _ = stack.enter_context(serve(folder, place / "on.log", **plain, **record))
+        times: dict[str, list[float]] = {"off": [], "on": [], "recorded": []}
+        for turn in range(2 * ROUNDS + 1):
+            for name, port, share in (
+                ("off", off, 0.0),
+                ("on", on, 0.0),
+                ("recorded", on, 0.05),
+            ):
+                ask_many(port, 60, share=0.0, seed=turn)  # a server that waited is slow
+                begun = time.perf_counter()
+                ask_many(port, 200, share=share, seed=turn)
+                if turn:  # the first round warms up
+                    times[name].append(time.perf_counter() - begun)
+    best = {name: min(x) for name, x in times.items()}
+    return {
+        "none_recorded": best["on"] / best["off"],
+        "a_twentieth_recorded": best["recorded"] / best["off"],
+        "requests_per_second": 200 / best["off"],
+    }
+
+
+def render(found: dict[str, Any]) -> str:
+    """Return what watching costs, as Markdown."""
+    lines = ["| relative to bare vLLM | requests | and the records |", "|---|---|---|"]
+    for name, what in (("prefill", "prefill"), ("decode", "decoding")):
+        one, both = found["watch"][name], found["watch"][f"{name}_with_records"]
+        lines.append(f"| {what} | {one:.2f} | {both:.2f} |")
+    return "\n".join(lines)
+
+
+def main(parts: list[str]) -> None:
+    """Measure, and write the result."""
+    os.environ |= {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
+    }
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as text:
+        place = Path(text)
+        if "server" in parts:
+            found["server"] = measure_server(place / "small", place)
+        if "watch" in parts:
+            save_smollm(place / "model")
+            found["watch"] = measure_watch(place / "model")
+    sys.stdout.write(f"{json.dumps(found, indent=1)}\n")
+    if len(parts) == 2:
+        path = Path(__file__).with_suffix(".json")
+        path.write_text(f"{json.dumps(found, indent=1)}\n", encoding="utf-8")
+        before, _, rest = PAGE.read_text("utf-8").partition(MARK)
+        after = rest.partition(MARK)[2]
+        PAGE.write_text(f"{before}{MARK}\n{render(found)}\n{MARK}{after}", "utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] or ["server", "watch"])
