@@ -291,12 +291,20 @@ def test_the_test_of_the_bare_import_can_fail():
     assert load("import regard.terminal") & HEAVY
 
 
-def test_a_missing_torch_is_named_with_what_to_install():
-    code = "import sys; sys.modules['torch'] = None; import regard; regard.engine"
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("import regard; regard.engine", "regard.engine"),
+        ("from regard.seen import Seen; Seen().table()", "table()"),
+        ("from regard.seen import Seen; Seen().audit(pad=0)", "audit()"),
+    ],
+)
+def test_a_missing_torch_is_named_with_what_to_install(code, name):
+    code = f"import sys; sys.modules['torch'] = None; {code}"
     run = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
-    words = 'ImportError: regard.engine needs torch: pip install "regard[torch]"'
+    words = f'ImportError: {name} needs torch: pip install "regard[torch]"'
     assert run.stderr.splitlines()[-1] == words
 
 

@@ -48,6 +48,13 @@ formula without a size. Write causal().dense(8) for an array.
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                 raise
             raise CallError(describe_misfit(fn, given, named)) from None
+        except ModuleNotFoundError as missing:
+            if missing.name != "torch":
+                raise
+            name = CALLED.get(fn.__name__, fn.__name__)
+            raise ImportError(
+                f'{name}() needs torch: pip install "regard[torch]"'
+            ) from missing
 
     return call
 

@@ -24,6 +24,23 @@ SHAPES = {
             "attn_logit_softcapping": 5.0,
         },
     ),
+    "deepseek": (  # multi-head latent attention (MLA)
+        "DeepseekV2",
+        {
+            "num_key_value_heads": 4,
+            "head_dim": 64,
+            "kv_lora_rank": 512,  # vLLM's kernel has no other sizes
+            "q_lora_rank": None,
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 128,
+            "v_head_dim": 128,
+            "first_k_dense_replace": 2,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 64,
+        },
+    ),
     "gptoss": (
         "GptOss",
         {

@@ -93,6 +93,13 @@ def test_what_cannot_be_recorded_is_reported(engine, reason):
     assert found["text"].count(reason) == 2
 
 
+def test_latent_keys_are_reported():
+    # not repeated: bare vLLM gives this model other answers from run to run on a CPU
+    found = run(model="deepseek", requests=4, longest=60, repeat=False)
+    assert found["records"] == 0
+    assert found["text"].count("its keys are latent (MLA)") == 2
+
+
 def test_an_atlas_with_vllm_is_that_of_torch(tmp_path):
     """The function is the one of docs/howto/watch-vllm.md."""
     found = run_script("atlas_vllm.py", str(tmp_path))

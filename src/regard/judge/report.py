@@ -247,11 +247,13 @@ def draw_maps(found: Difference, *, color: Color = False) -> list[str]:
         scale = LinearScale(0, float(seen.max()))
     sides = {"yours": yours, "expected": expected}
     drawn = {draw_weights({"": x}, scale=scale, color=color) for x in sides.values()}
-    text = draw_weights(
-        {"yours - expected": apart}, scale=fit_signed(apart), color=color
-    )
+    shown = []
     if len(drawn) > 1:  # two maps that look the same say nothing
-        text = draw_weights(sides, scale=scale, color=color) + "\n" + text
+        shown.append(draw_weights(sides, scale=scale, color=color))
+    if np.isfinite(apart).any() or not shown:  # nor does a map that is NaN throughout
+        gap = {"yours - expected": apart}
+        shown.append(draw_weights(gap, scale=fit_signed(apart), color=color))
+    text = "\n".join(shown)
     note = []
     if rows.start or columns.start or len(found.yours) != len(yours):
         note = [f"rows from {rows.start}, columns from {columns.start}"]
