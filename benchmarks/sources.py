@@ -1,0 +1,250 @@
+"""Does `regard.sources` name the document that an answer comes from? And ContextCite?
+
+    pip install context-cite      (context-cite 0.0.4, in a folder of its own)
+    PYTHONPATH=FOLDER .venv/bin/python benchmarks/sources.py
+
+It writes sources.json and docs/howto/read-a-rag-answer.md.
+
+Forty questions on invented facts (invented_facts.py), each over five documents: the one
+that states the fact, and four others. SmolLM2-135M-Instruct answers greedily. Of the
+questions that it answers correctly, in how many is the right document the one with the
+largest effect, with the largest mass, and with the largest attribution of ContextCite:
+with its 64 ablations by default, and with as many as regard has passes?
+
+All of them run the same model in float32, on the same prompts. A forward pass is one
+sequence that the model reads. Tokens are what the model was given, counted in a hook: a
+cache saves some of them. Generating the answer is not counted. About half an hour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import random
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from invented_facts import FACTS
+from marks import fill
+from smollm import find_smollm
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import regard
+
+DOCUMENTS, N_NEW = 5, 32
+ABLATIONS = 64  # of ContextCite, by default
+
+
+@dataclass(frozen=True)
+class Case:
+    """A question over documents, and which of them has its answer."""
+
+    documents: list[str]
+    question: str
+    expected: str
+    right: int
+
+
+def make_cases() -> list[Case]:
+    """Return a case for each fact; the right document is at every place equally often."""
+    found = []
+    for i, (document, question, expected) in enumerate(FACTS):
+        others = [x for x, _, answer in FACTS if answer != expected]
+        documents = random.Random(i).sample(others, DOCUMENTS - 1)
+        documents.insert(i % DOCUMENTS, document)
+        found.append(Case(documents, question, expected, i % DOCUMENTS))
+    return found
+
+
+class Meter:
+    """Counts what a model reads."""
+
+    def __init__(self, model: Any) -> None:
+        self.rows = self.tokens = 0
+        model.register_forward_pre_hook(self.count, with_kwargs=True)
+
+    def count(self, _model: Any, args: Any, named: Any) -> None:
+        """Count a call."""
+        rows, tokens = (args[0] if args else named["input_ids"]).shape
+        self.rows, self.tokens = self.rows + rows, self.tokens + rows * tokens
+
+    @contextlib.contextmanager
+    def measure(self, into: dict[str, Any]) -> Iterator[None]:
+        """Write what is read in the `with` into a dictionary."""
+        rows, tokens, began = self.rows, self.tokens, time.perf_counter()
+        yield
+        into["rows"] = self.rows - rows
+        into["tokens"] = self.tokens - tokens
+        into["seconds"] = time.perf_counter() - began
+
+
+def run_contextcite(model: Any, words: Any, case: Case, n: int, meter: Meter) -> Any:
+    """Return the number of the best document, and what it cost."""
+    from context_cite import ContextCiter  # noqa: PLC0415 (for this run only)
+    from context_cite.context_partitioner import BaseContextPartitioner  # noqa: PLC0415
+
+    class Documents(BaseContextPartitioner):  # type: ignore[misc]
+        """The documents are the sources."""
+
+        num_sources = len(case.documents)
+
+        def split_context(self) -> None:
+            """Do nothing: they are given."""
+
+        def get_source(self, index: int) -> str:
+            """Return a document."""
+            return case.documents[index]
+
+        def get_context(self, mask: Any = None) -> str:
+            """Return the documents that are not ablated."""
+            kept = [True] * len(case.documents) if mask is None else mask
+            pairs = zip(case.documents, kept, strict=True)
+            return "\n".join(document for document, keep in pairs if keep)
+
+    context = "\n".join(case.documents)
+    citer = ContextCiter(
+        model,
+        words,
+        context,
+        case.question,
+        partitioner=Documents(context),
+        prompt_template="{context}\n\n{query}",
+        num_ablations=n,
+        generate_kwargs={"max_new_tokens": N_NEW, "do_sample": False},
+    )
+    found: dict[str, Any] = {"answer": citer.response}  # generated here
+    with contextlib.redirect_stderr(io.StringIO()), meter.measure(found):
+        scores = citer.get_attributions(verbose=False)
+    best = int(scores.argmax())
+    found["best"] = best if scores[best] > 0 else None  # all 0: nothing is attributed
+    return found
+
+
+def run_regard(model: Any, words: Any, case: Case, answer: str, meter: Meter) -> Any:
+    """Return the best documents by effect and by mass, and what it cost."""
+    content = "\n".join(case.documents) + "\n\n" + case.question
+    messages = [{"role": "user", "content": content}]
+    cost: dict[str, Any] = {}
+    with meter.measure(cost):
+        found = regard.sources(model, words, messages, case.documents, answer=answer)
+    part = found.answer
+    best = {"effect": part.most_effect, "mass": part.most_mass}
+    return {**cost, **best, "passes": found.passes, "warning": found.warn(part)}
+
+
+def write_answer(model: Any, words: Any, case: Case) -> str:
+    """Return the greedy answer of the model."""
+    content = "\n".join(case.documents) + "\n\n" + case.question
+    text = words.apply_chat_template(
+        [{"role": "user", "content": content}],
+        tokenize=False,
+        add_generation_prompt=True,
+    )
+    ids = words(text, add_special_tokens=False, return_tensors="pt")
+    with torch.no_grad():
+        done = model.generate(**ids, max_new_tokens=N_NEW, do_sample=False)
+    new = done[0, ids["input_ids"].shape[1] :]
+    return str(words.decode(new, skip_special_tokens=True))
+
+
+def summarize(cases: list[dict[str, Any]], asked: int) -> dict[str, Any]:
+    """Return the shares of right documents, and the mean costs."""
+    kept = [x for x in cases if x["is_answered"]]
+
+    def count(best: Any) -> int:
+        return sum(best(x) == x["right"] for x in kept)
+
+    def average(where: str, what: str) -> float:
+        return sum(x[where][what] for x in kept) / len(kept)
+
+    found: dict[str, Any] = {
+        "model": "SmolLM2-135M-Instruct",
+        "asked": asked,
+        "documents": DOCUMENTS,
+        "answered": len(kept),
+        "effect": {"right": count(lambda x: x["regard"]["effect"])},
+        "mass": {"right": count(lambda x: x["regard"]["mass"])},
+        "warnings": sum(bool(x["regard"]["warning"]) for x in kept),
+    }
+    found["effect"] |= {
+        what: average("regard", what) for what in ("passes", "tokens", "seconds")
+    }
+    for name in ("contextcite", "contextcite_few"):
+        if name in kept[0]:
+            cost = {what: average(name, what) for what in ("tokens", "seconds")}
+            right = count(lambda x, name=name: x[name]["best"])
+            found[name] = {"right": right, "passes": average(name, "rows"), **cost}
+    return found
+
+
+def render(found: dict[str, Any]) -> str:
+    """Return the result as Markdown."""
+    n = found["answered"]
+    lines = [
+        f"| {n} answers, {found['documents']} documents each | right document | "
+        "forward passes | tokens read |",
+        "|---|---|---|---|",
+    ]
+    rows = [
+        ("largest effect", found["effect"]),
+        ("largest mass", {**found["mass"], "passes": 1, "tokens": None}),
+        ("ContextCite, by default", found.get("contextcite")),
+        ("ContextCite, as many passes", found.get("contextcite_few")),
+    ]
+    for name, row in rows:
+        if row is not None:
+            tokens = "" if row["tokens"] is None else f"{row['tokens']:,.0f}"
+            share = f"{row['right']} of {n} ({row['right'] / n:.0%})"
+            lines.append(f"| {name} | {share} | {row['passes']:.0f} | {tokens} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, and write the result."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only-answers", action="store_true")
+    parser.add_argument("--limit", type=int, default=len(FACTS))
+    options = parser.parse_args()
+    path = find_smollm()
+    both = (path.parent, path.name)
+    model = AutoModelForCausalLM.from_pretrained(
+        both[0], gguf_file=both[1], dtype=torch.float32
+    ).eval()
+    words = AutoTokenizer.from_pretrained(both[0], gguf_file=both[1])
+    meter, cases = Meter(model), []
+    for case in make_cases()[: options.limit]:
+        answer = write_answer(model, words, case)
+        is_answered = case.expected in answer.lower()
+        row: dict[str, Any] = {
+            "question": case.question,
+            "answer": answer,
+            "right": case.right,
+            "is_answered": is_answered,
+        }
+        if is_answered and not options.only_answers:
+            row["regard"] = run_regard(model, words, case, answer, meter)
+            n = row["regard"]["passes"]
+            for name, ablations in (("contextcite", ABLATIONS), ("contextcite_few", n)):
+                row[name] = run_contextcite(model, words, case, ablations, meter)
+        cases.append(row)
+        sys.stdout.write(f"{json.dumps(row)}\n")
+        sys.stdout.flush()
+    if options.only_answers:
+        return
+    found = summarize(cases, len(cases))
+    sys.stdout.write(f"{json.dumps(found, indent=1)}\n")
+    if options.limit == len(FACTS):
+        text = json.dumps({**found, "cases": cases}, indent=1)
+        Path(__file__).with_suffix(".json").write_text(f"{text}\n", encoding="utf-8")
+        fill("docs/howto/read-a-rag-answer.md", "<!-- benchmark:sources -->", render(found))
+
+
+if __name__ == "__main__":
+    main()
