@@ -1,4 +1,4 @@
-"""Forty invented facts: a document that states one, a question, and a word of its answer.
+"""Forty invented facts: a document that states one, a question, a word of its answer.
 
 The names are invented, so that a model can know an answer from its document only.
 """

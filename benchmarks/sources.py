@@ -1,4 +1,4 @@
-"""Does `regard.sources` name the document that an answer comes from? And ContextCite?
+"""How often `regard.sources` and ContextCite name the document of an answer.
 
     pip install context-cite      (context-cite 0.0.4, in a folder of its own)
     PYTHONPATH=FOLDER .venv/bin/python benchmarks/sources.py
@@ -40,6 +40,7 @@ import regard
 
 DOCUMENTS, N_NEW = 5, 32
 ABLATIONS = 64  # of ContextCite, by default
+MARK = "<!-- benchmark:sources -->"
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Case:
 
 
 def make_cases() -> list[Case]:
-    """Return a case for each fact; the right document is at every place equally often."""
+    """Return a case for each fact; every place has equally many right documents."""
     found = []
     for i, (document, question, expected) in enumerate(FACTS):
         others = [x for x, _, answer in FACTS if answer != expected]
@@ -188,8 +189,7 @@ def render(found: dict[str, Any]) -> str:
     """Return the result as Markdown."""
     n = found["answered"]
     lines = [
-        f"| {n} answers, {found['documents']} documents each | right document | "
-        "forward passes | tokens read |",
+        f"| {n} answers | right document | forward passes | tokens read |",
         "|---|---|---|---|",
     ]
     rows = [
@@ -243,7 +243,11 @@ def main() -> None:
     if options.limit == len(FACTS):
         text = json.dumps({**found, "cases": cases}, indent=1)
         Path(__file__).with_suffix(".json").write_text(f"{text}\n", encoding="utf-8")
-        fill("docs/howto/read-a-rag-answer.md", "<!-- benchmark:sources -->", render(found))
+        fill(
+            "docs/howto/read-a-rag-answer.md",
+            "<!-- benchmark:sources -->",
+            render(found),
+        )
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from recordings import ALERT, HOSTILE
 from test_looks import find_violations
 from window import Window
 
-from regard.attribution import Document, Part, Sources
+from regard.attribution import AnswerPart, SourceDocument, Sources
 from regard.recording.spans import Span
 
 WIDTHS = (320, 390, 1280)
@@ -26,13 +26,15 @@ def invent(texts=TEXTS, answer=ANSWER, *, is_recording=False):
 
     def make(text, mass, effect):
         effect, log = (None, None) if is_recording else (effect, -1.5)
-        return Part(text=text, tokens=(0, 1), mass=mass, effect=effect, logprob=log)
+        return AnswerPart(
+            text=text, tokens=(0, 1), mass=mass, effect=effect, logprob=log
+        )
 
     n = len(texts)
     masses, effects = ([(x * n)[:n] for x in y] for y in (MASSES, EFFECTS))
     total = tuple(a + b for a, b in zip(*effects, strict=True))
     return Sources(
-        documents=tuple(Document(x[:20], x, Span("", 0, 1)) for x in texts),
+        documents=tuple(SourceDocument(x[:20], x, Span("", 0, 1)) for x in texts),
         answer=make("".join(answer), masses[0], total),
         sentences=tuple(map(make, answer, masses, effects)),
         passes=0 if is_recording else 1 + n,
@@ -88,7 +90,9 @@ def test_documents_have_the_colour_of_their_effect_on_the_chosen_sentence(
     first, second, third = read_backgrounds(window)
     assert second > third > first  # the first speaks against it
     (warning,) = read_shown(window, "warning")
-    assert "looks at The bakery on Mill S most" in warning.text_content()
+    assert (
+        "document The bakery on Mill S has the largest mass" in warning.text_content()
+    )
 
 
 def test_a_recording_is_coloured_by_its_mass(open_page):

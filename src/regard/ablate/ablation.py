@@ -3,8 +3,8 @@
     no keys     the output of the chosen heads is 0
     keys        the chosen heads cannot attend to these keys, from some or all queries
 
-A list of slices hides other keys in every sequence of a batch, so that one pass compares
-many ablations of the same text.
+A list of slices hides other keys in each sequence of a batch, so that one pass
+compares several ablations of a text.
 
 An Ablation is given once, for positions in the whole sequence. `make_edit` translates
 it to one call whose queries and keys have known positions.
@@ -29,7 +29,7 @@ from regard.recording.spans import Span
 
 EVERY_HEAD = ()  # all heads; the call determines how many there are
 Place = slice | range | Span
-Positions = Place | Sequence[int] | Sequence[Place | None]  # None: nothing of a sequence
+Positions = Place | Sequence[int] | Sequence[Place | None]  # None: no token
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,10 @@ class TokensBySequence:
         rows = positions.expand(n, -1)
         pairs = zip(self.sequences, rows, strict=True)
         return torch.stack(
-            [torch.zeros_like(x, dtype=torch.bool) if t is None else t.holds(x)
-             for t, x in pairs]
+            [
+                torch.zeros_like(x, dtype=torch.bool) if t is None else t.holds(x)
+                for t, x in pairs
+            ]
         )
 
     @property

@@ -3,7 +3,7 @@
 Next: sources.py
 """
 
-from regard.attribution.result import Document, Part, Sources
+from regard.attribution.result import AnswerPart, SourceDocument, Sources
 from regard.attribution.sources import sources
 
-__all__ = ["Document", "Part", "Sources", "sources"]
+__all__ = ["AnswerPart", "SourceDocument", "Sources", "sources"]

@@ -2,12 +2,12 @@
 
     log p(answer | prompt) = Σ_t log p(token_t | prompt, tokens before t)
 
-A hidden document cannot be attended to by any token in any layer (knock_out), so nothing
-of it is left in the model. All sequences have the same tokens. The documents are
-hidden in the rows of a batch, and share a cache:
+No token can attend to a hidden document in any layer (knock_out), so nothing of it is
+left in the model. Each row of a batch hides another document. All rows have the same
+tokens, and begin with the same cache:
 
-    prompt   |--- template ---|- document 0 -|- document 1 -| … |- question -|- answer -|
-             read once, and copied for each   read once for each hidden document
+    |- template -|- document 0 -|- document 1 -| … |- question -|- answer -|
+     read once, and copied       read once for each hidden document
 
 The cache may hold document 0: where it is hidden, nobody attends to it, and what comes
 before a document does not depend on it. Without a cache, whole sequences are read.
@@ -53,7 +53,7 @@ def measure_answer(
 ) -> Measured:
     """Return the log-probabilities of an answer, and the attention that gave it."""
     reader = AnswerReader(network, prompt, answer)
-    cut = min(min(x.stop for x in documents), len(prompt) - 1)
+    cut = min(*(x.stop for x in documents), len(prompt) - 1)
     with run_evaluated(network), torch.no_grad():
         with watch(network) as seen:
             cache = reader.read_start(cut)

@@ -3,11 +3,11 @@
     answer: one radio button for it and for each of its sentences
     documents: coloured by their effect on the chosen one, with their numbers
 
-        share of the colour = |effect| / largest |effect| on the chosen one, at most 50 %
+        share of the colour = 50 % · |effect| / largest |effect| on the chosen one
 
-The browser does the rest: `:has(#p2:checked) #d0` is a style rule. The policy of the page
-allows its one style by hash and nothing else, and all text is escaped, so no token of a
-stranger can run, load or style anything. Of a recording, the colours are of the mass.
+What is shown is decided by style rules, such as `:has(#p2:checked) #d0`. The policy of
+the page allows its one style by hash and nothing else, and all text is escaped, so no
+stranger's token can run or load anything. Of a recording, the mass is coloured.
 
 Next: ../commands/why.py
 """

@@ -71,7 +71,7 @@ def locate_prompt(words: Any, messages: Any, documents: Any) -> Prompt:
 
 
 def read_documents(documents: Any) -> dict[str, str]:
-    """Return the texts of the documents by their names; by default, 0, 1, …"""
+    """Return the texts of the documents by name; the default is their number."""
     if isinstance(documents, Mapping):
         named = {str(name): x for name, x in documents.items()}
     elif isinstance(documents, Sequence) and not isinstance(documents, str):

@@ -1,4 +1,4 @@
-"""What `regard.sources` returns: mass and effect of each document, as a table or a page.
+"""What `regard.sources` returns: mass and effect of each document, as table or page.
 
     print(found)                   a table of the answer, and of each of its sentences
     found.answer.effect            (effect of document 0, of document 1, …)
@@ -24,7 +24,7 @@ LONG = 60  # characters of a text in the table
 
 
 @dataclass(frozen=True)
-class Document:
+class SourceDocument:
     """A document of the prompt."""
 
     name: str
@@ -33,7 +33,7 @@ class Document:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class AnswerPart:
     """The answer or one of its sentences; tuples have one entry per document."""
 
     text: str
@@ -59,36 +59,36 @@ class Part:
 class Sources(Displayed):
     """What each document contributes to an answer."""
 
-    documents: tuple[Document, ...]
-    answer: Part
-    sentences: tuple[Part, ...]
+    documents: tuple[SourceDocument, ...]
+    answer: AnswerPart
+    sentences: tuple[AnswerPart, ...]
     passes: int  # sequences that were read to measure the effects; 0: a recording
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[AnswerPart, ...]:
         """The answer, and its sentences if there are several."""
         return (self.answer, *(self.sentences if len(self.sentences) > 1 else ()))
 
-    def warn(self, part: Part) -> str:
+    def warn(self, part: AnswerPart) -> str:
         """Return what a reader must know of a part, "" if mass and effect agree."""
         if part.effect is None or part.most_effect is None:
             return ""
         looked, used = part.most_mass, part.most_effect
         name = self.documents[used].name
         if part.effect[used] <= 0:
-            return "no document raises the log-probability: the model knew or guessed."
+            return "no document has a positive effect: the model knew it, or guessed."
         if looked != used:
             other = self.documents[looked].name
             return (
-                f"the model looks at {other} most, but hiding {name} changes the "
-                "answer most. Trust the effect."
+                f"document {other} has the largest mass, but document {name} the "
+                "largest effect. Trust the effect."
             )
         return ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as lists and dictionaries, for JSON."""
 
-        def describe(part: Part) -> dict[str, Any]:
+        def describe(part: AnswerPart) -> dict[str, Any]:
             return {
                 "text": part.text,
                 "tokens": list(part.tokens),
@@ -123,7 +123,7 @@ class Sources(Displayed):
         )
         return "\n".join([*lines, about])
 
-    def list_lines(self, part: Part, title: str) -> Iterator[str]:
+    def list_lines(self, part: AnswerPart, title: str) -> Iterator[str]:
         """Yield the lines of a part."""
         log = "" if part.logprob is None else f"   log-probability {part.logprob:.2f}"
         yield f'{title}: "{shorten(part.text)}"{log}'

@@ -4,10 +4,10 @@
              layers, heads and queries
     effect   log p(answer) - log p(answer, the document hidden), in nats
 
-Mass says where the model looked, effect what the answer depends on. Token t of the answer
-is predicted at the token before it: that is its query. The mass is exact, computed from
-the q, k and lse of a recording; the effect is measured, by ablation. Both are given for
-the answer and for each of its sentences. Of a recording, there is only the mass.
+Mass says where the model looked, effect what the answer depends on. A token of the
+answer is predicted at the token before it: that is its query. The mass is exact,
+computed from the q, k and lse of a recording; the effect is measured by ablation. Both
+are given for the answer and for each of its sentences. A recording has only the mass.
 
 Next: prompt.py
 """
@@ -25,7 +25,7 @@ from regard.arguments import suggest
 from regard.arrays import to_numpy
 from regard.attribution.hidden_documents import measure_answer, run_evaluated
 from regard.attribution.prompt import Prompt, encode_answer, locate_prompt
-from regard.attribution.result import Document, Part, Sources
+from regard.attribution.result import AnswerPart, SourceDocument, Sources
 from regard.attribution.sentences import decode_answer, find_sentences
 from regard.errors import OptionError
 from regard.models.generate_text import check_generates, check_room, plan_generation
@@ -33,7 +33,6 @@ from regard.models.inputs import find_tokenizer, has_decoder
 from regard.nn.decoder import CausalTransformer
 from regard.nn.generation import generate
 from regard.recording.record import Recording
-from regard.recording.spans import Span
 from regard.seen import Seen
 from regard.stats.rows import span_pairs
 
@@ -81,7 +80,9 @@ def sources(
         for range_, mass in zip(ranges, masses, strict=True)
     )
     known = tuple(
-        Document(span.name, decode_answer(tokenizer, prompt.tokens[span.slice]), span)
+        SourceDocument(
+            span.name, decode_answer(tokenizer, prompt.tokens[span.slice]), span
+        )
         for span in prompt.spans
     )
     return Sources(documents=known, answer=whole, sentences=tuple(parts), passes=passes)
@@ -101,9 +102,7 @@ def check_decoder(model: Any) -> None:
         )
 
 
-def write_answer(
-    model: nn.Module, words: Any, prompt: Prompt, n_new: int
-) -> list[int]:
+def write_answer(model: nn.Module, words: Any, prompt: Prompt, n_new: int) -> list[int]:
     """Return the tokens of the likeliest answer, without those that end it."""
     if n_new < 1:
         raise OptionError(f"n_new={n_new}, expected at least 1.")
@@ -178,13 +177,13 @@ def make_part(
     tokens: tuple[int, int],
     mass: np.ndarray[Any, Any],
     logs: np.ndarray[Any, Any] | None,
-) -> Part:
+) -> AnswerPart:
     """Return a part of the answer, with the effects on it."""
     logprob, effect = None, None
     if logs is not None:
         sums = logs[:, slice(*tokens)].sum(1)
         logprob, effect = float(sums[0]), tuple((sums[0] - sums[1:]).tolist())
-    return Part(
+    return AnswerPart(
         text=text,
         tokens=tokens,
         mass=tuple(mass.tolist()),

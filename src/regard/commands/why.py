@@ -2,6 +2,7 @@
 
     QUESTION DOCUMENT… ─▶ documents and question in one prompt ─▶ answer
     mass and effect of each document on the answer, and on each of its sentences
+    --passages: of each paragraph, which is between two empty lines
 
 Next: ../attribution/sources.py
 """
@@ -9,6 +10,7 @@ Next: ../attribution/sources.py
 from __future__ import annotations
 
 import json as json_text
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -38,7 +40,6 @@ from regard.terminal import (
 @click.argument("documents", type=click.Path(), nargs=-1, required=True)
 @click.option("--model", type=click.Path(), required=True, help=MODEL)
 @DOWNLOAD
-@click.option("--answer", help="The answer to explain, instead of the model's own.")
 @click.option(
     "-n",
     "--n-new",
@@ -46,6 +47,9 @@ from regard.terminal import (
     default=64,
     show_default=True,
     help="Maximum number of new tokens.",
+)
+@click.option(
+    "--passages", is_flag=True, help="Hide one paragraph at a time, not a whole file."
 )
 @click.option("--page", type=NewFile(), help="Write answer and documents as HTML.")
 @click.option("--json", is_flag=True, help="Print all numbers, as JSON.")
@@ -55,8 +59,8 @@ def why(
     documents: tuple[str, ...],
     model: str,
     download: bool,
-    answer: str | None,
     n_new: int,
+    passages: bool,
     page: str | None,
     json: bool,
 ) -> None:
@@ -67,6 +71,7 @@ def why(
     """
     require_extras("torch")
     texts = read_files(documents)
+    texts = split_passages(texts) if passages else texts
     path = find_model(model, download=download)
     with draw_progress("loading the model", None):
         from regard.attribution.sources import sources
@@ -76,7 +81,7 @@ def why(
     content = "\n\n".join([*texts.values(), question])
     messages = [{"role": "user", "content": content}]
     with draw_progress("hiding documents", None):
-        found = sources(network, words, messages, texts, answer=answer, n_new=n_new)
+        found = sources(network, words, messages, texts, n_new=n_new)
     if json:
         click.echo(json_text.dumps(found.to_dict(), allow_nan=False))
     else:
@@ -99,3 +104,12 @@ def read_files(paths: tuple[str, ...]) -> dict[str, str]:
         if not texts[name]:
             raise FileError(f"{path} is empty, expected the text of a document.")
     return texts
+
+
+def split_passages(texts: dict[str, str]) -> dict[str, str]:
+    """Return the paragraphs of texts; a number is added to their names."""
+    found: dict[str, str] = {}
+    for name, text in texts.items():
+        parts = [x for x in re.split(r"\n\s*\n", text) if x.strip()]
+        found |= {f"{name} {i}": part for i, part in enumerate(parts, 1)}
+    return found
