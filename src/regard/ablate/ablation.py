@@ -65,15 +65,12 @@ class TokensBySequence:
 
     def holds(self, positions: Tensor) -> Tensor:
         """Return whether each position (B or 1, N) is one of these, (B, N)."""
-        n = len(self.sequences)
-        rows = positions.expand(n, -1)
-        pairs = zip(self.sequences, rows, strict=True)
-        return torch.stack(
-            [
-                torch.zeros_like(x, dtype=torch.bool) if t is None else t.holds(x)
-                for t, x in pairs
-            ]
-        )
+        rows = positions.expand(len(self.sequences), -1)
+        found = torch.zeros_like(rows, dtype=torch.bool)
+        for i, tokens in enumerate(self.sequences):
+            if tokens is not None:
+                found[i] = tokens.holds(rows[i])
+        return found
 
     @property
     def must_reach(self) -> int:
@@ -84,8 +81,8 @@ class TokensBySequence:
 def read_tokens(name: str, given: Any) -> Tokens | TokensBySequence | None:
     """Validate and return positions, of every or of each sequence, or raise."""
     if isinstance(given, list | tuple):
-        places = [x for x in given if isinstance(x, slice | range | Span)]
-        if places and all(x is None or x in places for x in given):
+        kinds = [x is None or isinstance(x, slice | range | Span) for x in given]
+        if all(kinds) and any(x is not None for x in given):
             return TokensBySequence(tuple(read_same_tokens(name, x) for x in given))
     return read_same_tokens(name, given)
 

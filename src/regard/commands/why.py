@@ -32,7 +32,7 @@ from regard.terminal import (
 @click.command(
     short_help="Show which documents an answer is based on.",
     epilog=write_epilog(
-        'regard why "When does the bakery open?" a.txt b.txt --model MODEL.gguf',
+        'regard why "When does it open?" a.txt b.txt --model MODEL.gguf',
         "add --page FILE to see answer and documents side by side.",
     ),
 )
