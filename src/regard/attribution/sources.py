@@ -97,8 +97,8 @@ def check_decoder(model: Any) -> None:
         )
     if has_decoder(model):
         raise OptionError(
-            f"a {type(model).__name__} has an encoder, and documents can be hidden "
-            "in decoders only. Watch it, and read the mass: docs/howto."
+            f"a {type(model).__name__} has an encoder, but documents can be hidden "
+            "in decoders only. For the mass, use regard.watch and stats.span_mass."
         )
 
 
