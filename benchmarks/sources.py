@@ -27,9 +27,8 @@ import json
 import random
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from invented_facts import FACTS
@@ -45,8 +44,7 @@ ABLATIONS = 64  # of ContextCite, by default
 MARK = "<!-- benchmark:sources -->"
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """A question over documents, and which of them has its answer."""
 
     documents: list[str]
