@@ -1,6 +1,7 @@
 """The sources of an answer: exact mass, and effects as a loop with 4-d masks has them."""
 
 import os
+from types import SimpleNamespace
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -169,6 +170,19 @@ def test_batches_of_any_size_and_models_without_a_cache_give_the_same(monkeypatc
     bare = regard.sources(Bare(), words, MESSAGES, DOCUMENTS, answer=ANSWER)
     np.testing.assert_allclose(bare.answer.effect, found.answer.effect, atol=1e-9)
     np.testing.assert_allclose(bare.answer.mass, found.answer.mass, atol=1e-9)
+    assert bare.passes == found.passes == again.passes == 4
+
+    class Old(Bare):
+        """A model with a cache that cannot be copied for several sequences."""
+
+        def forward(self, input_ids, past_key_values=None, use_cache=False):
+            logits = super().forward(input_ids)
+            return SimpleNamespace(logits=logits, past_key_values=past_key_values)
+
+    old = regard.sources(Old(), words, MESSAGES, DOCUMENTS, answer=ANSWER)
+    np.testing.assert_allclose(old.answer.effect, found.answer.effect, atol=1e-9)
+    np.testing.assert_allclose(old.answer.mass, found.answer.mass, atol=1e-9)
+    assert old.passes == 5
 
 
 @pytest.mark.parametrize("name", BUILD)

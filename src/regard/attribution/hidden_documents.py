@@ -58,14 +58,18 @@ def measure_answer(
         with watch(network) as seen:
             cache = reader.read_start(cut)
             kept = copy.deepcopy(cache)
-            logs = [reader.read_rest(cache, cut, 1)]
+            if cache is not None:
+                logs = [reader.read_rest(cache, cut, 1)]
+        if cache is None:  # the start is read again: a recording of its own
+            with watch(network) as seen:
+                logs = [reader.read_rest(None, cut, 1)]
         rows = max(1, MOST // (len(prompt) + len(answer)))
         for i in range(0, len(documents), rows):
             some = list(documents[i : i + rows])
             several = reader.repeat_cache(kept, cut, len(some))
             with knock_out(network, keys=some):
                 logs.append(reader.read_rest(several, cut, len(some)))
-    return Measured(seen, torch.cat(logs), 1 + len(documents))
+    return Measured(seen, torch.cat(logs), reader.passes)
 
 
 class AnswerReader:
@@ -83,6 +87,7 @@ class AnswerReader:
         called = inspect.signature(network.forward).parameters
         self.brief = {"logits_to_keep": 1} if "logits_to_keep" in called else {}
         self.has_cache = "past_key_values" in called
+        self.passes = 0  # sequences that were read
 
     def read_start(self, cut: int) -> Any:
         """Read the first tokens; return a cache of them, None if there is none."""
@@ -97,8 +102,10 @@ class AnswerReader:
             return None
         found = self.network(input_ids=tokens, use_cache=True, **self.brief)
         cache = found.past_key_values
-        can = callable(getattr(cache, "batch_repeat_interleave", None))
-        return cache if can else None
+        if callable(getattr(cache, "batch_repeat_interleave", None)):
+            return cache
+        self.passes += 1  # in vain: it cannot be copied
+        return None
 
     def make_cache(self, n: int) -> Cache:
         """Return an empty cache of ours for n sequences."""
@@ -123,6 +130,7 @@ class AnswerReader:
 
     def read_rest(self, cache: Any, cut: int, n: int) -> Tensor:
         """Read the other tokens in n sequences; return log p of the answer, (n, N)."""
+        self.passes += n
         tokens = self.tokens.expand(n, -1)
         begin = tokens.shape[1] - self.n  # the query of the answer's first token
         if cache is None:
