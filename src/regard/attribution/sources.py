@@ -49,8 +49,13 @@ def sources(
 ) -> Sources:
     """Return what each document contributes to the answer of a model.
 
-    >>> found = sources(model, tokenizer, messages, documents)  # doctest: +SKIP
-    >>> found.page("why.html")  # doctest: +SKIP
+    >>> from regard import load  # doctest: +SKIP
+    >>> model, words = load("SmolLM2-135M-Instruct.Q4_1.gguf")  # doctest: +SKIP
+    >>> documents = ["The shop opens at six.", "The code is 7."]  # doctest: +SKIP
+    >>> text = " ".join([*documents, "When does it open?"])  # doctest: +SKIP
+    >>> messages = [{"role": "user", "content": text}]  # doctest: +SKIP
+    >>> sources(model, words, messages, documents).answer.most_effect  # doctest: +SKIP
+    0
 
     model: a decoder of regard or of transformers; or a recording of one, `seen`, for
         the mass only
