@@ -72,6 +72,7 @@ def test_help_comes_without_torch():
         ("show hello --model x.gguf --map", "starlette", "serve"),
         ("show seen.regard", "starlette", "serve"),
         ("generate hello --model x.gguf", "torch", "torch"),
+        ("why hello a.txt --model x.gguf", "torch", "torch"),
         ("atlas show atlas", "pyarrow", "atlas"),
         ("atlas run new --model x.gguf --corpus .", "torch", "atlas"),
     ],
@@ -131,7 +132,7 @@ def test_the_page_of_the_commands_is_what_they_say():
 
 
 def test_commands_stand_in_the_order_in_which_one_meets_them():
-    names = ["learn", "show", "compare", "generate", "train", "check", "atlas"]
+    names = ["learn", "show", "compare", "why", "generate", "train", "check", "atlas"]
     lines = run("--help").stdout.split("Commands:\n")[1].splitlines()
     assert [line.split()[0] for line in lines[: len(names)]] == names
 
@@ -155,6 +156,40 @@ def test_generate_streams_the_model(smollm):
     asked = run("generate", "--model", smollm, "-n", 5, "-", input="What is 2+2?")
     assert asked.exit_code == 0
     assert asked.stdout == "The answer to this classic\n"
+
+
+def test_why_says_which_file_an_answer_is_based_on(smollm, tmp_path):
+    one, other = tmp_path / "bakery.txt", tmp_path / "library.txt"
+    one.write_text("The bakery opens at six.\n\nIt sells rye bread.\n", "utf-8")
+    other.write_text("The code word of the library is marzipan.\n", "utf-8")
+    ask = ("why", "What is the code word of the library?", one, other)
+    page = tmp_path / "why.html"
+    done = run(*ask, "--model", smollm, "-n", 16, "--json", "--page", page)
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert "marzipan" in found["answer"]["text"]
+    assert [x["name"] for x in found["documents"]] == ["bakery.txt", "library.txt"]
+    effect = found["answer"]["effect"]
+    assert effect[1] > 5 > effect[0]
+    assert found["passes"] == 3
+    assert done.stderr == f"the page is in {page}\n"
+    assert b"marzipan" in page.read_bytes()
+    done = run(*ask, "--model", smollm, "-n", 16, "--passages")
+    names = ("bakery.txt 1 ", "bakery.txt 2 ", "library.txt 1 ")
+    assert all(f"\n{name}" in done.stdout for name in names)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "cannot be read as text"), (b" \n", "is empty"), (b"\xff\xfe", "as text")],
+)
+def test_why_refuses_files_that_are_no_text(content, words, tmp_path):
+    path = tmp_path / "a.txt"
+    if content is not None:
+        path.write_bytes(content)
+    done = run("why", "What?", path, "--model", "x.gguf")
+    assert done.exit_code == 1
+    assert words in done.stderr
 
 
 def test_generate_samples_what_the_library_samples_in_a_batch(smollm):

@@ -368,6 +368,7 @@ def test_there_are_commands_and_wrong_ones_are_noticed():
         ("cluster", "docs/scale.md"),
         ("merge", "docs/scale.md"),
         ("stopping", "docs/scale.md"),
+        ("sources", "docs/howto/read-a-rag-answer.md"),
     ],
 )
 def test_the_numbers_of_the_pages_were_measured(name, page, monkeypatch):

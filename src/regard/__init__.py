@@ -15,6 +15,7 @@ from regard.masks.patterns import causal, padding, same, where, window
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from regard.attribution.sources import sources
     from regard.judge.run_check import check
     from regard.models.load import load
     from regard.models.read import read
@@ -51,6 +52,7 @@ LATER = {
     "open": "regard.seen:open_seen",
     "plain": "regard.plain",
     "read": "regard.models.read:read",
+    "sources": "regard.attribution.sources:sources",
     "stats": "regard.stats",
     "watch": "regard.seen:watch",
 }
@@ -67,6 +69,7 @@ __all__ = [
     "padding",
     "read",
     "same",
+    "sources",
     "watch",
     "where",
     "window",

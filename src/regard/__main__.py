@@ -1,4 +1,4 @@
-"""The command line: regard learn, show, compare, generate, train, check and others.
+"""The command line: regard learn, show, compare, why, generate, train, check, ….
 
 Each command is a file in commands/; learn and atlas define their own. An error is one
 sentence on stderr; `regard --debug …` shows the traceback.
@@ -17,6 +17,7 @@ from regard.commands.generate import generate
 from regard.commands.recordings import recordings
 from regard.commands.show import show
 from regard.commands.train import train
+from regard.commands.why import why
 from regard.learn.__main__ import learn
 from regard.terminal import Commands, write_epilog
 
@@ -31,7 +32,8 @@ def main(*, debug: bool) -> None:
     """Attention you can read, see and scale."""
 
 
-for command in (learn, show, compare, generate, train, check, atlas, recordings):
+ALL = (learn, show, compare, why, generate, train, check, atlas, recordings)
+for command in ALL:
     main.add_command(command)
 
 

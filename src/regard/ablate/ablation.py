@@ -3,6 +3,9 @@
     no keys     the output of the chosen heads is 0
     keys        the chosen heads cannot attend to these keys, from some or all queries
 
+A list of slices hides other keys in each sequence of a batch, so that one pass
+compares several ablations of a text.
+
 An Ablation is given once, for positions in the whole sequence. `make_edit` translates
 it to one call whose queries and keys have known positions.
 
@@ -25,7 +28,8 @@ from regard.lens.chosen_layers import Layer, is_count, is_layer, read_layer, rea
 from regard.recording.spans import Span
 
 EVERY_HEAD = ()  # all heads; the call determines how many there are
-Positions = slice | range | Sequence[int] | Span
+Place = slice | range | Span
+Positions = Place | Sequence[int] | Sequence[Place | None]  # None: no token
 
 
 @dataclass(frozen=True)
@@ -48,8 +52,43 @@ class Tokens:
         return max(self.at) if isinstance(self.at, tuple) else self.at.start or 0
 
 
-def read_tokens(name: str, given: Any) -> Tokens | None:
-    """Validate and return positions, or raise OptionError."""
+@dataclass(frozen=True)
+class TokensBySequence:
+    """Token positions of each sequence of a batch; None: none of them."""
+
+    sequences: tuple[Tokens | None, ...]
+
+    @property
+    def at(self) -> tuple[slice | tuple[int, ...] | None, ...]:
+        """The positions, as they were given."""
+        return tuple(None if x is None else x.at for x in self.sequences)
+
+    def holds(self, positions: Tensor) -> Tensor:
+        """Return whether each position (B or 1, N) is one of these, (B, N)."""
+        rows = positions.expand(len(self.sequences), -1)
+        found = torch.zeros_like(rows, dtype=torch.bool)
+        for i, tokens in enumerate(self.sequences):
+            if tokens is not None:
+                found[i] = tokens.holds(rows[i])
+        return found
+
+    @property
+    def must_reach(self) -> int:
+        """The last position that has to exist in the longest sequence."""
+        return max(x.must_reach for x in self.sequences if x is not None)
+
+
+def read_tokens(name: str, given: Any) -> Tokens | TokensBySequence | None:
+    """Validate and return positions, of every or of each sequence, or raise."""
+    if isinstance(given, list | tuple):
+        kinds = [x is None or isinstance(x, slice | range | Span) for x in given]
+        if all(kinds) and any(x is not None for x in given):
+            return TokensBySequence(tuple(read_same_tokens(name, x) for x in given))
+    return read_same_tokens(name, given)
+
+
+def read_same_tokens(name: str, given: Any) -> Tokens | None:
+    """Validate and return positions that are the same in every sequence, or raise."""
     if given is None:
         return None
     if isinstance(given, Span):  # it iterates over its two ends only
@@ -84,8 +123,8 @@ class Ablation:
 
     heads: tuple[tuple[Layer, int], ...] | None  # None: all heads
     layers: tuple[Layer, ...] | None  # of which layers; None: of all
-    keys: Tokens | None  # None: the heads are removed
-    queries: Tokens | None  # None: from all queries
+    keys: Tokens | TokensBySequence | None  # None: the heads are removed
+    queries: Tokens | TokensBySequence | None  # None: from all queries
 
     def heads_of(self, number: int, name: str) -> tuple[int, ...] | None:
         """Return the chosen heads of a layer: EVERY_HEAD for all, None for none."""
@@ -101,6 +140,13 @@ class Ablation:
         """The layers given by name or number."""
         return tuple(x for x, _ in self.heads or ()) + (self.layers or ())
 
+    @property
+    def batch(self) -> int | None:
+        """How many sequences a call must have; None: any number."""
+        both = (self.keys, self.queries)
+        sizes = (len(x.sequences) for x in both if isinstance(x, TokensBySequence))
+        return next(sizes, None)
+
 
 def read_ablation(
     heads: Sequence[tuple[Layer, int]] | None,
@@ -115,6 +161,13 @@ def read_ablation(
             "heads=[(layer, head)], or layers=[layer] for all heads of it."
         )
     keys, queries = read_tokens("keys", spans[0]), read_tokens("queries", spans[1])
+    both = [x for x in (keys, queries) if isinstance(x, TokensBySequence)]
+    if len({len(x.sequences) for x in both}) > 1:
+        raise OptionError(
+            f"keys= of {len(both[0].sequences)} sequences and queries= of "
+            f"{len(both[1].sequences)}, expected lists of the same length: one item "
+            "for each sequence of the batch."
+        )
     if queries is not None and keys is None:
         raise OptionError(
             "queries= without keys=: what should they not see? Write "

@@ -53,6 +53,7 @@ def knock_out(
         its own: "name", "name#2", …; the name alone is all of them
     keys: tokens that the heads cannot attend to; if not given, their output is 0
     queries: tokens that cannot attend to the keys; all unless given
+        both: a list of slices or spans is one for each sequence of the batch
 
     Tokens are numbered from 0 in the sequence that a layer attends over: in generation,
     the prompt and all generated tokens. Padding (attention_mask=) is not counted.

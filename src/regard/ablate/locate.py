@@ -21,7 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.ablate.ablation import EVERY_HEAD, Ablation, Tokens, make_edit
+from regard.ablate.ablation import (
+    EVERY_HEAD,
+    Ablation,
+    Tokens,
+    TokensBySequence,
+    make_edit,
+)
 from regard.ablate.running_modules import RunningModules
 from regard.ablate.verify import Heard, Verifier
 from regard.errors import OptionError
@@ -184,6 +190,7 @@ class AblationLocator:
     ) -> None:
         """Raise OptionError for a call to which the ablation cannot be applied."""
         check_heads(name, call, chosen, has_padding=valid is not None)
+        check_batch(name, call, self.ablation.batch)
         whole = is_whole(self.now.sizes.get(name, ()), call.n_q, call.like.shape[0])
         if not whole and not (call.sure and self.ablation.keys is None):
             raise OptionError(
@@ -236,7 +243,7 @@ class AblationLocator:
                     "from it. Name the others with layers=[…] to leave it out."
                 )
 
-    def check_reach(self, what: str, span: Tokens | None) -> None:
+    def check_reach(self, what: str, span: Tokens | TokensBySequence | None) -> None:
         """Raise OptionError if there were fewer positions than were asked for."""
         if span is not None and span.must_reach >= self.reached[what]:
             raise OptionError(
@@ -283,6 +290,23 @@ def check_heads(
         raise OptionError(
             f"{name} has {call.heads} heads, there is no head {chosen[-1]}; "
             "they are counted from 0."
+        )
+
+
+def check_batch(name: str, call: PendingCall, expected: int | None) -> None:
+    """Raise OptionError if each sequence has its own keys, and there are others."""
+    if expected is None:
+        return
+    if call.heads is None:
+        raise OptionError(
+            f"{name} folds its heads into the batch, so that its sequences cannot be "
+            "told apart. Run one sequence at a time, with keys=slice(first, stop)."
+        )
+    if call.like.shape[0] != expected:
+        raise OptionError(
+            f"{name} was called with a batch of {call.like.shape[0]}, but keys= or "
+            f"queries= is a list for {expected} sequences. Give one item for each "
+            "sequence, None for a sequence that stays as it is."
         )
 
 
