@@ -426,8 +426,8 @@ def test_meta_names_everything_there_is(open_source):
     meta = MapSource(recording).meta()
     assert meta["model"] == "Bart"
     assert meta["sequences"] == [
-        {"tokens": [1, 2, 3], "texts": ["a", "b", "c"]},
-        {"tokens": [], "texts": []},
+        {"tokens": [1, 2, 3], "texts": ["a", "b", "c"], "count": 3, "blocks": []},
+        {"tokens": [], "texts": [], "count": 0, "blocks": []},
     ]
     assert meta["layers"] == [
         {"name": "layer.0", "heads": 2, "keyHeads": 1},

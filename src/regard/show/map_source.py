@@ -35,6 +35,7 @@ from regard.masks.primitives import Band
 from regard.recording.record import Record, Recording
 from regard.show.background_jobs import Jobs, LruCache
 from regard.show.log_codes import encode_weights
+from regard.show.text_blocks import describe_text
 from regard.show.vision_input import find_pictures
 from regard.show.zoom_levels import (
     Levels,
@@ -154,10 +155,10 @@ class MapSource:
         return {
             "model": self.recording.model,
             "sequences": [
-                {
-                    "tokens": list(tokens[i]) if i < len(tokens) else [],
-                    "texts": list(texts[i]) if i < len(texts) else [],
-                }
+                describe_text(
+                    tokens[i] if i < len(tokens) else (),
+                    texts[i] if i < len(texts) else (),
+                )
                 for i in range(n)
             ],
             "layers": [
