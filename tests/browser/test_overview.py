@@ -97,7 +97,7 @@ def places():
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_page_says_what_is_an_overview(open_url, url, page, scheme, width):
-    window = open_url(url, "", width=width, height=800, scheme=scheme)
+    window = open_url(url, "v=heads", width=width, height=800, scheme=scheme)
     window.await_gallery(12)
     note = window.page.text_content(".note")
     cells = page.overview

@@ -106,7 +106,7 @@ def show(browser, monkeypatch):
 
 
 def test_a_cell_shows_all_heads_and_opens_one(show):
-    cell = show("causal")
+    cell = show("causal", address="v=heads")
     cards = cell.page.locator("a.card canvas")
     cell.carry(lambda: cards.count() == 6)
     cell.page.locator("a.card").nth(4).click()
@@ -136,7 +136,7 @@ def test_python_may_move_the_map(show):
 
 
 def test_no_token_is_run_or_breaks_the_wire(show):
-    cell = show("hostile")
+    cell = show("hostile", address="v=heads")
     cell.carry(lambda: cell.page.locator("a.card canvas").count() == 2)
     cell.page.locator("a.card").first.click()
     cell.carry(
