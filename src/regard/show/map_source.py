@@ -154,6 +154,7 @@ class MapSource:
         firsts = {r.name: r for r in reversed(self.recording.records)}
         return {
             "model": self.recording.model,
+            "title": str(self.recording.notes.get("title") or self.recording.model),
             "sequences": [
                 describe_text(
                     tokens[i] if i < len(tokens) else (),

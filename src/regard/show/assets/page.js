@@ -225,7 +225,8 @@ export class Page {
     part.unlabelled.hidden = !this.isUnlabelled;
     part.toText.hidden = !this.text.hasText(at.sequence);
     for (const [name, link] of Object.entries({ text: part.toText, gallery: part.home, map: part.toMap })) {
-      link.toggleAttribute("aria-current", name === view);
+      if (name === view) link.setAttribute("aria-current", "page");
+      else link.removeAttribute("aria-current");
     }
     const title = showToken(this.meta.title ?? this.meta.model, 40).replaceAll("·", " ");
     part.title.textContent = title;

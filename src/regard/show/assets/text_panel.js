@@ -127,10 +127,7 @@ export class TextPanel {
     const { part, view } = this;
     const onChange = (element, act) => element.addEventListener("change", () => act(element.value));
     onChange(part.which, (which) => view.choose(which));
-    onChange(part.textLayer, (layer) => {
-      this.at.heads = this.at.heads.replace(/^\d+.*/, layer);
-      view.choose(part.which.value);
-    });
+    onChange(part.textLayer, (layer) => view.choose(part.which.value, Number(layer)));
     onChange(part.textHead, (head) => this.page.set({ head: Number(head), heads: `${view.heads.layer}.${head}` }));
     onChange(part.textList, (list) => this.page.set({ heads: list.replace(/[\s,;]+/g, ",").replace(/^,|,$/g, "") }));
     onChange(part.mix, (mix) => this.page.set({ mix }));

@@ -83,23 +83,22 @@ export class TextView {
     this.choose(ways[(ways.indexOf(this.heads.which) + 1) % ways.length]);
   }
 
-  choose(which) {
+  /* Choose all heads, a layer, a head or a list: of the layer and head that were chosen last. */
+  choose(which, layer = this.heads.layer ?? this.at.layer) {
     const records = this.recordsOf(this.at.sequence);
-    const { layer = this.at.layer ?? records[0].layer, head = this.at.head ?? 0 } = this.heads;
     const record = records.find((x) => x.layer === layer) ?? records[0];
+    const head = this.heads.head ?? this.at.head;
     const one = record.heads.includes(head) ? head : record.heads[0];
     const list = [one, record.heads.at(-1)].map((x) => `${record.layer}.${x}`).join(","); // to be edited
-    const all = { all: undefined, layer: `${record.layer}`, head: `${record.layer}.${one}`, set: list };
-    this.page.set({ heads: all[which], layer: record.layer, head: one });
+    const heads = { all: undefined, layer: `${record.layer}`, head: `${record.layer}.${one}`, set: list }[which];
+    this.page.set({ heads, layer: record.layer, head: one });
   }
 
   stepLayer(by) {
     const records = this.recordsOf(this.at.sequence);
     const { layer, which } = this.heads;
     const at = records.findIndex((x) => x.layer === layer);
-    const next = records[(at + by + records.length) % records.length];
-    this.page.set({ layer: next.layer });
-    this.choose(which === "head" ? "head" : "layer");
+    this.choose(which === "head" ? "head" : "layer", records[(Math.max(0, at) + by + records.length) % records.length].layer);
   }
 
   stepHead(by) {
@@ -179,13 +178,14 @@ export class TextView {
 
   makeRow(at) {
     const { first, end, name } = this.lines[at];
-    const row = make("div", name === undefined ? "row" : "row block", name === undefined ? "" : showToken(name, 40).replaceAll("·", " "));
+    const row = make("div", name === undefined ? "text-line" : "text-line block", name === undefined ? "" : showToken(name, 40).replaceAll("·", " "));
     row.style.top = `${at * ROW}px`;
     if (name === undefined) {
       const texts = this.texts.slice(first, end);
       if (isFromRight(texts)) row.dir = "rtl";
       row.append(...texts.map((text, n) => {
-        const token = make("span", isSpecial(text) || !text.trim() ? "token sign" : "token", readToken(text));
+        const shown = n ? readToken(text) : readToken(text).replace(/^ (?=.)/, ""); // lines start at the left
+        const token = make("span", isSpecial(text) || !text.trim() ? "token sign" : "token", shown);
         token.dataset.token = first + n;
         return token;
       }));
@@ -207,7 +207,7 @@ export class TextView {
     const at = Number(token.dataset.token);
     const code = this.codes?.[at] ?? 1;
     token.classList.toggle("chosen", at >= first && at <= last);
-    token.classList.toggle("hidden", isMasked(code));
+    token.classList.toggle("masked", isMasked(code));
     const { css, text } = this.colourOf(weightOf(code));
     token.style.backgroundColor = css;
     token.style.color = text;
@@ -306,12 +306,15 @@ export class TextView {
     this.move(best - from, extend);
   }
 
-  /* Scroll as far as needed to have a token in sight. */
+  /* Scroll as far as needed to have a token in sight; to the middle if it was far away. */
   reveal(token) {
     const { reading } = this.part;
+    const { scrollTop, clientHeight } = reading;
     const top = findLine(this.lines, token) * ROW;
-    if (top < reading.scrollTop) reading.scrollTop = top - ROW;
-    else if (top + 2 * ROW > reading.scrollTop + reading.clientHeight) reading.scrollTop = top + 3 * ROW - reading.clientHeight;
+    const [above, below] = [scrollTop - top, top + 3 * ROW - scrollTop - clientHeight];
+    if (Math.max(above, below) > clientHeight / 2) reading.scrollTop = top - clientHeight / 2;
+    else if (above > 0) reading.scrollTop = top - ROW;
+    else if (below > 0) reading.scrollTop = scrollTop + below;
     this.draw();
   }
 
