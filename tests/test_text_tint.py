@@ -12,11 +12,12 @@ from regard.errors import OptionError
 from regard.masks.patterns import causal, per_head, window
 from regard.recording.record import Record, Recording
 from regard.show import text_tint
-from regard.show.log_codes import decode
+from regard.show.log_codes import NAN, decode
 from regard.show.map_requests import answer
 from regard.show.map_source import MapSource, MissingError
 from regard.show.text_blocks import find_blocks
 from regard.show.text_tint import TextSelection, tint_tokens
+from regard.stats.nonfinite import mark_nonfinite
 
 N = 90
 
@@ -117,6 +118,7 @@ def test_queries_that_are_not_there_give_nothing():
 def test_rows_without_weights_are_nan():
     record = draw(mask=causal())
     record.k[0, 30, 0] = math.nan  # of the first group of heads
+    record = mark_nonfinite(record)
     for combine in ("mean", "max"):
         selection = TextSelection(50, 50, combine=combine)
         tint = tint_tokens([(record, [0, 5])], selection, tokens=N)
@@ -170,6 +172,12 @@ def test_a_request_names_heads(source, heads, chosen):
         assert ((sheet.codes[0] == 0) == masked).all()
         shown = np.nan_to_num(decode(sheet.codes)[0])
         np.testing.assert_allclose(shown, right, rtol=2e-4, atol=2e-9)
+
+
+def test_a_request_knows_rows_without_weights(source):
+    source.recording.records[0].k[0, 30, 0] = math.nan
+    for heads, lost in (("0.0", True), ("0.5", False), ("1", False), ("", True)):
+        assert (ask(source, heads=heads).codes == NAN).any() == lost
 
 
 @pytest.mark.parametrize(

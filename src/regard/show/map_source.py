@@ -104,6 +104,7 @@ class MapSource:
                 self.records.setdefault(
                     (sequence, self.names.index(record.name)), record
                 )
+        self.marked: dict[tuple[int, int], Record] = {}  # text_request.py
         self.kept = LruCache(limit)
         self.passes, self.chores = Jobs("passes"), Jobs("chores")
         self.clock = itertools.count(1)

@@ -47,6 +47,8 @@ def find_blocks(texts: Sequence[str]) -> list[dict[str, Any]]:
     """
     found: dict[int, str] = {}
     for i, text in enumerate(texts):
+        if not text.startswith("<"):
+            continue
         if ROLES.fullmatch(text):
             found[i] = name_role(texts[i + 1 : i + 1 + WORDS])
         elif speaker := SPEAKERS.fullmatch(text):

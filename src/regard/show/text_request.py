@@ -26,6 +26,7 @@ from regard.show.map_source import MapSource, MissingError
 from regard.show.request_numbers import read_numbers
 from regard.show.text_tint import TextSelection, tint_tokens
 from regard.show.zoom_levels import Sheet
+from regard.stats.nonfinite import mark_nonfinite
 
 LONGEST = 8192  # most characters of a list of heads
 
@@ -56,7 +57,7 @@ def select_heads(
         )
     if not text:
         found = [
-            (record, list(range(record.heads)))
+            (mark_once(source, *key), list(range(record.heads)))
             for key, record in source.records.items()
             if key[0] == sequence and reads_text(source, *key)
         ]
@@ -76,9 +77,20 @@ def select_heads(
                 f"layer {layer} does not read the tokens of sequence {sequence}."
             )
     return [
-        (source.records[sequence, layer], sorted(set(heads)))
+        (mark_once(source, sequence, layer), sorted(set(heads)))
         for layer, heads in wanted.items()
     ]
+
+
+def mark_once(source: MapSource, sequence: int, layer: int) -> Record:
+    """Return a record with its rows without weights marked.
+
+    Finding them takes as long as a tint, so it is done once.
+    """
+    key = sequence, layer
+    if key not in source.marked:
+        source.marked[key] = mark_nonfinite(source.records[key])
+    return source.marked[key]
 
 
 def reads_text(source: MapSource, sequence: int, layer: int) -> bool:

@@ -30,11 +30,11 @@ from regard.definition.contract import ALL
 from regard.errors import OptionError
 from regard.recording.record import Record
 from regard.stats.columns import cut_rows
-from regard.stats.nonfinite import mark_nonfinite
 from regard.stats.replay import to_torch
 from regard.threads import fit_threads, one_thread, run_in_order
 
 CELLS = 2**22  # logits computed at a time: 16 MB in float32
+ROWS = 4096  # most rows at a time: their queries are copied
 
 Show = Literal["attended", "attending"]
 Combine = Literal["mean", "max"]
@@ -88,7 +88,8 @@ def tint_tokens(
 ) -> TokenTint:
     """Return the tint of every token of a sequence.
 
-    chosen: records of the sequence, each with the numbers of its heads
+    chosen: records of the sequence, each with the numbers of its heads; if they may
+        have values that are not finite, as mark_nonfinite returns them
     tokens: how many tokens the sequence has
     """
     values, allowed = np.zeros(tokens), np.zeros(tokens, bool)
@@ -121,12 +122,12 @@ def tint_record(
     attended = selection.show == "attended"
     if attended:
         record = cut_rows(record, rows)
-    record = mark_nonfinite(record)
     positions = places[1] if attended else places[0]
     of_heads = torch.zeros(len(heads), len(positions), dtype=torch.float64)
     allowed = np.zeros(len(positions), bool)
     width = len(positions) if attended else len(keys)
-    for part in cut_slices(record.q.shape[1], CELLS // max(1, len(heads) * width)):
+    step = min(ROWS, CELLS // max(1, len(heads) * width))
+    for part in cut_slices(record.q.shape[1], step):
         weights, seen = weigh_rows(record, part, heads, None if attended else keys)
         if attended:
             of_heads += weights.sum(1, dtype=torch.float64) / len(rows)

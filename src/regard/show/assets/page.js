@@ -365,7 +365,7 @@ export class Page {
     const onChange = (element, act) => element.addEventListener("change", () => act(element.value));
     onChange(part.layer, (value) => this.openLayer(Number(value)));
     onChange(part.head, (value) => this.set({ head: Number(value) }));
-    onChange(part.sequence, (value) => this.set({ sequence: Number(value), row: undefined, column: undefined, z: undefined }));
+    onChange(part.sequence, (value) => this.set({ sequence: Number(value), row: undefined, column: undefined, z: undefined, passage: undefined }));
     onChange(part.how, (how) => this.set({ how }));
     onChange(part.sort, (sort) => this.set({ sort }));
     onChange(part.only, (only) => this.set({ only }));

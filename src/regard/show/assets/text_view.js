@@ -118,7 +118,6 @@ export class TextView {
     this.layOut();
     this.panel.showControls();
     this.draw();
-    if (this.codes) this.panel.showMatrix(); // the colours may be others
     this.ask();
   }
 
@@ -221,7 +220,10 @@ export class TextView {
     const [first, last] = this.chosen;
     const asked = { sequence, first, last, heads: this.heads.list, show, combine: mix };
     const name = JSON.stringify(asked);
-    if (name === this.asked) return;
+    if (name === this.asked) {
+      if (this.codes) this.panel.showMatrix(); // the colours may be others
+      return;
+    }
     this.asked = name;
     this.control?.abort();
     const control = (this.control = new AbortController());
