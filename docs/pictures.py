@@ -55,10 +55,11 @@ class Shot:
 
 
 CELLS = f"l=17&h=5&i={FIRST + 203}&j=204&z=21&pin={FIRST + 203}&lo=-4"
-TEXT_VIEW = f"v=text&sel={FIRST + 203}"
+TEXT_VIEW = f"v=text&sel={FIRST + 203}&mix=max&tl=-1"
+PASSAGE = f"v=text&sel={FIRST + 200}-{FIRST + 210}&mix=max&tl=-1"
 SHOTS = (
     Shot("text", "smollm", TEXT_VIEW, size=(1280, 760)),
-    Shot("text-dark", "smollm", f"{TEXT_VIEW}&hs=17.5", size=(1280, 760), dark=True),
+    Shot("text-dark", "smollm", PASSAGE, size=(1280, 760), dark=True),
     Shot("text-narrow", "smollm", TEXT_VIEW, size=(390, 800)),
     Shot("heads", "smollm", "v=heads", size=(1280, 1440)),
     Shot("heads-dark", "smollm", "v=heads", size=(1280, 1440), dark=True),

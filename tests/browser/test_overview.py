@@ -108,6 +108,9 @@ def test_the_page_says_what_is_an_overview(open_url, url, page, scheme, width):
     assert window.page.locator(".tag.cells").count() == len(page.exact)
     assert window.overflow() == 0
     assert find_violations(window) == []
+    window.go("v=text")
+    window.await_text("mixWords", f"^{len(page.exact)} of 12 heads, those whose cells")
+    window.go("v=heads")
     first = page.exact[0]
     window.page.locator(".note a").first.click()
     window.rest()

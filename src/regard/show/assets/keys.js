@@ -27,10 +27,10 @@ function keysOfText({ text, part, root }, { shiftKey, target }) {
     l: () => text.turn("scale", ["log", "linear"]),
     m: () => text.turn("mix", ["mean", "max"]),
     v: () => text.openMap(),
-    "[": () => text.stepHead(-1),
-    "]": () => text.stepHead(1),
-    "{": () => text.stepLayer(-1),
-    "}": () => text.stepLayer(1),
+    "[": () => text.step("head", -1),
+    "]": () => text.step("head", 1),
+    "{": () => text.step("layer", -1),
+    "}": () => text.step("layer", 1),
   };
   if (target !== part.reading && target !== root) return keys; // a button has its own Enter
   return {

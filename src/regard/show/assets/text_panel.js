@@ -38,7 +38,9 @@ export class TextPanel {
     if (layer !== undefined) page.fill(part.textLayer, records.map((x) => x.layer), layer);
     if (head !== undefined) page.fill(part.textHead, records.find((x) => x.layer === layer).heads, head);
     if (which === "set") part.textList.value = list;
-    part.mixWords.textContent = `${showCount(count)} heads, ${MIX[at.mix]}`;
+    const whole = which === "all" ? view.countAll() : count;
+    const some = whole > count ? ` of ${showCount(whole)} heads, those whose cells fit into this file;` : " heads,";
+    part.mixWords.textContent = `${showCount(count)}${some} ${MIX[at.mix]}`;
     part.mix.value = at.mix;
     part.scale.value = at.scale;
     part.pickLow.hidden = at.scale === "linear";
@@ -87,7 +89,9 @@ export class TextPanel {
     part.strongest.replaceChildren(table);
     const best = order.slice(0, NAMED).map((at) => `${showToken(view.texts[at])} ${weightOf(codes[at]).toFixed(3)}`);
     const who = view.nameChosen();
-    const verb = this.at.show === "attended" ? "attends most to" : "is attended to most by";
+    const [first, last] = view.chosen;
+    const verbs = { attended: ["attends most to", "attend most to"], attending: ["is attended to most by", "are attended to most by"] };
+    const verb = verbs[this.at.show][first === last ? 0 : 1];
     this.page.panel.say(order.length ? `${who} ${verb} ${best.join(", ")}` : `${who}: no token has a weight`);
   }
 

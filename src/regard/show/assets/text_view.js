@@ -39,9 +39,17 @@ export class TextView {
   /* The layers whose queries and keys are the tokens of the sequence, with the heads whose
      cells are here: a page may have only an overview of some. */
   recordsOf(sequence) {
-    const named = this.page.recordsHere(sequence).filter(({ qNamed, kNamed }) => qNamed && kNamed);
-    const held = named.map((record) => (record.overview === undefined ? record : { ...record, heads: record.cells.map(({ head }) => head) }));
+    const held = this.namedOf(sequence).map((record) => (record.overview === undefined ? record : { ...record, heads: record.cells.map(({ head }) => head) }));
     return held.filter(({ heads }) => heads.length);
+  }
+
+  namedOf(sequence) {
+    return this.page.recordsHere(sequence).filter(({ qNamed, kNamed }) => qNamed && kNamed);
+  }
+
+  /* How many heads read the text, with and without cells. */
+  countAll() {
+    return countHeads(this.namedOf(this.at.sequence));
   }
 
   /* Whether a sequence has a text, and heads that read it; patches of a picture are no text. */
@@ -99,6 +107,11 @@ export class TextView {
     const { layer, which } = this.heads;
     const at = records.findIndex((x) => x.layer === layer);
     this.choose(which === "head" ? "head" : "layer", records[(Math.max(0, at) + by + records.length) % records.length].layer);
+  }
+
+  step(what, by) {
+    if (what === "layer") this.stepLayer(by);
+    else this.stepHead(by);
   }
 
   stepHead(by) {
@@ -206,6 +219,7 @@ export class TextView {
     const at = Number(token.dataset.token);
     const code = this.codes?.[at] ?? 1;
     token.classList.toggle("chosen", at >= first && at <= last);
+    token.classList.toggle("only", at === first && at === last);
     token.classList.toggle("masked", isMasked(code));
     const { css, text } = this.colourOf(weightOf(code));
     token.style.backgroundColor = css;
