@@ -147,7 +147,7 @@ def measure_model(page: Page) -> dict[str, Any]:
     heads = sum(record.heads for record in seen.records)
     begin = time.perf_counter()
     with start_server(seen.recording) as running:
-        page.goto(running.url)
+        page.goto(f"{running.url}#v=heads")
         page.wait_for_function(PAINTED, arg=heads)
         gallery = time.perf_counter() - begin
         page.wait_for_function(BADGES)

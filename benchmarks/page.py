@@ -56,7 +56,7 @@ def open_file(browser: Page, url: str) -> tuple[float, float]:
     """Return the seconds until the gallery is painted, and until a head is exact."""
     browser.goto("about:blank")
     begin = time.perf_counter()
-    browser.goto(url)
+    browser.goto(f"{url}#v=heads")
     browser.wait_for_selector("a.card canvas")
     while browser.evaluate(EMPTY):
         browser.wait_for_timeout(10)

@@ -1,5 +1,5 @@
 # ruff: noqa: T201 (it is no part of a package)
-"""Photograph the map in a real browser: heads, map, cells, dark, narrow, other models.
+"""Photograph the page in a real browser: text, heads, map, dark, narrow, other models.
 
 python docs/pictures.py SmolLM2-135M-Instruct.Q4_1.gguf MiniLM-folder docs/pictures
 """
@@ -31,7 +31,9 @@ from regard.show.server import start_server
 TEXT = Path(__file__).parent / "pitfalls.md"
 FIRST, AGAIN = 900, 450  # tokens; the last ones repeat the first ones
 CHANNELS = 64  # of a small model that learns to pick every second letter
-READY = """() => document.querySelector("[data-view=map]")
+READY = """() => document.querySelector("[data-view=text]")
+  ? document.querySelector("[data-at=reading][data-state=exact]")
+  : document.querySelector("[data-view=map]")
   ? document.querySelector("[data-at=badge][data-state=exact]")
     && document.querySelector("[data-at=numbers] dd").textContent !== "–"
   : !/to come/.test(document.querySelector("[data-at=status]").textContent)
@@ -53,15 +55,20 @@ class Shot:
 
 
 CELLS = f"l=17&h=5&i={FIRST + 203}&j=204&z=21&pin={FIRST + 203}&lo=-4"
+TEXT_VIEW = f"v=text&sel={FIRST + 203}&mix=max&tl=-1"
+PASSAGE = f"v=text&sel={FIRST + 200}-{FIRST + 210}&mix=max&tl=-1"
 SHOTS = (
-    Shot("heads", "smollm", size=(1280, 1440)),
-    Shot("heads-dark", "smollm", size=(1280, 1440), dark=True),
+    Shot("text", "smollm", TEXT_VIEW, size=(1280, 760)),
+    Shot("text-dark", "smollm", PASSAGE, size=(1280, 760), dark=True),
+    Shot("text-narrow", "smollm", TEXT_VIEW, size=(390, 800)),
+    Shot("heads", "smollm", "v=heads", size=(1280, 1440)),
+    Shot("heads-dark", "smollm", "v=heads", size=(1280, 1440), dark=True),
     Shot("map", "smollm", "l=17&h=5&lo=-4", point=(0.35, 0.75)),
     Shot("map-dark", "smollm", "l=17&h=5&cmp=side&vs=16.0&lo=-4", dark=True),
     Shot("difference", "smollm", "l=17&h=5&cmp=diff&vs=17.6&lo=-4"),
     Shot("cells", "smollm", CELLS, point=(0.5, 0.55)),
     Shot("narrow", "smollm", CELLS, size=(850, 600), point=(0.5, 0.6)),
-    Shot("page", "bert", size=(1000, 620), file=True),
+    Shot("page", "bert", "v=heads", size=(1000, 620), file=True),
     Shot("bert", "bert", "q=0&l=2&h=6&pin=9&lo=-3", size=(1280, 760)),
     Shot("across", "pair", "l=2&h=1&pin=6&lo=-3", size=(1280, 600), point=(0.5, 0.6)),
     Shot("vit", "vit", "l=0&h=0&pin=0"),

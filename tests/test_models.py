@@ -245,6 +245,7 @@ def test_a_cached_name_is_a_model_everywhere(cache, tiny):
         assert find_model(name) == snapshot
     seen, other = (regard.read(TEXT, model=x) for x in ("owner/llama", tiny / "llama"))
     assert seen.recording.texts == other.recording.texts == (tuple(WORDS),)
+    assert seen.recording.notes["title"] == other.recording.notes["title"] == "llama"
     for one, two in zip(seen.records, other.records, strict=True):
         assert torch.equal(one.q, two.q)
         assert torch.equal(one.k, two.k)

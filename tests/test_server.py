@@ -225,7 +225,10 @@ def test_hostile_texts_survive_as_json(client):
     assert answer.headers["content-type"] == "application/json"
     assert answer.content.isascii()
     meta = json.loads(answer.content)
-    assert meta["sequences"] == [{"tokens": list(range(10)), "texts": list(HOSTILE)}]
+    (sequence,) = meta["sequences"]
+    assert sequence["tokens"] == list(range(10))
+    assert sequence["texts"] == list(HOSTILE)
+    assert (sequence["count"], sequence["blocks"]) == (10, [])
     assert meta["model"] == "Tiny"
     assert meta["records"][0]["causal"] is True
 
@@ -257,6 +260,8 @@ def test_the_table_arrives(client):
         ("/api/row", {"key": 3}, 400, "query is not given"),
         ("/api/column", {"key": 300}, 404, "no key 300"),
         ("/api/gallery", {"layer": 1}, 404, "no layer 1"),
+        ("/api/text", {"last": 1}, 400, "first is not given"),
+        ("/api/text", {"first": 0, "last": 10}, 404, "no token 10"),
         ("/api/nothing", {}, 404, "nothing at this path"),
         ("/api/meta/", {}, 404, "nothing at this path"),
     ],

@@ -4,6 +4,7 @@ import json
 import math
 import threading
 from concurrent.futures import CancelledError
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -424,10 +425,12 @@ def test_meta_names_everything_there_is(open_source):
         texts=(("a", "b", "c"),),
     )
     meta = MapSource(recording).meta()
-    assert meta["model"] == "Bart"
+    assert (meta["model"], meta["title"]) == ("Bart", "Bart")
+    titled = replace(recording, notes={"title": "bart-base"})
+    assert MapSource(titled).meta()["title"] == "bart-base"
     assert meta["sequences"] == [
-        {"tokens": [1, 2, 3], "texts": ["a", "b", "c"]},
-        {"tokens": [], "texts": []},
+        {"tokens": [1, 2, 3], "texts": ["a", "b", "c"], "count": 3, "blocks": []},
+        {"tokens": [], "texts": [], "count": 0, "blocks": []},
     ]
     assert meta["layers"] == [
         {"name": "layer.0", "heads": 2, "keyHeads": 1},

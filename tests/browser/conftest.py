@@ -124,7 +124,7 @@ def open_url(browser, idle):
 def open_window(open_url, host, find_url):
     """Return a function that opens a recording."""
 
-    def open_it(name, address="", *, width=1280, height=660, scheme="light"):
+    def open_it(name, address="v=heads", *, width=1280, height=660, scheme="light"):
         url = find_url(host, name)
         return open_url(url, address, width=width, height=height, scheme=scheme)
 

@@ -75,7 +75,7 @@ def test_a_colour_check_sees_another_head(open_window, host):
 )
 def test_any_shape_has_its_thumbnails(open_window, host, name, sequence, shapes):
     _, weights = RECORDINGS[name]()
-    window = open_window(name, f"q={sequence}")
+    window = open_window(name, f"v=heads&q={sequence}")
     window.await_gallery(len(shapes))
     cards = window.page.locator("a.card canvas")
     dense = [
@@ -187,5 +187,5 @@ def test_badges_that_would_take_many_minutes_are_not_promised(open_url, monkeypa
     seen, _ = RECORDINGS["causal"]()
     with start_server(seen.recording) as running:
         size = {"width": 1280, "height": 660, "scheme": "light"}
-        window = open_url(running.url, "", **size)
+        window = open_url(running.url, "v=heads", **size)
         window.await_text("status", "^no badges: they would take many minutes · arrows")

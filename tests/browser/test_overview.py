@@ -13,7 +13,7 @@ from regard.show.log_codes import decode
 from regard.show.map_source import MapSource, Spot
 from regard.show.page import EXACT, make_page
 
-N, HEADS, LIMIT = 1100, 4, 420_000
+N, HEADS, LIMIT = 1100, 4, 465_000
 TEXTS = tuple(f" w{i}" for i in range(N))
 
 
@@ -97,7 +97,7 @@ def places():
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_page_says_what_is_an_overview(open_url, url, page, scheme, width):
-    window = open_url(url, "", width=width, height=800, scheme=scheme)
+    window = open_url(url, "v=heads", width=width, height=800, scheme=scheme)
     window.await_gallery(12)
     note = window.page.text_content(".note")
     cells = page.overview
@@ -108,6 +108,9 @@ def test_the_page_says_what_is_an_overview(open_url, url, page, scheme, width):
     assert window.page.locator(".tag.cells").count() == len(page.exact)
     assert window.overflow() == 0
     assert find_violations(window) == []
+    window.go("v=text")
+    window.await_text("mixWords", f"^{len(page.exact)} of 12 heads, those whose cells")
+    window.go("v=heads")
     first = page.exact[0]
     window.page.locator(".note a").first.click()
     window.rest()

@@ -30,7 +30,7 @@ def test_it_is_in_the_menus_the_badges_and_the_numbers_of_the_map(
     order = sorted(third, key=third.get)
     chosen = [name for name in order if third[name] >= FEWEST.badge.least]
     with registered(FEWEST), HOSTS[host](seen, tmp_path) as url:
-        window = open_url(url, "", **SIZE)
+        window = open_url(url, "v=heads", **SIZE)
         window.page.locator(".tag.third").first.wait_for()
         options = window.at("sort").locator("option")
         labels = [x.label or x.name for x in list_statistics()]

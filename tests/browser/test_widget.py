@@ -106,7 +106,7 @@ def show(browser, monkeypatch):
 
 
 def test_a_cell_shows_all_heads_and_opens_one(show):
-    cell = show("causal")
+    cell = show("causal", address="v=heads")
     cards = cell.page.locator("a.card canvas")
     cell.carry(lambda: cards.count() == 6)
     cell.page.locator("a.card").nth(4).click()
@@ -126,6 +126,19 @@ def test_a_cell_shows_all_heads_and_opens_one(show):
     assert float(shown[-1]) == pytest.approx(top.max(), rel=1e-3)
 
 
+def test_a_cell_opens_with_the_text(show):
+    cell = show("causal", address="sel=90&hs=1.2")
+    tinted = cell.page.locator("[data-at=reading][data-state=exact]")
+    cell.carry(lambda: tinted.count() == 1)
+    cell.page.hover("[data-token='33']")
+    _, weights = RECORDINGS["causal"]()
+    shown = cell.text("sentence").rpartition(": ")[2]
+    assert float(shown) == pytest.approx(weights[0, 1][2, 90, 33], rel=5e-4)
+    cell.page.click("[data-token='40']")
+    cell.carry(lambda: "sel=40" in cell.widget.address)
+    cell.carry(lambda: cell.text("sentence").startswith("40 “·the” attends most to"))
+
+
 def test_python_may_move_the_map(show):
     cell = show("causal", address="l=0&h=2")
     badge = cell.page.locator("[data-at=badge][data-state=exact]")
@@ -136,7 +149,7 @@ def test_python_may_move_the_map(show):
 
 
 def test_no_token_is_run_or_breaks_the_wire(show):
-    cell = show("hostile")
+    cell = show("hostile", address="v=heads")
     cell.carry(lambda: cell.page.locator("a.card canvas").count() == 2)
     cell.page.locator("a.card").first.click()
     cell.carry(

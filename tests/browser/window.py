@@ -72,10 +72,14 @@ class Window:
 
     def rest(self):
         """Wait until what was asked for is painted, exactly."""
-        self.page.wait_for_selector("[data-view=map], [data-view=gallery]")
+        self.page.wait_for_selector(
+            "[data-view=map], [data-view=gallery], [data-view=text]"
+        )
         self.page.evaluate(FRAMES)
         if self.in_map:
             self.page.wait_for_selector("[data-at=badge][data-state=exact]")
+        elif self.page.get_attribute("body", "data-view") == "text":
+            self.page.wait_for_selector("[data-at=reading][data-state=exact]")
 
     def await_gallery(self, heads):
         count = "(n) => document.querySelectorAll('a.card canvas').length === n"

@@ -252,6 +252,7 @@ class Watcher:
             coverage=tuple(self.cover()),
             notes={
                 **find_rank(),
+                **find_title(self.model),
                 "valid": [x for _, _, x in tokens],  # of padded sequences, 0 or 1
                 "hidden": [x for _, x, _ in tokens],  # padding that was taken out
                 "decoders": [
@@ -307,6 +308,13 @@ def find_rank() -> dict[str, list[int]]:
     if not (dist.is_available() and dist.is_initialized()):
         return {}
     return {"rank": [dist.get_rank(), dist.get_world_size()]}
+
+
+def find_title(model: Any) -> dict[str, str]:
+    """Return the name under which a model was loaded, without its folder."""
+    name = str(getattr(model, "name_or_path", "")).rstrip("/").rpartition("/")[2]
+    name = name.removesuffix(".gguf")
+    return {"title": name} if 0 < len(name) < 40 else {}  # a snapshot has 40 digits
 
 
 @contextmanager

@@ -54,9 +54,12 @@ def load(
     path = find_model(name, download=download)
     reason = explain_not_ours(path)
     if reason is None:
-        return load_ours(path, dtype=dtype)
-    network = load_their_network(path, reason, dtype=dtype)
-    return network, load_processor(path, reason)
+        network, words = load_ours(path, dtype=dtype)
+    else:
+        network = load_their_network(path, reason, dtype=dtype)
+        words = load_processor(path, reason)
+    network.name_or_path = str(name)  # the title of what is watched
+    return network, words
 
 
 def explain_not_ours(path: Path) -> FileError | None:

@@ -35,6 +35,7 @@ from regard.masks.primitives import Band
 from regard.recording.record import Record, Recording
 from regard.show.background_jobs import Jobs, LruCache
 from regard.show.log_codes import encode_weights
+from regard.show.text_blocks import describe_text
 from regard.show.vision_input import find_pictures
 from regard.show.zoom_levels import (
     Levels,
@@ -103,6 +104,7 @@ class MapSource:
                 self.records.setdefault(
                     (sequence, self.names.index(record.name)), record
                 )
+        self.marked: dict[tuple[int, int], Record] = {}  # text_request.py
         self.kept = LruCache(limit)
         self.passes, self.chores = Jobs("passes"), Jobs("chores")
         self.clock = itertools.count(1)
@@ -153,11 +155,12 @@ class MapSource:
         firsts = {r.name: r for r in reversed(self.recording.records)}
         return {
             "model": self.recording.model,
+            "title": str(self.recording.notes.get("title") or self.recording.model),
             "sequences": [
-                {
-                    "tokens": list(tokens[i]) if i < len(tokens) else [],
-                    "texts": list(texts[i]) if i < len(texts) else [],
-                }
+                describe_text(
+                    tokens[i] if i < len(tokens) else (),
+                    texts[i] if i < len(texts) else (),
+                )
                 for i in range(n)
             ],
             "layers": [

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +39,7 @@ class Sheet:
 
     codes: Codes  # (rows, columns), or (heads, rows, columns)
     level: int  # a pixel has 2^level × 2^level cells
-    how: Pooling
+    how: Pooling | Literal["mean"]  # mean: over heads, of a text
     exact: bool = True
     note: str = ""  # describes a preview
 

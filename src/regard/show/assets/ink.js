@@ -54,6 +54,12 @@ export class Ink {
     return weight > 0 ? Math.min(1, Math.max(0, 1 - Math.log10(weight) / this.low)) : 0;
   }
 
+  /* The colour at a place of the path, as red, green and blue. */
+  bytesAt(place) {
+    const word = this.path[Math.round(place * (SIZE - 1))];
+    return [word & 255, (word >> 8) & 255, (word >> 16) & 255];
+  }
+
   /* A weight's colour, for CSS. */
   colour(weight) {
     const word = Number.isNaN(weight) ? RED : this.path[Math.round(this.placeOf(weight) * (SIZE - 1))];
@@ -136,11 +142,17 @@ const SIGNS = { " ": "·", "\n": "⏎", "\t": "⇥" };
 
 /* Return a token as at most `limit` characters that are all visible. */
 export function showToken(text, limit = 24) {
+  return showSigns(text, limit, SIGNS[" "]);
+}
+
+/* The same with another sign for a space. */
+export function showSigns(text, limit, space) {
+  const signs = { ...SIGNS, " ": space };
   let shown = "";
   let count = 0;
   // no more than can be shown: a token may be 10,000 characters long
   for (const sign of text.slice(0, 2 * limit + 2)) {
-    const seen = SIGNS[sign] ?? (UNSEEN.test(sign) ? `\\u{${sign.codePointAt(0).toString(16)}}` : sign);
+    const seen = signs[sign] ?? (UNSEEN.test(sign) ? `\\u{${sign.codePointAt(0).toString(16)}}` : sign);
     count += seen.length > 2 ? seen.length : 1;
     if (count > limit) return `${shown}…`;
     shown += seen;

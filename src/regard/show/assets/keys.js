@@ -6,7 +6,8 @@
 export function press(page, event) {
   if (event.ctrlKey || event.metaKey || event.altKey || page.part.help.open) return;
   if (event.target.closest("input, select, textarea")) return;
-  const act = keysAnywhere(page)[event.key] ?? (page.inMap ? keysOfMap(page, event)[event.key] : undefined);
+  const keys = { map: keysOfMap, text: keysOfText }[page.root.dataset.view];
+  const act = keysAnywhere(page)[event.key] ?? keys?.(page, event)[event.key];
   if (!act) return;
   event.preventDefault();
   act();
@@ -16,6 +17,34 @@ function keysAnywhere(page) {
   return {
     "?": () => page.part.help.showModal(),
     t: () => page.turnTheme(),
+  };
+}
+
+function keysOfText({ text, part, root }, { shiftKey, target }) {
+  const keys = {
+    a: () => text.turn("show", ["attended", "attending"]),
+    h: () => text.turnWhich(),
+    l: () => text.turn("scale", ["log", "linear"]),
+    m: () => text.turn("mix", ["mean", "max"]),
+    v: () => text.openMap(),
+    "[": () => text.step("head", -1),
+    "]": () => text.step("head", 1),
+    "{": () => text.step("layer", -1),
+    "}": () => text.step("layer", 1),
+  };
+  if (target !== part.reading && target !== root) return keys; // a button has its own Enter
+  return {
+    ...keys,
+    ArrowLeft: () => text.move(-1, shiftKey),
+    ArrowRight: () => text.move(1, shiftKey),
+    ArrowUp: () => text.moveLine(-1, shiftKey),
+    ArrowDown: () => text.moveLine(1, shiftKey),
+    PageUp: () => text.moveLine(-text.linesInSight, shiftKey),
+    PageDown: () => text.moveLine(text.linesInSight, shiftKey),
+    Home: () => text.move(-Infinity, shiftKey),
+    End: () => text.move(Infinity, shiftKey),
+    Enter: () => text.openMap(),
+    Escape: () => text.move(0, false),
   };
 }
 
@@ -33,6 +62,7 @@ function keysOfMap(page, { shiftKey, target }) {
     "]": () => page.stepHead(1),
     "{": () => page.stepLayer(-1),
     "}": () => page.stepLayer(1),
+    v: () => page.openText(),
     "/": () => part.sought.select(),
     g: () => {
       part.sought.value = "#";

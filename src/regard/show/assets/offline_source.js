@@ -15,12 +15,16 @@ import { fromBase64 } from "./source.js";
 const SLICE = 8; // ms of work, then others may
 const HEADS = 24; // kept unpacked
 const MOST = 20; // keys of a pinned row
+const RECORDS = 64; // whose numbers are kept inflated
+const KEYS = 128; // heads whose keys are kept unpacked
 
 export class HeldSource {
   /* textOf: gives the base64 of what is held under a name. */
   constructor(about, textOf) {
     Object.assign(this, { about, textOf });
     this.opened = new Map(); // what was read last, by name
+    this.unpacked = new Map(); // keys of a head
+    this.inflated = new Map(); // the numbers of a record: a text needs those of all heads
   }
 
   async meta() {
@@ -40,16 +44,16 @@ export class HeldSource {
   }
 
   /* What make gives, remembered for the next time. */
-  keep(name, make) {
-    const made = this.opened.get(name) ?? make();
-    this.opened.delete(name);
-    this.opened.set(name, made); // now the youngest
-    if (this.opened.size > HEADS) this.opened.delete(this.opened.keys().next().value);
+  keep(name, make, kept = this.opened, most = HEADS) {
+    const made = kept.get(name) ?? make();
+    kept.delete(name);
+    kept.set(name, made); // now the youngest
+    if (kept.size > most) kept.delete(kept.keys().next().value);
     return made;
   }
 
-  read(name) {
-    return this.keep(name, () => inflate(fromBase64(this.textOf(name))));
+  read(name, kept = this.opened, most = HEADS) {
+    return this.keep(name, () => inflate(fromBase64(this.textOf(name))), kept, most);
   }
 
   /* Where the cells of a head are: with those of its record, or alone; null if it has none. */
@@ -63,8 +67,10 @@ export class HeldSource {
     const found = this.find(place);
     const cells = this.cellsOf(found);
     if (!cells) throw new Error("this page has an overview of this head, without single cells");
-    const [factors, mask] = await Promise.all([this.read(`factors-${cells.name}`), this.read(`mask-${found.record.mask}`)]);
-    const make = () => new Head(cells.about, cells.at, factors, new Int32Array(mask), found.at);
+    const numbers = this.read(`factors-${cells.name}`, this.inflated, RECORDS);
+    const [factors, mask] = await Promise.all([numbers, this.read(`mask-${found.record.mask}`, this.inflated, RECORDS)]);
+    const keep = (name, work) => this.keep(`${name} of ${cells.name}`, work, this.unpacked, KEYS);
+    const make = () => new Head(cells.about, cells.at, factors, { mask: new Int32Array(mask), maskAt: found.at, keep });
     return this.keep(`head ${found.number} ${found.at}`, make);
   }
 
@@ -81,6 +87,40 @@ export class HeldSource {
     const weights = new Float64Array(head.nq);
     for (let i = 0; i < head.nq; i++) head.weigh(i, key, key + 1, (_, weight) => (weights[i] = weight));
     return describeLine(weights, true);
+  }
+
+  /* The tint of every token, as text_tint.py defines it. */
+  async text({ sequence, first, last, heads, show, combine }, signal) {
+    const { count } = this.about.sequences[sequence];
+    const [total, line, seen] = [Float64Array, Float64Array, Uint8Array].map((Kind) => new Kind(count));
+    let used = 0;
+    let until = performance.now() + SLICE;
+    for (const place of this.headsOfText(sequence, heads)) {
+      const head = await this.headOf(place);
+      const { record } = this.find(place);
+      line.fill(0);
+      used += tintHead(head, record, { first, last, show }, line, seen);
+      for (let at = 0; at < count; at++) total[at] = combine === "max" ? Math.max(total[at], line[at]) : total[at] + line[at];
+      if (performance.now() > until) {
+        await pause();
+        signal?.throwIfAborted();
+        until = performance.now() + SLICE;
+      }
+    }
+    const share = combine === "max" ? 1 : Math.max(1, used);
+    return { codes: Uint16Array.from(total, (sum, at) => (seen[at] ? encode(sum / share) : 0)) };
+  }
+
+  /* The heads that a list such as "17.5,18" names, "" for all; of those whose cells are here. */
+  headsOfText(sequence, list) {
+    const wanted = list ? list.split(",").map((part) => part.split(".").map(Number)) : null;
+    const isWanted = (layer, head) => !wanted || wanted.some(([at, one]) => at === layer && (one === undefined || one === head));
+    const found = this.about.records.filter((x) => x.sequence === sequence && x.qNamed && x.kNamed).flatMap(({ layer, heads }) =>
+      heads.filter((head) => isWanted(layer, head)).map((head) => ({ sequence, layer, head })),
+    );
+    const held = found.filter((place) => this.cellsOf(this.find(place)));
+    if (!held.length) throw new Error("this page has an overview of these heads, without single cells");
+    return held;
   }
 
   async gallery({ sequence, layer }) {
@@ -132,17 +172,29 @@ export class HeldSource {
 
 /* One head, unpacked. */
 class Head {
-  constructor({ nq, nk, width, keyHeads, heads, cap }, at, factors, mask, maskAt) {
+  /* keep: remembers the keys, which several heads may share. */
+  constructor({ nq, nk, width, keyHeads, heads, cap }, at, factors, { mask, maskAt, keep }) {
     Object.assign(this, { nq, nk, width, cap });
     const shared = Math.floor((at * keyHeads) / heads.length);
     const lses = new Float32Array(factors, 0, heads.length * nq);
     const steps = new Float32Array(factors, lses.byteLength, keyHeads * width);
     const bytes = new Uint8Array(factors, lses.byteLength + steps.byteLength);
     this.lse = lses.subarray(at * nq, (at + 1) * nq);
-    this.q = joinBytes(bytes, heads.length, at, width, nq);
-    this.k = joinBytes(bytes.subarray(3 * heads.length * width * nq), keyHeads, shared, width, nk);
-    for (let i = 0; i < this.q.length; i++) this.q[i] *= steps[shared * width + (i % width)];
+    this.steps = steps.subarray(shared * width, (shared + 1) * width);
+    this.openRows = (i, end) => joinBytes(bytes, heads.length, at, width, nq, i, end);
+    this.k = keep(`keys ${shared}`, () => joinBytes(bytes.subarray(3 * heads.length * width * nq), keyHeads, shared, width, nk, 0, nk));
     this.readMask(mask, maskAt);
+  }
+
+  /* All rows, unpacked when they are first asked for. */
+  get q() {
+    return (this.rows ??= this.rowsOf(0, this.nq));
+  }
+
+  rowsOf(first, end) {
+    const rows = this.openRows(first, end);
+    for (let i = 0; i < rows.length; i++) rows[i] *= this.steps[i % this.width];
+    return rows;
   }
 
   /* Of each row the place of its first run, and then all runs: first key and end. */
@@ -156,13 +208,18 @@ class Head {
 
   /* Tell every weight of a row from one key up to another. */
   weigh(i, first, end, tell) {
-    const { q, k, width, cap, runs, starts } = this;
+    this.weighRow(i, this.q.subarray(i * this.width, (i + 1) * this.width), first, end, tell);
+  }
+
+  /* The same with the row itself, for which not all rows need be unpacked. */
+  weighRow(i, q, first, end, tell) {
+    const { k, width, cap, runs, starts } = this;
     const lse = this.lse[i];
     for (let run = starts[i]; run < starts[i + 1]; run += 2) {
       const stop = Math.min(end, runs[run + 1]);
       for (let j = Math.max(first, runs[run]); j < stop; j++) {
         let [a, b, c, d] = [0, 0, 0, 0];
-        for (let at = i * width, to = j * width, last = at + width; at < last; at += 4, to += 4) {
+        for (let at = 0, to = j * width; at < width; at += 4, to += 4) {
           a += q[at] * k[to];
           b += q[at + 1] * k[to + 1];
           c += q[at + 2] * k[to + 2];
@@ -173,6 +230,36 @@ class Head {
       }
     }
   }
+}
+
+/* Add what a head gives to each token, by position; return whether the selection is in it. */
+function tintHead(head, record, { first, last, show }, given, seen) {
+  const { nq, nk, width } = head;
+  const [queryAt, keyAt] = ["q", "k"].map((side) => {
+    const [positions, start] = [record[`${side}Positions`], record[`${side}Start`]];
+    return positions ? (at) => positions[at] : (at) => start + at;
+  });
+  const isChosen = (position) => position >= first && position <= last;
+  if (show === "attended") {
+    const rows = Array.from({ length: nq }, (_, i) => i).filter((i) => isChosen(queryAt(i)));
+    for (const i of rows) {
+      head.weighRow(i, head.rowsOf(i, i + 1), 0, nk, (j, weight) => {
+        given[keyAt(j)] += weight / rows.length;
+        seen[keyAt(j)] = 1;
+      });
+    }
+    return rows.length > 0;
+  }
+  const keys = Array.from({ length: nk }, (_, j) => j).filter((j) => isChosen(keyAt(j)));
+  const rows = keys.length ? head.rowsOf(0, nq) : []; // too many to keep for every head
+  for (let i = 0; keys.length && i < nq; i++) {
+    head.weighRow(i, rows.subarray(i * width, (i + 1) * width), keys[0], keys.at(-1) + 1, (j, weight) => {
+      if (!isChosen(keyAt(j))) return;
+      given[queryAt(i)] += weight;
+      seen[queryAt(i)] = 1;
+    });
+  }
+  return keys.length > 0;
 }
 
 /* Pool the cells of a part of a head. */
@@ -283,16 +370,16 @@ function describeLine(weights, shares) {
   return { ...known, unit: "bits", nan, top };
 }
 
-/* Whole numbers from three planes of bytes, each (heads, width, n), as rows (n, width). */
-function joinBytes(bytes, heads, head, width, n) {
+/* Whole numbers from three planes of bytes, each (heads, width, n), as some rows (n, width). */
+function joinBytes(bytes, heads, head, width, n, first, end) {
   const plane = heads * width * n;
-  const found = new Float32Array(n * width);
+  const found = new Float32Array((end - first) * width);
   for (let c = 0; c < width; c++) {
     const start = (head * width + c) * n;
-    for (let i = 0; i < n; i++) {
+    for (let i = first; i < end; i++) {
       const at = start + i;
       const word = (bytes[at] << 16) | (bytes[plane + at] << 8) | bytes[2 * plane + at];
-      found[i * width + c] = (word >>> 1) ^ -(word & 1); // the sign is the lowest bit
+      found[(i - first) * width + c] = (word >>> 1) ^ -(word & 1); // the sign is the lowest bit
     }
   }
   return found;

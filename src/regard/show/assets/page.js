@@ -1,11 +1,12 @@
 /* The page: what is shown of which head, kept in the address so that a link reopens it.
 
+     #v=text&sel=12-20&hs=18.8&w=attending&mix=max&sc=linear     the text; #: the same
      #l=18&h=8&i=5810&j=1811&z=24&s=max&lo=-4&t=dark&pin=5808&col=1809&vs=20.6&cmp=diff
-     #sort=induction&only=sink                             without a head: the gallery
+     #v=heads, #sort=induction&only=sink                         the gallery
 
-   Every change goes one way: at (the state) -> apply -> gallery or plane -> address.
+   Every change goes one way: at (the state) -> apply -> text, gallery or plane -> address.
 
-   Next: gallery.js, map_canvas.js */
+   Next: text_view.js, gallery.js, map_canvas.js */
 
 import { Gallery, listBadges, make } from "./gallery.js";
 import { Ink, showCount, showShare, showToken } from "./ink.js";
@@ -13,6 +14,7 @@ import { press } from "./keys.js";
 import { NEAR, Panel } from "./panel.js";
 import { Plane } from "./map_canvas.js";
 import { Tiles } from "./source.js";
+import { TextView } from "./text_view.js";
 
 /* Keys of the address, each with its name in the state and how to read it. */
 const ADDRESS = {
@@ -22,8 +24,14 @@ const ADDRESS = {
   pin: ["row", Number], col: ["column", Number],
   vs: ["other", String], cmp: ["compare", String],
   sort: ["sort", String], only: ["only", String],
+  v: ["view", String], sel: ["passage", String], hs: ["heads", String],
+  w: ["show", String], mix: ["mix", String], sc: ["scale", String], tl: ["least", Number],
 };
-const START = { sequence: 0, how: "max", low: -3, sort: "layer", only: "", compare: "" };
+const START = {
+  sequence: 0, how: "max", low: -3, sort: "layer", only: "", compare: "",
+  show: "attended", mix: "mean", scale: "log", least: -2,
+};
+const PLACES = ["v", "l", "h", "sort", "only"]; // of the address: with none of them, it is the text
 
 export class Page {
   constructor(root, source, address) {
@@ -51,7 +59,9 @@ export class Page {
       onPaint: () => this.showPainted(),
     });
     this.panel = new Panel(this);
-    const linkTo = ({ layer, head }) => `#${this.addressOf({ ...this.at, layer, head })}`;
+    this.fill = fillSelect;
+    this.text = new TextView(this);
+    const linkTo = ({ layer, head }) => `#${this.addressOf({ ...this.at, layer, head, view: undefined })}`;
     const onError = (error) => this.panel.say(error.message);
     this.gallery = new Gallery(this.part.gallery, this.source, { linkTo, onError });
     const count = this.meta.sequences.length;
@@ -72,7 +82,7 @@ export class Page {
     try {
       Object.assign(this.meta, await this.source.table());
       if (this.meta.table.length) this.apply();
-      else if (!this.inMap) this.showTableState();
+      else if (this.view === "gallery") this.showTableState();
     } catch (error) {
       this.panel.say(error.message);
     }
@@ -97,17 +107,20 @@ export class Page {
       if (value !== undefined && !Number.isNaN(value)) this.at[name] = value;
     }
     this.mendState();
+    if (!PLACES.some((key) => given.has(key))) this.at.view = "text";
     this.apply();
   }
 
   /* An address may be old, or mistyped. */
   mendState() {
     const { at, part } = this;
-    for (const name of ["how", "sort", "only", "compare", "sequence"]) {
+    for (const name of ["how", "sort", "only", "compare", "sequence", "mix", "scale"]) {
       const known = [...part[name].options].some(({ value }) => value === `${at[name]}`);
       if (!known) at[name] = START[name];
     }
     if (!["light", "dark"].includes(at.theme)) at.theme = undefined;
+    if (at.show !== "attending") at.show = START.show;
+    at.least = Math.min(-1, Math.max(-8, at.least));
     at.low = Math.min(-1, Math.max(-8, at.low));
     if (!this.recordOf(at)) at.layer = undefined;
   }
@@ -139,6 +152,13 @@ export class Page {
 
   get inMap() {
     return this.root.dataset.view === "map";
+  }
+
+  /* What is shown: the text, if there is one and it is asked for, a head, or all heads. */
+  get view() {
+    const { view, sequence } = this.at;
+    if (view === "text" && this.text.hasText(sequence)) return "text";
+    return view !== "heads" && this.recordOf(this.at) ? "map" : "gallery";
   }
 
   recordOf({ sequence, layer, head }) {
@@ -190,10 +210,10 @@ export class Page {
 
   apply() {
     const { part, at } = this;
-    const record = this.recordOf(at);
+    const { view } = this;
     const theme = at.theme || (this.dark.matches ? "dark" : "light");
     this.root.dataset.theme = theme;
-    this.root.dataset.view = record ? "map" : "gallery";
+    this.root.dataset.view = view;
     part.wait.hidden = true;
     part.theme.textContent = theme === "dark" ? "light" : "dark";
     this.applyInk(theme);
@@ -203,9 +223,16 @@ export class Page {
     part.only.value = at.only;
     part.sequence.value = at.sequence;
     part.unlabelled.hidden = !this.isUnlabelled;
-    part.title.textContent = showToken(this.meta.model, 40).replaceAll("·", " ");
-    if (this.root === document.body) document.title = record ? `L${at.layer} h${at.head} · regard` : "regard";
-    if (record) this.applyMap(record);
+    part.toText.hidden = !this.text.hasText(at.sequence);
+    for (const [name, link] of Object.entries({ text: part.toText, gallery: part.home, map: part.toMap })) {
+      if (name === view) link.setAttribute("aria-current", "page");
+      else link.removeAttribute("aria-current");
+    }
+    const title = showToken(this.meta.title ?? this.meta.model, 40).replaceAll("·", " ");
+    part.title.textContent = title;
+    if (this.root === document.body) document.title = { map: `L${at.layer} h${at.head} · regard`, text: `${title} · regard` }[view] ?? "regard";
+    if (view === "text") this.applyText();
+    else if (view === "map") this.applyMap(this.recordOf(at));
     else this.applyGallery();
   }
 
@@ -219,11 +246,17 @@ export class Page {
       const colours = Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
       this.plane.setInk(this.ink, colours);
     }
-    const signed = at.compare === "diff" && this.recordOf(at);
+    const signed = at.compare === "diff" && this.view === "map";
     part.legend.getContext("2d").drawImage(this.ink.paintLegend(signed), 0, 0);
     const least = Number((10 ** at.low).toPrecision(2));
     part.ends.textContent = signed ? `−1 … ±${least} … 1` : `${least} … 1`;
     part.low.setAttribute("aria-valuetext", `colours from ${least} to 1`);
+  }
+
+  applyText() {
+    this.text.show();
+    const label = this.isUnlabelled ? "tokens are numbers: seen.label(tokenizer.decode) adds their text" : "";
+    this.part.status.textContent = [label, this.meta.note, "click or drag to select, ? for keys"].filter(Boolean).join(" · ");
   }
 
   applyGallery() {
@@ -308,9 +341,23 @@ export class Page {
   }
 
   goHome() {
-    const { sequence, low, theme, sort, only, layer, head } = this.at;
+    const { layer, head, row, column, i, j, z, other, compare, how, ...kept } = this.at;
     this.came = `${layer}/${head}`;
-    this.address.go(this.addressOf({ sequence, low, theme, sort, only }));
+    this.address.go(this.addressOf({ ...kept, view: "heads" }));
+  }
+
+  /* Open the text with its selection; a row that was pinned since is the selection. */
+  openText() {
+    const { row, column } = this.at;
+    const state = { ...this.at, view: "text" };
+    const [kind, at, show] = row === undefined ? ["key", column, "attending"] : ["query", row, "attended"];
+    if (this.inMap && at !== undefined) {
+      const { position } = this.plane.labels[kind](at);
+      const [first, last = first] = `${state.passage ?? ""}`.split("-").map(Number);
+      if (!(state.passage && position >= first && position <= last)) state.passage = `${position}`;
+      state.show = show;
+    }
+    this.address.go(this.addressOf(state));
   }
 
   listen() {
@@ -318,7 +365,7 @@ export class Page {
     const onChange = (element, act) => element.addEventListener("change", () => act(element.value));
     onChange(part.layer, (value) => this.openLayer(Number(value)));
     onChange(part.head, (value) => this.set({ head: Number(value) }));
-    onChange(part.sequence, (value) => this.set({ sequence: Number(value), row: undefined, column: undefined, z: undefined }));
+    onChange(part.sequence, (value) => this.set({ sequence: Number(value), row: undefined, column: undefined, z: undefined, passage: undefined }));
     onChange(part.how, (how) => this.set({ how }));
     onChange(part.sort, (sort) => this.set({ sort }));
     onChange(part.only, (only) => this.set({ only }));
@@ -329,10 +376,12 @@ export class Page {
     part.fit.addEventListener("click", () => this.plane.fit());
     part.theme.addEventListener("click", () => this.turnTheme());
     part.copy.addEventListener("click", () => this.copyLink());
-    part.home.addEventListener("click", (event) => {
-      event.preventDefault();
-      this.goHome();
-    });
+    for (const [link, act] of [[part.home, () => this.goHome()], [part.toText, () => this.openText()], [part.toMap, () => this.openMap()]]) {
+      link.addEventListener("click", (event) => {
+        event.preventDefault();
+        if (!link.hasAttribute("aria-current")) act();
+      });
+    }
     part.gallery.addEventListener("click", (event) => {
       const card = event.target.closest(".card");
       if (!card || event.ctrlKey || event.metaKey || event.shiftKey) return; // a new tab
@@ -354,10 +403,21 @@ export class Page {
     this.address.onChange(() => {
       this.readAddress();
       if (this.inMap) part.plane.focus();
+      else if (this.view === "text") part.reading.focus({ preventScroll: true });
       else this.gallery.cards.get(this.came)?.focus();
     });
     this.dark.addEventListener("change", () => this.apply());
     new ResizeObserver(() => this.inMap && this.plane.resize()).observe(part.plane);
+  }
+
+  /* Open the map of the head that was looked at last, else of the first. */
+  openMap() {
+    if (this.view === "text") this.text.openMap();
+    else {
+      const [record] = this.recordsHere(this.at.sequence);
+      const { layer = record.layer, head = record.heads[0] } = this.at;
+      this.address.go(this.addressOf({ ...this.at, layer, head, view: undefined }));
+    }
   }
 
   async copyLink() {

@@ -5,9 +5,10 @@
      source.tile(place)             256 × 256 codes of a level, see ink.js
      source.row(place), .column     entropy and the largest weights of a query or key
      source.gallery(place)          a small map of every head of a layer
+     source.text(selection)         a code for every token of a text, see text_view.js
 
    HttpSource asks the server that sent this page. A page with its data inside, or a
-   notebook, gives another object with these six calls. Tiles keeps what has come.
+   notebook, gives another object with these seven calls. Tiles keeps what has come.
 
    Next: map_canvas.js */
 
@@ -46,6 +47,11 @@ export class HttpSource {
 
   async column(place) {
     return (await this.ask("column", place)).json();
+  }
+
+  async text(selection, signal) {
+    const answer = await this.ask("text", selection, signal);
+    return { codes: new Uint16Array(await answer.arrayBuffer()) }; // (tokens)
   }
 
   async tile(place, signal) {
@@ -137,7 +143,10 @@ export class Tiles {
 }
 
 export function fromBase64(text) {
-  return Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
+  const signs = atob(text);
+  const bytes = new Uint8Array(signs.length);
+  for (let at = 0; at < bytes.length; at++) bytes[at] = signs.charCodeAt(at);
+  return bytes;
 }
 
 function nameOf({ sequence, layer, head, level, x, y, how }) {

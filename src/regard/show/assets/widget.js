@@ -59,6 +59,10 @@ class MessageSource {
     return this.ask("tile", place, signal);
   }
 
+  text(selection, signal) {
+    return this.ask("text", selection, signal);
+  }
+
   gallery(place) {
     return this.ask("gallery", place);
   }

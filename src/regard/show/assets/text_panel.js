@@ -1,0 +1,143 @@
+/* Beside the text: which heads, which colours, where the selection is, and what is strongest.
+
+   Next: text_view.js */
+
+import { make } from "./gallery.js";
+import { showCount, showToken, weightOf } from "./ink.js";
+
+const MOST = 8; // tokens in the table
+const NAMED = 3; // tokens in the spoken sentence
+const MEANING = {
+  attended: ["its weight on each token", "the weight on each token, mean over the selected tokens"],
+  attending: ["the weight that each token gives to it", "the weight that each token gives to them, added up"],
+};
+const MIX = {
+  mean: "mean: the average over the heads. What one head does alone is faint.",
+  max: "max: the largest over the heads. A token is strong if any head attends to it.",
+};
+
+export class TextPanel {
+  constructor(view) {
+    Object.assign(this, { view, page: view.page, part: view.part });
+    this.listen();
+  }
+
+  get at() {
+    return this.page.at;
+  }
+
+  showControls() {
+    const { part, at, page, view } = this;
+    const { which, layer, head, list, count } = view.heads;
+    const records = view.recordsOf(at.sequence);
+    part.which.value = which;
+    part.pickLayer.hidden = which !== "layer" && which !== "head";
+    part.pickHead.hidden = which !== "head";
+    part.pickList.hidden = which !== "set";
+    part.pickMix.hidden = part.mixWords.hidden = count === 1;
+    if (layer !== undefined) page.fill(part.textLayer, records.map((x) => x.layer), layer);
+    if (head !== undefined) page.fill(part.textHead, records.find((x) => x.layer === layer).heads, head);
+    if (which === "set") part.textList.value = list;
+    const whole = which === "all" ? view.countAll() : count;
+    const some = whole > count ? ` of ${showCount(whole)} heads, those whose cells fit into this file;` : " heads,";
+    part.mixWords.textContent = `${showCount(count)}${some} ${MIX[at.mix]}`;
+    part.mix.value = at.mix;
+    part.scale.value = at.scale;
+    part.pickLow.hidden = at.scale === "linear";
+    part.textLow.value = at.least;
+    part.attending.checked = at.show === "attending";
+    const [first, last] = view.chosen;
+    part.chosen.textContent = first === last ? `token ${view.name(first)}` : `tokens ${showCount(first)}–${showCount(last)}`;
+    part.meaning.textContent = `The colours are ${MEANING[at.show][first === last ? 0 : 1]}.`;
+    this.showLegend();
+  }
+
+  showLegend() {
+    const { part, at, page, view } = this;
+    part.textLegend.getContext("2d").drawImage(page.ink.paintLegend(false), 0, 0);
+    const least = at.scale === "linear" ? 0 : Number((10 ** at.least).toPrecision(2));
+    const most = at.scale === "linear" ? Number((view.largest ?? 1).toPrecision(3)) : 1;
+    part.textEnds.textContent = `weight ${least} … ${most}`;
+    part.textLow.setAttribute("aria-valuetext", `colours from ${least} to 1`);
+  }
+
+  showStrongest() {
+    const { part, view } = this;
+    const { codes } = view;
+    const order = [];
+    for (let at = 0; at < codes.length; at++) { // no sorting of 131,072 tokens
+      if (codes[at] < 2 || Number.isNaN(weightOf(codes[at]))) continue;
+      if (order.length === MOST && codes[at] <= codes[order.at(-1)]) continue;
+      const place = order.findIndex((other) => codes[other] < codes[at]);
+      order.splice(place < 0 ? order.length : place, 0, at);
+      order.length = Math.min(order.length, MOST);
+    }
+    const table = make("table");
+    table.append(make("caption", "", this.at.show === "attended" ? "strongest tokens" : "tokens that attend most"));
+    for (const at of order) {
+      const go = make("button", "link", showCount(at));
+      go.type = "button";
+      go.setAttribute("aria-label", `select token ${view.name(at)}`);
+      go.addEventListener("click", () => view.select(at, at));
+      const line = make("tr");
+      const cells = [make("td"), make("td", "token"), make("td", "", weightOf(codes[at]).toFixed(4))];
+      cells[0].append(go);
+      cells[1].append(make("bdi", "", showToken(view.texts[at], 20)));
+      line.append(...cells);
+      table.append(line);
+    }
+    part.strongest.replaceChildren(table);
+    const best = order.slice(0, NAMED).map((at) => `${showToken(view.texts[at])} ${weightOf(codes[at]).toFixed(3)}`);
+    const who = view.nameChosen();
+    const [first, last] = view.chosen;
+    const verbs = { attended: ["attends most to", "attend most to"], attending: ["is attended to most by", "are attended to most by"] };
+    const verb = verbs[this.at.show][first === last ? 0 : 1];
+    this.page.panel.say(order.length ? `${who} ${verb} ${best.join(", ")}` : `${who}: no token has a weight`);
+  }
+
+  /* The selection as a band of the matrix of all weights: of rows, or of columns. */
+  showMatrix() {
+    const { part, page, view } = this;
+    const { codes, count } = view;
+    const { width: size } = part.matrix;
+    const brush = part.matrix.getContext("2d");
+    const { colours } = page.plane;
+    const [first, last] = view.chosen;
+    const rows = this.at.show === "attended";
+    brush.fillStyle = colours.masked;
+    brush.fillRect(0, 0, size, size);
+    brush.fillStyle = colours.page;
+    brush.beginPath();
+    const { causal } = view.recordsOf(this.at.sequence)[0];
+    for (const [x, y] of causal ? [[0, 0], [size, size], [0, size]] : [[0, 0], [size, 0], [size, size], [0, size]]) brush.lineTo(x, y);
+    brush.fill();
+    const thick = Math.max(6, ((last + 1 - first) / count) * size);
+    const top = Math.min(size - thick - 2, Math.max(2, (first / count) * size));
+    for (let pixel = 0; pixel < size; pixel++) {
+      const from = Math.floor((pixel / size) * count);
+      const here = codes.subarray(from, Math.max(from + 1, Math.ceil(((pixel + 1) / size) * count)));
+      const { css } = view.colourOf(here.reduce((most, code) => Math.max(most, weightOf(code)), 0));
+      if (!css) continue;
+      brush.fillStyle = css;
+      brush.fillRect(...(rows ? [pixel, top, 1, thick] : [top, pixel, thick, 1]));
+    }
+    brush.strokeStyle = colours.accent;
+    brush.lineWidth = 2;
+    brush.strokeRect(...(rows ? [1, top - 1, size - 2, thick + 2] : [top - 1, 1, thick + 2, size - 2]));
+    part.where.textContent = `the selected ${rows ? "rows" : "columns"} of the matrix: queries down, keys across. Press it to open the map.`;
+  }
+
+  listen() {
+    const { part, view } = this;
+    const onChange = (element, act) => element.addEventListener("change", () => act(element.value));
+    onChange(part.which, (which) => view.choose(which));
+    onChange(part.textLayer, (layer) => view.choose(part.which.value, Number(layer)));
+    onChange(part.textHead, (head) => this.page.set({ head: Number(head), heads: `${view.heads.layer}.${head}` }));
+    onChange(part.textList, (list) => this.page.set({ heads: list.replace(/[\s,;]+/g, ",").replace(/^,|,$/g, "") }));
+    onChange(part.mix, (mix) => this.page.set({ mix }));
+    onChange(part.scale, (scale) => this.page.set({ scale }));
+    part.textLow.addEventListener("input", () => this.page.set({ least: Number(part.textLow.value) }));
+    part.attending.addEventListener("change", () => this.page.set({ show: part.attending.checked ? "attending" : "attended" }));
+    part.matrixButton.addEventListener("click", () => view.openMap());
+  }
+}
