@@ -120,7 +120,7 @@ CLAIMS = (
     Claim(
         "The {} heads of SmolLM2-135M reading {} tokens",
         "docs/pictures.py",
-        "docs/pictures/heads.png",
+        "docs/pictures/text.png",
         measure_picture,
     ),
     Claim(

@@ -1,6 +1,6 @@
 """Hunt: what stands after the # of a map's address, in a real browser.
 
-    text ─▶ location.hash ─▶ the page shows a map or the gallery, without any error
+    text ─▶ location.hash ─▶ the page shows a text, the gallery or a map, and no error
                           ─▶ writes its own address, which leads to itself
 
 The page reads the address in JavaScript (page.js), so nothing steers this hunt.
@@ -25,10 +25,11 @@ from regard.show.server import start_server
 
 KEYS: tuple[str, ...] = ()
 KEYS += ("q", "l", "h", "i", "j", "z", "s", "lo", "t", "pin", "col", "vs", "cmp")
-KEYS += ("sort", "only")
+KEYS += ("sort", "only", "v", "sel", "hs", "w", "mix", "sc", "tl")
 WORDS: tuple[str, ...] = tuple(f"&{key}=" for key in KEYS)
 WORDS += ("0", "1", "-1", "299", "1e9", "1e-9", "1e999", "-Infinity", "NaN", "0x10", "")
 WORDS += ("max", "mass", "dark", "diff", "side", "0.1", "0.", "induction", "sink", "%")
+WORDS += ("text", "heads", "3-7", "7-3", "1.1,0", "attending", "linear")
 WORDS += ("%00", "%F0%9F", "#", "?", "__proto__", "constructor", "<b>", "javascript:")
 # the page writes its address a moment later: here at once
 EARLY = """const later = window.setTimeout;
@@ -50,6 +51,7 @@ GO = """async (text) => {
   return { view, address: location.hash.slice(1), troubles: troubles.splice(0) };
 }"""
 STACK = ExitStack()
+VIEWS = ("text", "gallery", "map")
 
 
 @cache
@@ -63,7 +65,7 @@ def open_page() -> Any:
     page = browser.new_page()
     page.add_init_script(EARLY)
     page.goto(url)
-    page.wait_for_selector("[data-view=map], [data-view=gallery]")
+    page.wait_for_selector(", ".join(f"[data-view={x}]" for x in VIEWS))
     return page
 
 
@@ -80,7 +82,7 @@ def go(text: str) -> dict[str, Any]:
     """Return what the page shows after its address was changed."""
     found: dict[str, Any] = open_page().evaluate(GO, text)
     assert found["troubles"] == [], found
-    assert found["view"] in ("map", "gallery"), found
+    assert found["view"] in VIEWS, found
     return found
 
 

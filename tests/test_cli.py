@@ -249,7 +249,7 @@ def test_a_page_has_the_heads_and_the_size_that_are_asked_for(saved, tmp_path):
     done = run("show", saved, "--page", page, "--limit", 0.165)
     assert done.exit_code == 0, done.output
     assert page.stat().st_size <= 165_000
-    assert "8 heads, 0.1 MB: too many cells, so an overview of all heads" in done.stdout
+    assert "8 heads, 0.2 MB: too many cells, so an overview of all heads" in done.stdout
     assert "give --heads or a higher --limit." in done.stdout
     done = run("show", saved, "--page", page, "--heads", "7")
     assert (done.exit_code, "there is no layer 7" in done.stderr) == (1, True)

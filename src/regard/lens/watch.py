@@ -21,10 +21,10 @@ from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from regard.errors import OptionError
+from regard.lens.about_model import describe_model
 from regard.lens.adapters.hear import patch_adapters
 from regard.lens.assemble import LayerRun
 from regard.lens.captured_call import CapturedCall, join_samples
@@ -174,7 +174,7 @@ class Watcher:
             self.samples.calls.append(call)
             return
         # the heads of torch's math path, a softmax, are told by what ran before it
-        stable = self.placements.get(module) is not UNSTABLE and call.via != "softmax"
+        stable = self.placements.get(module) is not UNSTABLE and not call.weights_taken
         self.hooks.note(module, only_sdpa=bool(self.stack.in_sdpa) and stable)
         name = self.mine.name_layer(module)
         tally = self.tallies.setdefault((name, True), Tally(call.via, attention=True))
@@ -251,8 +251,7 @@ class Watcher:
             tokens=tuple(x for x, _, _ in tokens),
             coverage=tuple(self.cover()),
             notes={
-                **find_rank(),
-                **find_title(self.model),
+                **describe_model(self.model),
                 "valid": [x for _, _, x in tokens],  # of padded sequences, 0 or 1
                 "hidden": [x for _, x, _ in tokens],  # padding that was taken out
                 "decoders": [
@@ -301,20 +300,6 @@ class Watcher:
         heard |= self.hooks.heard.keys()
         for name in list_silent(self.model, self.hooks.ran, heard):
             yield Covered(name=name, via="", reason=SILENT)
-
-
-def find_rank() -> dict[str, list[int]]:
-    """Return which of several processes this is."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return {}
-    return {"rank": [dist.get_rank(), dist.get_world_size()]}
-
-
-def find_title(model: Any) -> dict[str, str]:
-    """Return the name under which a model was loaded, without its folder."""
-    name = str(getattr(model, "name_or_path", "")).rstrip("/").rpartition("/")[2]
-    name = name.removesuffix(".gguf")
-    return {"title": name} if 0 < len(name) < 40 else {}  # a snapshot has 40 digits
 
 
 @contextmanager
