@@ -150,7 +150,7 @@ def render(found: dict[str, Any]) -> str:
     for name, what in (
         ("none_recorded", "CPU time of a server that may record: no request asks"),
         ("a_twentieth_recorded", "the same, 5 % of the requests ask"),
-        ("two_without", "two servers that cannot record"),
+        ("two_without", "two servers that cannot record, relative to each other"),
     ):
         lines.append(f"| {what} | {found['server'][name]:.2f} | |")
     return "\n".join(lines)
