@@ -368,6 +368,7 @@ def test_there_are_commands_and_wrong_ones_are_noticed():
         ("cluster", "docs/scale.md"),
         ("merge", "docs/scale.md"),
         ("stopping", "docs/scale.md"),
+        ("threads", "docs/scale.md"),
         ("sources", "docs/howto/read-a-rag-answer.md"),
     ],
 )
