@@ -9,10 +9,11 @@ from regard.errors import OptionError
 from regard.masks.patterns import causal, last
 from regard.seen import watch
 from regard.serving.engine import choose_layers, match_engine
+from regard.serving.layer_engine import compute_lse
 from regard.serving.paged_cache import ARRANGEMENTS, find_arrangement, read_keys
 from regard.serving.request_rows import LayerFacts, RequestRows, make_record
 from regard.serving.vllm import list_numbers
-from regard.serving.vllm_worker import clean_name, compute_lse
+from regard.serving.vllm_worker import clean_name
 
 N, H, HK, D = 23, 4, 2, 8
 FACTS = LayerFacts(name="attn", scale=0.3)

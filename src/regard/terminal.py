@@ -20,6 +20,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from io import TextIOWrapper
 from pathlib import Path
@@ -34,6 +35,14 @@ FILE_NAME = re.compile(r"\S+\.[a-z]\w{1,4}")  # matches notes.txt, not words or 
 MODEL = "A GGUF file, a folder, or a Hugging Face name."
 DOWNLOAD = click.option(
     "--download", is_flag=True, help="Download the model if it is not in the cache."
+)
+limit_new_tokens = partial(  # with a default of the command's own
+    click.option,
+    "-n",
+    "--n-new",
+    type=click.IntRange(min=1),
+    show_default=True,
+    help="Maximum number of new tokens.",
 )
 PARTS = {  # the modules that each extra installs
     "torch": ("torch", "safetensors", "gguf", "tokenizers", "jinja2"),

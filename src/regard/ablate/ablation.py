@@ -24,7 +24,14 @@ from torch import Tensor
 
 from regard.errors import OptionError
 from regard.lens.call_edit import NOTHING, CallEdit
-from regard.lens.chosen_layers import Layer, is_count, is_layer, read_layer, read_layers
+from regard.lens.chosen_layers import (
+    Layer,
+    is_chosen,
+    is_count,
+    is_layer,
+    read_layer,
+    read_layers,
+)
 from regard.recording.spans import Span
 
 EVERY_HEAD = ()  # all heads; the call determines how many there are
@@ -131,9 +138,7 @@ class Ablation:
         if self.heads is not None:
             found = {h for layer, h in self.heads if is_layer(layer, number, name)}
             return tuple(sorted(found)) or None
-        asked = self.layers
-        mine = asked is None or any(is_layer(x, number, name) for x in asked)
-        return EVERY_HEAD if mine else None
+        return EVERY_HEAD if is_chosen(self.layers, number, name) else None
 
     @property
     def asked(self) -> tuple[Layer, ...]:

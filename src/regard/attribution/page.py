@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.display import escape_text
-from regard.show.page_file import hash_source
+from regard.show.page_file import hash_source, write_head
 
 STYLE = Path(__file__).parent / "assets" / "sources.css"
 LONGEST = 100_000  # characters of a line
@@ -35,16 +35,7 @@ def write_sources_page(data: Mapping[str, Any]) -> bytes:
     policy += "base-uri 'none'; form-action 'none'"
     by = "mass" if whole["effect"] is None else "effect"
     lines = [
-        "<!doctype html>",
-        '<html lang="en">',
-        "<head>",
-        '<meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        "<title>sources of an answer · regard</title>",
-        '<link rel="icon" href="data:,">',
-        f"<style>{style}</style>",
-        "</head>",
+        *write_head("sources of an answer · regard", policy, style),
         "<body>",
         "<header><h1>Sources of an answer</h1>",
         f"<p>{describe_colours(by, int(data['passes']))}</p></header>",

@@ -17,6 +17,7 @@ from regard.terminal import (
     DOWNLOAD,
     MODEL,
     draw_progress,
+    limit_new_tokens,
     raise_usage_errors,
     read_argument,
     remove_control,
@@ -34,14 +35,7 @@ EXAMPLE = 'regard generate "Why is the sky blue?" --model MODEL.gguf'
 @click.argument("prompt")
 @click.option("--model", type=click.Path(), required=True, help=MODEL)
 @DOWNLOAD
-@click.option(
-    "-n",
-    "--n-new",
-    type=click.IntRange(min=1),
-    default=128,
-    show_default=True,
-    help="Maximum number of new tokens.",
-)
+@limit_new_tokens(default=128)
 @click.option("--chat/--raw", default=None, help="Use the chat template, or raw text.")
 @click.option("--temperature", default=0.0, help="0, the default, is greedy.")
 @click.option("--top-k", type=int, help="Only the k most likely tokens.")

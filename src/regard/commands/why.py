@@ -23,6 +23,7 @@ from regard.terminal import (
     MODEL,
     NewFile,
     draw_progress,
+    limit_new_tokens,
     remove_control,
     require_extras,
     write_epilog,
@@ -40,14 +41,7 @@ from regard.terminal import (
 @click.argument("documents", type=click.Path(), nargs=-1, required=True)
 @click.option("--model", type=click.Path(), required=True, help=MODEL)
 @DOWNLOAD
-@click.option(
-    "-n",
-    "--n-new",
-    type=click.IntRange(min=1),
-    default=64,
-    show_default=True,
-    help="Maximum number of new tokens.",
-)
+@limit_new_tokens(default=64)
 @click.option(
     "--passages", is_flag=True, help="Hide one paragraph at a time, not a whole file."
 )

@@ -10,7 +10,7 @@ Next: watch.py
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from regard.errors import OptionError
@@ -49,6 +49,11 @@ def is_count(x: Any) -> bool:
         return not isinstance(x, bool) and operator.index(x) >= 0
     except TypeError:
         return False
+
+
+def is_chosen(layers: Collection[Layer] | None, number: int, name: str) -> bool:
+    """Return whether a layer is among those that were chosen; None means all."""
+    return layers is None or any(is_layer(x, number, name) for x in layers)
 
 
 def is_layer(layer: Layer, number: int, name: str) -> bool:

@@ -8,6 +8,8 @@ Next: watch.py
 
 from __future__ import annotations
 
+import math
+
 from torch import nn
 
 from regard.recording.record import Covered
@@ -24,6 +26,11 @@ class Tally:
         self.error = 0.0
         self.reasons: dict[str, None] = {}
         self.notes: dict[str, None] = {}
+
+    def add_error(self, error: float) -> None:
+        """Keep the largest error; NaN is the worst."""
+        if not (error <= self.error or math.isnan(self.error)):
+            self.error = error
 
     def cover(self, name: str) -> Covered:
         """Return the coverage of the layer."""

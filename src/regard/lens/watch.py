@@ -14,7 +14,6 @@ Next: show/map_source.py
 
 from __future__ import annotations
 
-import math
 import threading
 import traceback
 from collections.abc import Collection, Iterator
@@ -34,7 +33,7 @@ from regard.lens.check_rebuild import (
     find_tolerance,
     fix_empty_row_lse,
 )
-from regard.lens.chosen_layers import is_layer, read_layers
+from regard.lens.chosen_layers import is_chosen, read_layers
 from regard.lens.find_attention import UNSTABLE, AttentionFinder, describe_error
 from regard.lens.module_stack import Hooks, ModuleStack, is_decoder
 from regard.lens.observer import Observer
@@ -142,10 +141,8 @@ class Watcher:
 
     def is_wanted(self, name: str) -> bool:
         """Return whether a layer is to be recorded; it has been counted."""
-        if self.layers is None:
-            return True
         known = [layer for layer, attention in self.tallies if attention]
-        return any(is_layer(x, known.index(name), name) for x in self.layers)
+        return is_chosen(self.layers, known.index(name), name)
 
     def drop(
         self, module: str, reason: str, *, attention: bool, via: str = "softmax"
@@ -200,8 +197,7 @@ class Watcher:
         if call.lse is None or tally.calls <= CHECKED or tally.calls % OFTEN == 0:
             call, error = check_rebuild(call)
             error = max(error, call.error)
-            if not (error <= tally.error or math.isnan(tally.error)):  # NaN is worst
-                tally.error = error
+            tally.add_error(error)
             kinds = {x.dtype for x in (call.q, call.k, call.v) if x is not None}
             if not error <= max(map(find_tolerance, kinds)):
                 tally.reasons["its output could not be rebuilt"] = None

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
 
-from regard.lens.chosen_layers import is_layer, read_layers
+from regard.lens.chosen_layers import is_chosen, read_layers
 from regard.recording.record import Recording
 
 
@@ -74,7 +74,4 @@ def choose_layers(names: list[str], layers: Any) -> list[str]:
     """Return the names of the layers to record; raise OptionError for unknown ones."""
     around = {name[:i] for name in names for i, x in enumerate(name) if x == "."}
     chosen = read_layers(layers, [*names, *around])
-    if chosen is None:
-        return names
-    numbered = enumerate(names)
-    return [x for i, x in numbered if any(is_layer(y, i, x) for y in chosen)]
+    return [x for i, x in enumerate(names) if is_chosen(chosen, i, x)]

@@ -18,13 +18,15 @@ import re
 import threading
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from regard.lens.check_rebuild import find_largest_difference, find_tolerance
-from regard.lens.chosen_layers import is_layer
+from regard.lens.chosen_layers import is_chosen
+from regard.lens.tally import Tally
 from regard.lens.watch import Watcher
 from regard.recording.record import Covered, Record, Recording
+from regard.serving.layer_engine import attend_layer, compute_lse
 from regard.serving.paged_batch import (
     MASKED,
     MISFIT,
@@ -47,7 +49,6 @@ from regard.serving.request_rows import (
     place,
     refuse_layer,
 )
-from regard.serving.vllm_layers import attend_layer, compute_lse
 
 CHECKED, OFTEN = 2, 64  # calls of a layer that are checked: the first, every …th
 ROWS = 8  # the last rows of a request in a batch, whose output is computed again
@@ -58,18 +59,6 @@ UNHEARD = "it attends with a paged cache, and its queries were not heard"
 UNREAD = "keys of a prefix that was in the cache could not be read"
 Session = tuple[int, dict[str, PagedRequest]]
 NUMBERED = re.compile(r"req_(\d+)(?:__child#(\d+))?")
-
-
-@dataclass
-class BatchedLayer:
-    """What is known of one layer."""
-
-    via: str = ""
-    calls: int = 0
-    facts: LayerFacts | None = None
-    error: float = 0.0
-    reasons: dict[str, None] = field(default_factory=dict)
-    notes: dict[str, None] = field(default_factory=dict)
 
 
 class BatchThread(threading.local):
@@ -88,7 +77,8 @@ class PagedRecorder:
         self.mine = BatchThread()
         self.lock = threading.RLock()
         self.closed = False
-        self.layers: dict[str, BatchedLayer] = {}
+        self.layers: dict[str, Tally] = {}
+        self.facts: dict[str, LayerFacts] = {}  # of layers that were recorded
         self.requests: list[PagedRequest] = []
         # by cache: its number, and its requests by name
         self.sessions: weakref.WeakKeyDictionary[Any, Session]
@@ -159,8 +149,9 @@ class PagedRecorder:
         with self.lock:
             if self.closed:
                 return
-            heard = self.layers.setdefault(name, BatchedLayer())
+            heard = self.layers.setdefault(name, Tally("", attention=True))
             heard.via, heard.calls = "generate_batch", heard.calls + 1
+            heard.kept = heard.calls
             if not self.is_wanted(name):
                 heard.reasons["not asked for"] = None
             if heard.reasons:
@@ -173,21 +164,21 @@ class PagedRecorder:
     def refuse(self, reason: str) -> None:
         """Keep the reason why the layer that is running is not recorded."""
         with self.lock:
-            heard = self.layers.setdefault(self.watcher.stack.name, BatchedLayer())
+            name = self.watcher.stack.name
+            heard = self.layers.setdefault(name, Tally("", attention=True))
             heard.reasons[reason] = None
 
     def is_wanted(self, name: str) -> bool:
         """Return whether a layer is to be recorded; it has been counted."""
-        chosen, number = self.watcher.layers, list(self.layers).index(name)
-        return chosen is None or any(is_layer(x, number, name) for x in chosen)
+        return is_chosen(self.watcher.layers, list(self.layers).index(name), name)
 
-    def add(self, name: str, call: BatchedCall, heard: BatchedLayer) -> None:
+    def add(self, name: str, call: BatchedCall, heard: Tally) -> None:
         """Add the rows of a call to their requests."""
         assert call.k is not None
         assert call.v is not None
         cuts = self.find_cuts(call)
-        if heard.facts is None:
-            heard.facts, note = read_call_facts(name, call)
+        if name not in self.facts:
+            self.facts[name], note = read_call_facts(name, call)
             heard.notes |= {note: None} if note else {}
         for cut in cuts:
             layer = cut.request.rows.layer(name)
@@ -205,16 +196,13 @@ class PagedRecorder:
             self.check(name, call, heard, cuts)
 
     def check(
-        self, name: str, call: BatchedCall, heard: BatchedLayer, cuts: list[Cut]
+        self, name: str, call: BatchedCall, heard: Tally, cuts: list[Cut]
     ) -> None:
         """Compute the output of some rows again, from the keys of the record."""
-        assert heard.facts is not None
         assert call.v is not None
         for cut in cuts:
             layer = cut.request.rows.layer(name)
-            error = find_batch_error(call, cut, layer, heard.facts)
-            if not (error <= heard.error or math.isnan(heard.error)):
-                heard.error = error  # NaN is the worst
+            heard.add_error(find_batch_error(call, cut, layer, self.facts[name]))
         if not heard.error <= max(map(find_tolerance, (call.q.dtype, call.v.dtype))):
             heard.reasons[REBUILT] = None
 
@@ -258,9 +246,8 @@ class PagedRecorder:
             rows = request.rows.layers.get(name)
             if coverage[name].reason or rows is None or not rows.q:
                 continue
-            assert heard.facts is not None
             try:
-                record = make_record(heard.facts, request.rows, compute_lse)
+                record = make_record(self.facts[name], request.rows, compute_lse)
             except Exception as error:  # noqa: BLE001 (of this layer only)
                 coverage[name] = refuse_layer(coverage[name], refuse_for(error))
                 continue
@@ -316,17 +303,10 @@ def order_request(request: PagedRequest) -> tuple[float, ...]:
     return request.session, float(number), math.inf if child is None else float(child)
 
 
-def cover(name: str, heard: BatchedLayer) -> Covered:
+def cover(name: str, heard: Tally) -> Covered:
     """Return the coverage of a layer."""
-    found = Covered(
-        name=name,
-        via=heard.via,
-        calls=heard.calls,
-        kept=heard.calls,
-        error=heard.error,
-        note="; ".join(heard.notes),
-    )
-    return refuse_layer(found, "; ".join(heard.reasons)) if heard.reasons else found
+    found = heard.cover(name)
+    return refuse_layer(found, found.reason) if found.reason else found
 
 
 def join_passes(

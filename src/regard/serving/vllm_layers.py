@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from regard.engine.choose import attend
 from regard.lens.check_rebuild import find_largest_difference
+from regard.serving.layer_engine import attend_layer
 from regard.serving.request_rows import LayerFacts
 
 Sample = tuple[Tensor, Tensor, Tensor, Tensor]  # q, k, v, out: (heads, N, D)
@@ -84,26 +83,3 @@ def find_error(layer: Any, sample: Sample) -> float:
     q, k, v, out = sample
     done = attend_layer(q, k, v, read_facts(layer), 0)
     return find_largest_difference(done.out[0], out)
-
-
-def attend_layer(
-    q: Tensor, k: Tensor, v: Tensor, facts: LayerFacts, q_start: int
-) -> Any:
-    """Run the engine on what a layer was given, (H, N, D)."""
-    return attend(
-        q[None],
-        k[None],
-        v[None],
-        facts.mask,
-        scale=facts.scale,
-        softcap=facts.softcap,
-        sink=None if facts.sink is None else facts.sink.to(q.dtype),
-        q_start=q_start,
-    )
-
-
-def compute_lse(q: Tensor, k: Tensor, facts: LayerFacts, q_start: int) -> Tensor:
-    """Return log-sum-exp of each row, (H, Nq)."""
-    with torch.no_grad():
-        lse: Tensor = attend_layer(q, k, k, facts, q_start).lse[0]
-        return lse

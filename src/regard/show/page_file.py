@@ -34,16 +34,7 @@ def write_html(meta: dict[str, Any], blobs: Mapping[str, bytes]) -> bytes:
         for name, x in blobs.items()
     )
     parts = [
-        "<!doctype html>",
-        '<html lang="en">',
-        "<head>",
-        '<meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        "<title>regard</title>",
-        '<link rel="icon" href="data:,">',
-        f"<style>{style}</style>",
-        "</head>",
+        *write_head("regard", policy, style),
         '<body class="regard" data-view="wait">',
         read_body(),
         f'<script type="application/json" id="meta">{data}</script>',
@@ -53,6 +44,22 @@ def write_html(meta: dict[str, Any], blobs: Mapping[str, bytes]) -> bytes:
         "</html>",
     ]
     return "\n".join(parts).encode()
+
+
+def write_head(title: str, policy: str, style: str) -> list[str]:
+    """Return the lines before the body of a page."""
+    return [
+        "<!doctype html>",
+        '<html lang="en">',
+        "<head>",
+        '<meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{title}</title>",
+        '<link rel="icon" href="data:,">',
+        f"<style>{style}</style>",
+        "</head>",
+    ]
 
 
 def hash_source(text: str) -> str:
