@@ -91,7 +91,6 @@ def test_the_text_is_above_the_heads_and_leads_to_all_of_it(open_window):
 def test_a_picture_is_above_the_heads_of_a_vision_model(open_window):
     window = open_window("vision")
     window.await_text("stripName", "^the picture, 4 × 4 patches:$")
-    seen, _ = RECORDINGS["vision"]()
     pixels = window.pixels(window.at("strip").locator("canvas"))
     assert pixels.shape == (32, 32, 4)
     assert pixels[..., :3].std() > 20  # it is random

@@ -11,7 +11,7 @@
 
 /* A column that is no statistic: how many queries of a head have NaN. */
 const NAN = {
-  name: "nan_rows", label: "NaN", unit: "queries", summary: "queries with NaN in a number",
+  name: "nan_rows", label: "NaN", unit: "weight", summary: "queries with NaN in a number",
   badge: { label: "NaN", least: 1, keys: 0, light: "#c00000", dark: "#c00000" },
 };
 
