@@ -43,6 +43,8 @@ def test_thumbnails_badges_and_numbers_say_nan(open_window):
     cards.nth(0).hover()
     window.await_text("sentence", "^layer 0 head 0, .*: NaN 15 .*, sink NaN, ")
     assert "entropy" not in window.text("sentence")
-    window.await_text("badgeKey", "^NaN queries with NaN in a number: at least 1 · 1 of 2 heads")
+    window.await_text(
+        "badgeKey", "^NaN queries with NaN in a number: at least 1 · 1 of 2 heads"
+    )
     window.look(l=0, h=0, i=25, j=20, z=24)
     window.await_text("numbers", "NaN in 15 queries")
