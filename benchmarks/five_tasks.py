@@ -16,8 +16,9 @@ A step is a click, a key or a pointer that rests on something: each is made by t
 script in a real Chromium without a network, and counted there. Seconds are from the
 call in Python, with the weights or the recording at hand, to the answer on the page or
 in the terminal; tools take turns, and the best of several rounds counts. Every answer
-is compared with dense weights. BertViz and CircuitsVis get the mean over all heads, made
-in Python before the clock starts. Where a tool shows no answer, the reason is recorded.
+is compared with dense weights. BertViz and CircuitsVis get the mean over all heads,
+made in Python before the clock starts. Where a tool shows no answer, the reason is
+recorded.
 """
 
 from __future__ import annotations

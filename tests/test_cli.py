@@ -277,7 +277,7 @@ def test_show_prints_a_dash_where_a_text_has_no_such_number(smollm):
     assert done.exit_code == 0, done.output
     assert "nan" not in done.stdout
     *layers, few, sink, previous, induction = done.stdout.splitlines()
-    told = "tokens repeat too rarely to tell: 0 of 1 queries"
+    told = "tokens repeat too rarely to tell: 0 of 1 queries, 25 needed"
     assert layers[-1].split()[4] == "–"
     assert few == f"induction: {told}"
     assert sink.startswith("most sink: layer ")

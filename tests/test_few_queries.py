@@ -60,7 +60,7 @@ def test_the_table_says_how_many_queries_have_a_number(count):
     seen = make_seen(count)
     table = seen.table()
     assert count_repeats(seen.recording.tokens[0]) == count
-    line = f"induction: tokens repeat too rarely to tell: {count} of 120 queries"
+    line = f"induction: tokens repeat too rarely to tell: {count} of 120 queries, 25 needed"
     enough = count >= find_statistic("induction").enough
     assert enough is (count >= 25)
     assert (str(table).splitlines()[-1] == line) is not enough
@@ -74,12 +74,12 @@ def test_the_table_says_how_many_queries_have_a_number(count):
 def test_sequences_are_named_if_there_are_several():
     table = make_seen(3, 60, 24).table()
     assert table.list_few() == [
-        "induction of sequence 0: tokens repeat too rarely to tell: 3 of 120 queries",
-        "induction of sequence 2: tokens repeat too rarely to tell: 24 of 120 queries",
+        "induction of sequence 0: tokens repeat too rarely to tell: 3 of 120 queries, 25 needed",
+        "induction of sequence 2: tokens repeat too rarely to tell: 24 of 120 queries, 25 needed",
     ]
     some = table[table["sequence"] == 2]
     assert some.list_few() == [
-        "induction: tokens repeat too rarely to tell: 24 of 120 queries"
+        "induction: tokens repeat too rarely to tell: 24 of 120 queries, 25 needed"
     ]
     assert table[table["sequence"] == 1].list_few() == []
     assert table.sort("induction").head(6).list_few() == table.list_few()
@@ -95,7 +95,7 @@ def test_regard_show_names_no_head_by_a_number_of_too_few(capsys):
     seen = make_seen(3)
     print_table(seen, seen.table())
     said = capsys.readouterr().out.splitlines()
-    told = "tokens repeat too rarely to tell: 3 of 120 queries"
+    told = "tokens repeat too rarely to tell: 3 of 120 queries, 25 needed"
     assert said[-1] == f"most induction: {told}"
     assert f"induction: {told}" in said
     seen = make_seen(3, 60)

@@ -183,7 +183,7 @@ def test_a_statistic_without_numbers_says_why(open_window):
     window = open_window("causal", "v=heads&px=sink&py=induction")
     window.await_text(
         "plotWords",
-        "6 have no number · induction: tokens repeat too rarely to tell: 0 of 257 queries$",
+        "6 have no number · induction: tokens repeat too rarely to tell: 0 of 257 queries, 25 needed$",
     )
     window.at("plotTable").locator("summary").click()
     window.wait(window.at("plotRows").locator("tr").count, 1)

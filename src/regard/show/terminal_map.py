@@ -369,7 +369,8 @@ def draw_gallery(
             for n, parts in enumerate(drawn):
                 lines.append(f"{beside.get(n, ''):<9}{' '.join(parts)}".rstrip(" "))
             lines.append("")
-    told = f"heads from left to right; {write_pooling(find_coarsest(grid))}"
+    axes = "heads from left to right; of each, queries down, keys across"
+    told = f"{axes}; {write_pooling(find_coarsest(grid))}"
     return "\n".join([*lines, write_legend(GALLERY, color), told.rstrip("; ")])
 
 

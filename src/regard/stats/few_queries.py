@@ -4,7 +4,7 @@
                   mean tells nothing of a head: a token or two decide it.
 
     count < enough     queries of a record with a value, and `enough` of registry.py:
-                       "induction: tokens repeat too rarely to tell: 3 of 120 queries"
+                       "tokens repeat too rarely to tell: 3 of 120 queries, 25 needed"
 
 The number stays in the table; the table, the terminal and the map say this of it, and
 no head gets its badge. A record that does not have a statistic at all (a decoder whose
@@ -35,8 +35,9 @@ class FewQueries:
     queries: int
 
     def __str__(self) -> str:
-        words = find_statistic(self.statistic).too_few
-        return f"{words}: {self.count:,} of {self.queries:,} queries"
+        entry = find_statistic(self.statistic)
+        count = f"{self.count:,} of {self.queries:,} queries"
+        return f"{entry.too_few}: {count}, {entry.enough} needed"
 
     def pack(self) -> dict[str, Any]:
         """Return what a web page needs, ready for JSON."""

@@ -175,7 +175,7 @@ class HeadTable(Displayed):
         width = max(100, sum(len(name) + 7 for name in self.columns))
         # without force_jupyter=False, rich draws into the cell of a notebook instead
         Console(file=page, width=width, force_jupyter=False).print(drawn)
-        notes = [*self.list_nan(), *self.list_few()]
+        notes = [*self.list_few(), *self.list_nan()]
         return "\n".join([page.getvalue().rstrip("\n"), *notes])
 
     def to_html(self) -> str:
@@ -198,7 +198,7 @@ class HeadTable(Displayed):
                 f"{write_count(more, 'more row')}:",
                 'table.sort("entropy"), table.by_layer(), table.to_pandas()',
             )
-        return text + "".join(map(write_line, [*self.list_nan(), *self.list_few()]))
+        return text + "".join(map(write_line, [*self.list_few(), *self.list_nan()]))
 
     def list_few(self) -> list[str]:
         """Return lines about statistics that too few queries of the rows have."""

@@ -40,12 +40,12 @@ function findFew(meta, sequence, layer) {
 }
 
 /* Say that too few queries have a number; "" if there are enough. */
-export function tellFew({ tooFew, name }, rows) {
+export function tellFew({ tooFew, enough, name }, rows) {
   const told = rows.filter((row) => row.few[name] || numberOf(row, name) !== null); // a decoder may not have it
   const few = told.map((row) => row.few[name]);
   if (!told.length || few.includes(undefined)) return "";
   const [{ count, queries }] = [...few].sort((a, b) => b.count - a.count);
-  return `${tooFew}: ${count.toLocaleString("en-US")} of ${queries.toLocaleString("en-US")} queries`;
+  return `${tooFew}: ${count.toLocaleString("en-US")} of ${queries.toLocaleString("en-US")} queries, ${enough} needed`;
 }
 
 /* The columns of the table that have a badge. */
