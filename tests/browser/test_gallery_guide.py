@@ -6,14 +6,27 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from conftest import HOSTS
+from extra_statistic import THIRD
 from recordings import HOSTILE, RECORDINGS, make_recording
 from test_looks import find_violations
 
 from regard.masks.patterns import causal
 from regard.seen import Seen
-from regard.stats.registry import find_statistic, list_statistics
+from regard.stats.registry import find_statistic, list_statistics, registered
 
 SIZE = {"width": 1280, "height": 660, "scheme": "light"}
+RARE = replace(THIRD, badge=replace(THIRD.badge, least=1.4e-4))
+# the heads below each title
+GROUPS = """(cards) => {
+  const found = {};
+  let name;
+  for (const part of cards.children) {
+    if (part.matches("h2")) found[(name = part.firstChild.textContent)] = [];
+    for (const card of part.querySelectorAll("a.card"))
+      found[name].push(/layer (\\d+) head (\\d+)/.exec(card.ariaLabel).slice(1).join("."));
+  }
+  return found;
+}"""
 ONE_HOST = pytest.mark.parametrize("host", ["server"])  # looks do not depend on it
 
 
@@ -253,6 +266,22 @@ def test_behaviour_is_the_badge_furthest_above_its_threshold(open_window):
         "no badge · 4 heads · no number reaches its threshold",
     ]
     assert "largest multiple of its threshold" in window.text("cards")
+
+
+def test_of_two_badges_the_larger_multiple_counts(open_url, host, tmp_path):
+    seen, weights = RECORDINGS["causal"]()
+    third = {x: np.nan_to_num(d[:, 2]).mean() for x, d in list_dense(weights).items()}
+    sink = {x: measure("sink", d) for x, d in list_dense(weights).items()}
+    both = [x for x in sink if sink[x] >= 0.5 and third[x] >= RARE.badge.least]
+    first = [x for x in both if sink[x] / 0.5 > third[x] / RARE.badge.least]
+    assert (both, first) == (["0.1", "1.1"], ["0.1"])
+    with registered(RARE), HOSTS[host](seen, tmp_path) as url:
+        window = open_url(url, "sort=behaviour", **SIZE)
+        window.page.locator("a.card .tag.third").first.wait_for()
+        groups = window.at("cards").evaluate(GROUPS)
+        assert [x for x in groups["sink"] if x in both] == first
+        assert {*groups["third key"]} >= {*both} - {*first}
+        window.page.goto("about:blank")  # it still fetches, and its server ends here
 
 
 # -- for everyone -----------------------------------------------------------------------------
