@@ -65,8 +65,6 @@ SHOTS = (
     Shot("heads", "smollm", "v=heads", size=(1280, 1440)),
     Shot("heads-dark", "smollm", "v=heads", size=(1280, 1440), dark=True),
     Shot("plot", "smollm", f"v=heads&{PLOT}", size=(1280, 900), dark=True),
-    Shot("behaviour", "smollm", "sort=behaviour&only=induction", size=(1280, 560)),
-    Shot("heads-narrow", "smollm", f"v=heads&{PLOT}", size=(390, 900)),
     Shot("map", "smollm", "l=17&h=5&lo=-4", point=(0.35, 0.75)),
     Shot("map-dark", "smollm", "l=17&h=5&cmp=side&vs=16.0&lo=-4", dark=True),
     Shot("difference", "smollm", "l=17&h=5&cmp=diff&vs=17.6&lo=-4"),

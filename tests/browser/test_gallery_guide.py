@@ -101,6 +101,11 @@ def test_the_text_is_above_the_heads_and_leads_to_all_of_it(open_window):
     assert window.page.get_attribute("body", "data-view") == "text"
 
 
+def test_tokens_without_spaces_are_kept_apart(open_window):
+    window = open_window("pieces")
+    window.await_text("strip", "^a b c d e $")
+
+
 def test_a_picture_is_above_the_heads_of_a_vision_model(open_window):
     window = open_window("vision")
     window.await_text("stripName", "^the picture, 4 × 4 patches:$")

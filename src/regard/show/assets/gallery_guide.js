@@ -110,13 +110,14 @@ export class GalleryGuide {
 function listWords(words) {
   let room = SIGNS;
   const nodes = [];
+  const apart = words.some((word) => /\s/.test(word)) ? "" : " "; // pieces of words
   for (const word of words.slice(0, TOKENS)) {
     const shown = readToken(word).replaceAll("⏎", "⏎ ");
     room -= shown.length;
     if (room < 0) break;
-    nodes.push(make("bdi", "", shown));
+    nodes.push(make("bdi", "", shown), apart);
   }
-  if (nodes.length < words.length) nodes.push(" …");
+  if (nodes.length < 2 * words.length) nodes.push(" …");
   return nodes;
 }
 
