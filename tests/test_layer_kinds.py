@@ -96,6 +96,7 @@ def make_record(q, k, *, mask=None, name="layer"):
         (make_record(range(4), range(4)), "encoder"),
         (make_record([7], range(8)), "decoder"),  # a step of a generation
         (make_record(range(4), range(9)), "cross"),
+        (make_record(range(2, 4), range(4)), "encoder"),  # keys from a cache
         (make_record(range(2, 4), range(4), mask=causal()), "decoder"),
         (make_record(range(4), range(4), name="crossattention"), "cross"),
         (make_record(range(4), range(4), name="vision_tower.layers.3"), "vision"),
