@@ -116,3 +116,7 @@ def test_a_model_with_a_picture_and_no_tokens_is_of_vision():
         model="X", records=(record,), sequences=(0,), notes={"pictures": {"0": {}}}
     )
     assert find_kind(shown, record) == "vision"
+    reads_text = Recording(
+        model="VisionTextModel", records=(record,), sequences=(0,), tokens=((1, 2),)
+    )
+    assert find_kind(reads_text, record) == "encoder"
