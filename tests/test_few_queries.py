@@ -12,7 +12,7 @@ from regard.recording.record import Record, Recording
 from regard.seen import Seen
 from regard.show.map_source import MapSource
 from regard.show.page_overview import leave_out_few
-from regard.stats.few_queries import FewQueries
+from regard.stats.few_queries import FewQueries, list_few
 from regard.stats.registry import find_statistic
 from regard.stats.table import find_tokens, make_table
 
@@ -147,3 +147,10 @@ def test_a_comparison_does_not_use_them_either():
     both = [Seen(replace(x.recording, notes=notes)) for x in (one, other)]
     assert np.isfinite(regard.compare(one, other)["induction"]).all()
     assert np.isnan(regard.compare(*both)["induction"]).all()
+
+
+def test_of_several_layers_the_one_with_the_most_values_is_told():
+    counts = [3, 5, 4]
+    few = [FewQueries(0, i, "induction", n, 9) for i, n in enumerate(counts)]
+    line = "induction: tokens repeat too rarely to tell: 5 of 9 queries, 25 needed"
+    assert list_few(few, several=False) == [line]
