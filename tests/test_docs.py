@@ -359,6 +359,7 @@ def test_there_are_commands_and_wrong_ones_are_noticed():
         ("heads", "docs/models.md"),
         ("families", "docs/families.md"),
         ("lens", "docs/lens.md"),
+        ("search_heads", "docs/lens.md"),
         ("check", "docs/check.md"),
         ("stats", "docs/stats.md"),
         ("map", "docs/show.md"),
