@@ -1,4 +1,4 @@
-"""Figures for a paper, one function each; `.save("name")` writes SVG, PDF, PNG and text.
+"""Figures for a paper, one function each; `.save("a")` writes SVG, PDF, PNG, text.
 
     plot_tinted_text(seen, 12)                          what token 12 attends to
     plot_head_scatter(table, "previous", "induction")   two statistics of all heads

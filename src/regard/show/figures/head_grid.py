@@ -140,7 +140,7 @@ def draw_cells(axes: Axes, grid: HeadGrid, scale: Scale) -> None:
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
 
     n, heads = grid.values.shape
-    colours = make_colours(scale)
+    colours: Any = make_colours(scale)
     edges = np.arange(heads + 1) - 0.5, np.arange(n + 1) - 0.5
     cells = np.ma.masked_invalid(grid.values)
     mesh = axes.pcolormesh(

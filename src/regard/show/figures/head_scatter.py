@@ -122,7 +122,7 @@ def plot_head_scatter(
     width: "column" (3.25 inches), "page" (6.75), or inches
     """
     dots, inches = read_dots(table, x, y, sequence), read_width(width)
-    note = wrap_note(f"{dots.note} 17.5: layer 17, head 5.".strip(), inches)
+    note = wrap_note(f"{dots.note} Names: layer.head.".strip(), inches)
     extra = 8 * len(note.splitlines())
     across = inches * POINT
     down = 0.68 * min(across, 4.5 * POINT) + extra
@@ -141,7 +141,7 @@ def plot_head_scatter(
     for axis, values in ((axes.xaxis, dots.x), (axes.yaxis, dots.y)):
         spread(axis, values)
     add_layer_key(figure, dots, (right + 8) / across, box[1], box[3])
-    name_heads(figure, axes, dots, dots.find_largest(named))
+    name_heads(axes, dots, dots.find_largest(named))
     style: Any = {"fontsize": SMALL, "color": INK, "fontfamily": find_family()}
     figure.text(2 / across, 3 / down, note, va="bottom", parse_math=False, **style)
     return figure
@@ -149,9 +149,12 @@ def plot_head_scatter(
 
 def spread(axis: Any, values: Numbers) -> None:
     """Set the limits of an axis: from 0, unless there are values below it."""
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
+
     low, high = min(0.0, float(values.min())), max(0.0, float(values.max()))
     room = 0.04 * ((high - low) or 1.0)
     ends = low - (room if low < 0 else 0), high + room
+    axis.set_major_locator(MaxNLocator(6))
     (axis.axes.set_xlim if axis.axis_name == "x" else axis.axes.set_ylim)(*ends)
 
 
@@ -181,9 +184,7 @@ def add_layer_key(
     bar.set_label("layer", labelpad=-4, **words)
 
 
-def name_heads(
-    figure: JournalFigure, axes: Axes, dots: HeadDots, which: list[int]
-) -> None:
+def name_heads(axes: Axes, dots: HeadDots, which: list[int]) -> None:
     """Write the names of heads beside their dots, where no other name is.
 
     Of the free sides, the one with the fewest other dots; none, if none is free.

@@ -1,10 +1,10 @@
-"""What the figures of a paper share: widths, fonts, visible tokens, colours.
+r"""What the figures of a paper share: widths, fonts, visible tokens, colours.
 
     read_width("column")        3.25 inches, one of two columns; "page" is 6.75
     read_fonts(texts)           installed fonts that have their characters
     fonts.write(" a\n")         "·a⏎": every character of a token can be seen
 
-A character that no installed font has is written as its number, \\u6f22, and a note
+A character that no installed font has is written as its number, \u6f22, and a note
 below the figure says so. Text is never taken for a formula.
 
 Next: journal_figure.py
@@ -127,9 +127,10 @@ def read_fonts(texts: Iterable[str]) -> Fonts:
 
 def find_family() -> str:
     """Return the installed font that matplotlib's settings name first."""
+    from matplotlib.font_manager import FontProperties as Settings  # noqa: PLC0415
     from matplotlib.font_manager import findfont, get_font  # noqa: PLC0415
 
-    return str(get_font(findfont(None)).family_name)
+    return str(get_font(findfont(Settings())).family_name)
 
 
 @cache
@@ -170,9 +171,9 @@ def escape(c: str) -> str:
 def write_visible(
     token: str, known: frozenset[int] | None = None, *, space: str = SIGNS[" "]
 ) -> str:
-    """Return a token as characters that can all be seen, at most LONGEST.
+    r"""Return a token as characters that can all be seen, at most LONGEST.
 
-    >>> write_visible(" a\\n")
+    >>> write_visible(" a\n")
     '·a⏎'
 
     known: code points that have a letter; by default all
@@ -264,13 +265,9 @@ def write(
 ) -> Any:
     """Write words as they are at (x, y), which is their side (ha, va)."""
     ha, va = side
-    style = {
-        "fontsize": size,
-        "color": color,
-        "fontfamily": list(fonts) or find_family(),
-    }
-    plain = {"parse_math": False, "usetex": False}
-    return axes.text(*at, words, ha=ha, va=va, **style, **plain)
+    style: Any = {"fontsize": size, "color": color, "ha": ha, "va": va}
+    style |= {"fontfamily": list(fonts) or find_family()}
+    return axes.text(*at, words, parse_math=False, usetex=False, **style)
 
 
 def dress_axes(axes: Axes, x: str, y: str) -> None:
@@ -279,7 +276,7 @@ def dress_axes(axes: Axes, x: str, y: str) -> None:
     for axis, words in ((axes.xaxis, x), (axes.yaxis, y)):
         axis.labelpad = 2
         axis.set_label_text(words, fontsize=BODY, color=INK, fontfamily=family)
-    style = {"labelfontfamily": family, "labelsize": SMALL, "colors": INK}
+    style: Any = {"labelfontfamily": family, "labelsize": SMALL, "colors": INK}
     axes.tick_params(**style, length=2, width=0.5, pad=2)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set(linewidth=0.5, color=INK)

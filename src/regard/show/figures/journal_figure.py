@@ -27,7 +27,7 @@ from regard.show.notebook_figure import NotebookFigure
 
 DOTS = 600  # per inch of a PNG, as journals ask for text and lines
 KINDS = (".svg", ".pdf", ".png")
-PRINT = {
+PRINT: dict[Any, Any] = {
     "pdf.fonttype": 42,
     "ps.fonttype": 42,
     "svg.hashsalt": "regard",
@@ -80,8 +80,13 @@ class JournalFigure(NotebookFigure):
     def render(self, kind: str) -> bytes:
         """Return the figure for a notebook, as a file of a kind, "svg" or "png"."""
         page = BytesIO()
-        self.savefig(page, format=kind, dpi=2 * min(DOTS, self.find_dots()))
+        # an embedded font would be that of the whole notebook
+        with rc_context(PRINT | {"svg.fonttype": "path"}):
+            super().savefig(page, format=kind, dpi=2 * self.find_dots())
         return page.getvalue()
+
+    def __str__(self) -> str:
+        return self.twin
 
 
 def embed_fonts(svg: str) -> str:

@@ -11,13 +11,11 @@ The selection has a frame. Tokens to which no selected token may attend are grey
 space is a pale dot, a newline is ⏎. If the first token takes most of the weight, the
 colours end at the largest weight elsewhere, and a note says so.
 
-Next: head_scatter.py
+Next: text_lines.py
 """
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -28,7 +26,6 @@ from numpy.typing import NDArray
 from regard.errors import ArrayError, OptionError
 from regard.recording.record import Record, Recording
 from regard.show.figures.journal import (
-    BODY,
     MARKED,
     PALE,
     POINT,
@@ -47,6 +44,7 @@ from regard.show.figures.journal import (
     write_number,
     write_visible,
 )
+from regard.show.figures.text_lines import break_lines, is_from_right
 from regard.show.palette import (
     FAINT,
     FEW,
@@ -65,7 +63,6 @@ if TYPE_CHECKING:
     from regard.show.figures.journal_figure import JournalFigure
     from regard.show.text_tint import TextSelection
 
-Select = "int | tuple[int, int] | TextSelection"
 Heads = Mapping[int, Sequence[int] | None]
 
 LINE, BOX = 12.0, 9.6  # points: from line to line, the height of a box
@@ -74,7 +71,6 @@ APART = 2.4  # points between tokens of a text that has no spaces
 TALLEST = 9.0  # inches of a page
 LARGEST = 5  # tokens listed below the text
 COLUMNS = 80  # of the text twin
-CLOSED = re.compile("[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef]")
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,8 +132,8 @@ def plot_tinted_text(
         draw_token(axes, text, i, (x, line * LINE), scale=scale, fonts=fonts)
     top = lines * LINE + 6
     draw_key(figure, text, scale, top)
-    for n, line in enumerate(below):
-        write(axes, (0, top + 22 + 8 * n), line, size=SMALL)
+    for n, words in enumerate(below):
+        write(axes, (0, top + 22 + 8 * n), words, size=SMALL)
     return figure
 
 
@@ -272,46 +268,6 @@ def lay_out(
             places[i] = (room - x - widths[i] if right else x), line
             x += widths[i] + gap
     return places, lines
-
-
-def break_lines(
-    texts: Sequence[str], widths: Sequence[float], room: float
-) -> tuple[list[int], int]:
-    """Return the line of each token; a word is split only if it is wider than a line.
-
-    A newline ends its line, two of them leave an empty one.
-    """
-    at: list[int] = []
-    line, x, word = 0, 0.0, 0
-    for i, (text, wide) in enumerate(zip(texts, widths, strict=True)):
-        if starts_word(texts, i):
-            word = i
-        if x + wide > room and x:
-            line += 1
-            moved = word if at[word:] and at[word - 1 : word] == [line - 1] else i
-            at[moved:] = [line] * (i - moved)
-            x = sum(widths[moved:i])
-        at.append(line)
-        x += wide
-        if "\n" in text:
-            line, x, word = line + min(2, text.count("\n")), 0.0, i + 1
-    return at, max(at) + 1
-
-
-def starts_word(texts: Sequence[str], i: int) -> bool:
-    """Return whether a line may be broken before a token."""
-    before = texts[i - 1] if i else " "
-    if texts[i][:1].isspace() or before[-1:].isspace():
-        return True
-    if CLOSED.search(texts[i]):  # written without spaces
-        return True
-    return not any(" " in x for x in texts) and not texts[i].startswith("##")
-
-
-def is_from_right(texts: Sequence[str]) -> bool:
-    """Return whether most letters of a line are of a script read from the right."""
-    kinds = [unicodedata.bidirectional(c) for c in "".join(texts) if c.isalpha()]
-    return sum(kind in ("R", "AL") for kind in kinds) > len(kinds) / 2
 
 
 def split_token(token: str, fonts: Fonts, room: float) -> tuple[str, str]:

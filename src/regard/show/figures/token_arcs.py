@@ -25,7 +25,6 @@ from regard.errors import ArrayError, OptionError
 from regard.recording.record import Recording
 from regard.show.figures.journal import (
     BODY,
-    INK,
     POINT,
     SMALL,
     Fonts,
