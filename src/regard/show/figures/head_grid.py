@@ -31,6 +31,7 @@ from regard.show.figures.journal import (
     make_colours,
     open_journal,
     read_width,
+    without_tex,
     wrap_note,
     write_number,
 )
@@ -96,6 +97,7 @@ def fit_grid(grid: HeadGrid) -> Scale:
     return LinearScale(0, float(known.max()) or 1.0)
 
 
+@without_tex
 def plot_head_grid(
     table: HeadTable,
     name: str,

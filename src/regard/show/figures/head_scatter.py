@@ -29,6 +29,7 @@ from regard.show.figures.journal import (
     find_family,
     open_journal,
     read_width,
+    without_tex,
     wrap_note,
     write_number,
 )
@@ -106,6 +107,7 @@ def title_axis(statistic: Statistic) -> str:
     return name if name == unit else f"{name} ({unit})"
 
 
+@without_tex
 def plot_head_scatter(
     table: HeadTable,
     x: str,

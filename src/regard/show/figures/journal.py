@@ -13,10 +13,10 @@ Next: journal_figure.py
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from functools import cache, wraps
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -42,6 +42,7 @@ LONGEST = 40  # characters of a token
 SHAPING = (3, 11)  # the matplotlib that joins Arabic letters and orders Hebrew ones
 
 Width = str | float
+P = ParamSpec("P")
 
 
 def read_width(width: Width) -> float:
@@ -56,14 +57,27 @@ def read_width(width: Width) -> float:
     )
 
 
+def without_tex(plot: Callable[P, JournalFigure]) -> Callable[P, JournalFigure]:
+    """Draw without LaTeX, even if matplotlib is set to it: a token may be "$"."""
+
+    @wraps(plot)
+    def draw(*args: P.args, **options: P.kwargs) -> JournalFigure:
+        try:
+            from matplotlib import rc_context  # noqa: PLC0415
+        except ModuleNotFoundError as missing:
+            raise ImportError(
+                f'a figure needs {missing.name}: pip install "regard[show]"'
+            ) from missing
+        with rc_context({"text.usetex": False}):
+            return plot(*args, **options)
+
+    return draw
+
+
 def open_journal(size: tuple[float, float], twin: str) -> JournalFigure:
     """Return a new figure, size in inches."""
-    try:
-        from regard.show.figures.journal_figure import JournalFigure  # noqa: PLC0415
-    except ModuleNotFoundError as missing:
-        raise ImportError(
-            f'a figure needs {missing.name}: pip install "regard[show]"'
-        ) from missing
+    from regard.show.figures.journal_figure import JournalFigure  # noqa: PLC0415
+
     figure = JournalFigure(figsize=size, dpi=200, facecolor="white")
     figure.twin = twin
     return figure
@@ -93,7 +107,7 @@ class Fonts:
         if self.missing:
             n, some = len(self.missing), ", ".join(map(escape, self.missing[:3]))
             of = f"{n} characters have" if n > 1 else "1 character has"
-            more = ", …" if n > 3 else ""
+            more = " and others" if n > 3 else ""
             notes.append(f"{of} no font here, and a number instead: {some}{more}.")
         if not self.shaped:
             notes.append("Right-to-left letters are unordered: matplotlib before 3.11.")
@@ -108,7 +122,11 @@ def read_fonts(texts: Iterable[str]) -> Fonts:
     chosen = find_family()
     letters = {ord(c) for text in texts for c in text[:LONGEST] if is_visible(c)}
     needed = letters | {ord(sign) for sign in (*SIGNS.values(), "◌", "…", "\\")}
-    there = [x.name for x in fontManager.ttflist if not x.name.startswith(HOLLOW)]
+    there = [
+        x.name
+        for x in fontManager.ttflist
+        if (x.style, x.weight) == ("normal", 400) and not x.name.startswith(HOLLOW)
+    ]
     first = [FONTS[0], *(name for name in FONTS[1:] if name in there)]
     families, known = [], set(map(ord, "0123456789abcdefu"))
     for name in dict.fromkeys([chosen, *first, *sorted(there)]):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import re
+from functools import cache
 from html import unescape
 from io import BytesIO
 from pathlib import Path
@@ -95,11 +96,12 @@ def embed_fonts(svg: str) -> str:
     for style, words in TEXT.findall(svg):
         for family in FAMILY.findall(style):
             needed.setdefault(family, set()).update(unescape(words))
-    faces = [write_face(name, letters) for name, letters in sorted(needed.items())]
+    faces = [write_face(x, frozenset(needed[x])) for x in sorted(needed)]
     return svg.replace("<defs>", f"<defs>\n  <style>{''.join(faces)}</style>", 1)
 
 
-def write_face(family: str, letters: set[str]) -> str:
+@cache
+def write_face(family: str, letters: frozenset[str]) -> str:
     """Return the rule of a font with these letters, or "" if it has none of them."""
     from fontTools import subset  # noqa: PLC0415 (it comes with matplotlib)
     from fontTools.ttLib import TTFont  # noqa: PLC0415

@@ -29,6 +29,7 @@ from regard.show.figures.journal import (
     find_family,
     open_journal,
     read_width,
+    without_tex,
     wrap_note,
     write_number,
 )
@@ -58,6 +59,7 @@ def read_layers(
     return heads, layers, statistics
 
 
+@without_tex
 def plot_layer_bars(
     table: HeadTable,
     names: str | Sequence[str],

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,7 @@ from regard.show.figures.journal import (
     paint_values,
     read_fonts,
     read_width,
+    without_tex,
     wrap_note,
     write,
     write_number,
@@ -73,6 +74,14 @@ LARGEST = 5  # tokens listed below the text
 COLUMNS = 80  # of the text twin
 
 
+class Place(NamedTuple):
+    """Where a token stands."""
+
+    x: float  # its left edge in points
+    line: int
+    right: bool = False  # whether the line runs from the right
+
+
 @dataclass(frozen=True, eq=False)
 class TintedText:
     """A passage, with a number for each of its tokens."""
@@ -91,6 +100,7 @@ class TintedText:
         return len(self.texts) > 1 and not any(" " in x for x in self.texts)
 
 
+@without_tex
 def plot_tinted_text(
     source: Recording | Holder,
     select: Any,
@@ -128,8 +138,8 @@ def plot_tinted_text(
     axes = figure.add_axes((0, 0, 1, 1), label="text")
     axes.set(xlim=(-1, inches * POINT - 1), ylim=(height, 0))
     axes.set_axis_off()
-    for i, (x, line) in enumerate(places):
-        draw_token(axes, text, i, (x, line * LINE), scale=scale, fonts=fonts)
+    for i, place in enumerate(places):
+        draw_token(axes, text, i, place, scale=scale, fonts=fonts)
     top = lines * LINE + 6
     draw_key(figure, text, scale, top)
     for n, words in enumerate(below):
@@ -223,9 +233,9 @@ def describe(
     which = f"token {first}" if first == last else f"tokens {first} to {last}"
     count = sum(len(h) for _, h in chosen)
     of = f"{'largest' if select.combine == 'max' else 'mean'} of {count} heads"
-    if count == 1 and heads:
-        (layer, _), *_ = heads.items()
-        of = f"layer {layer}, head {chosen[0][1][0]}"
+    if count == 1:
+        layer = f"layer {next(iter(heads))}, " if heads else ""
+        of = f"{layer}head {chosen[0][1][0]}"
     if select.show == "attended":
         return f"Weight from {which} ({name}) on each token, {of}."
     return f"Weight of each token on {which} ({name}), {of}."
@@ -253,19 +263,18 @@ def tell_outside(text: TintedText) -> str:
     return f"{text.outside:.2f} is on tokens that are not drawn."
 
 
-def lay_out(
-    text: TintedText, fonts: Fonts, room: float
-) -> tuple[list[tuple[float, int]], int]:
-    """Return x in points and the line of each token, and the number of lines."""
+def lay_out(text: TintedText, fonts: Fonts, room: float) -> tuple[list[Place], int]:
+    """Return the place of each token, and the number of lines."""
     widths = [measure_token(x, fonts, room) for x in text.texts]
     gap = APART if text.apart else GAP
     at, lines = break_lines(text.texts, [x + gap for x in widths], room)
-    places = [(0.0, 0)] * len(at)
+    places = [Place(0.0, 0)] * len(at)
     for line in range(lines):
         here = [i for i, n in enumerate(at) if n == line]
         x, right = 0.0, is_from_right([text.texts[i] for i in here])
         for i in here:
-            places[i] = (room - x - widths[i] if right else x), line
+            left = room - x - widths[i] if right else x
+            places[i] = Place(left, line, right=right)
             x += widths[i] + gap
     return places, lines
 
@@ -290,7 +299,7 @@ def draw_token(
     axes: Axes,
     text: TintedText,
     i: int,
-    place: tuple[float, float],
+    place: Place,
     *,
     scale: Scale,
     fonts: Fonts,
@@ -298,22 +307,25 @@ def draw_token(
     """Draw the box of a token and its letters; the spaces before them are pale."""
     from matplotlib.patches import Rectangle  # noqa: PLC0415
 
-    (x, y), number = place, text.first + i
+    x, y, number = place.x, place.line * LINE, text.first + i
     dots, letters = split_token(text.texts[i], fonts, axes.get_xlim()[1] - 1)
-    before, width = fonts.measure(dots), fonts.measure(dots) + fonts.measure(letters)
+    parts = fonts.measure(dots), fonts.measure(letters)
     fill: Any = paint_values(scale, text.values[i]) if text.allowed[i] else "none"
-    box = Rectangle((x - PAD, y + 1), width + 2 * PAD, BOX, facecolor=fill, linewidth=0)
+    box = Rectangle(
+        (x - PAD, y + 1), sum(parts) + 2 * PAD, BOX, facecolor=fill, linewidth=0
+    )
     box.set_gid(f"box-{number}")
     if text.selected[i]:
         box.set(edgecolor=MARKED, linewidth=0.9, zorder=2)
     axes.add_patch(box)
     ink, base = choose_ink(fill) if text.allowed[i] else PALE, y + 1 + 0.74 * BOX
     if dots:
-        drawn = write(axes, (x, base), dots, color=ink, fonts=fonts.families)
+        at = x + parts[1] if place.right else x
+        drawn = write(axes, (at, base), dots, color=ink, fonts=fonts.families)
         drawn.set(alpha=0.45 if letters else 1, zorder=3)
     if letters:
-        place = x + before, base
-        drawn = write(axes, place, letters, color=ink, fonts=fonts.families)
+        at = x if place.right else x + parts[0]
+        drawn = write(axes, (at, base), letters, color=ink, fonts=fonts.families)
         drawn.set(gid=f"token-{number}", zorder=3)
 
 

@@ -32,6 +32,7 @@ from regard.show.figures.journal import (
     open_journal,
     read_fonts,
     read_width,
+    without_tex,
     wrap_note,
     write,
     write_number,
@@ -129,6 +130,7 @@ def read_arcs(
     return TokenArcs(what, first, words, at_q[rows].astype(np.int64), weights, least)
 
 
+@without_tex
 def plot_token_arcs(
     source: Recording | Holder,
     layer: int,
