@@ -41,7 +41,7 @@ from regard.show.figures.journal import (
     choose_ink,
     read_fonts,
     read_width,
-    write_number,
+    shorten_number,
     write_visible,
 )
 from regard.show.figures.text_lines import break_lines, is_from_right
@@ -201,7 +201,9 @@ def test_a_sink_ends_the_colours_and_is_told():
     assert to_hex(find_artist(figure, "box-0").get_facecolor()) == paint(
         LinearScale(0, end), end
     )
-    assert f"Token 0 (·w0) has {write_number(value[0])}; colours end at" in figure.twin
+    assert (
+        f"Token 0 (·w0) has {shorten_number(value[0])}; colours end at" in figure.twin
+    )
     assert any("colours end at" in x.get_text() for x in figure.findobj(Text))
     assert (
         draw_tinted_text(found, 5, span=(1, 11)).count("is on tokens that are not") == 1
@@ -258,7 +260,7 @@ def test_the_text_of_the_tinted_text_is_exact():
     assert figure.twin == draw_tinted_text(seen, 2) == str(figure)
     order = np.argsort(-value, kind="stable")[:3]
     names = ["The", "·cat", "·sat"]
-    most = ", ".join(f"{i} {names[i]} {write_number(value[i])}" for i in order)
+    most = ", ".join(f"{i} {names[i]} {shorten_number(value[i])}" for i in order)
     ends = [f"{x * value.max() / 5:.2g}" for x in range(1, 5)]
     legend = "· less   ░ {}   ▒ {}   ▓ {}   █ {} or more   blank: masked".format(*ends)
     marks = ["·░▒▓█"[min(4, int(5 * x / value.max()))] for x in value[:3]]

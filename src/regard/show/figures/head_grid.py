@@ -31,9 +31,9 @@ from regard.show.figures.journal import (
     make_colours,
     open_journal,
     read_width,
+    shorten_number,
     without_tex,
     wrap_note,
-    write_number,
 )
 from regard.show.palette import LinearScale, Numbers, Scale, Signed
 from regard.stats.registry import Statistic
@@ -68,7 +68,7 @@ class HeadGrid:
     def tell(self) -> str:
         """Return the largest values, and how many heads have none, in words."""
         most = ", ".join(
-            f"{self.layers[i]}.{h} {write_number(float(self.values[i, h]))}"
+            f"{self.layers[i]}.{h} {shorten_number(float(self.values[i, h]))}"
             for i, h in self.find_largest()
         )
         n = int((self.exists & ~np.isfinite(self.values)).sum())
@@ -127,7 +127,7 @@ def plot_head_grid(
     figure = open_journal((inches, down / POINT), write_grid(grid, scale))
     place = LEFT / across, below / down, heads * wide / across, n * high / down
     axes = figure.add_axes(place, label="grid")
-    draw_cells(axes, grid, scale)
+    fill_cells(axes, grid, scale)
     largest = float(np.nanmax(grid.values))
     bar = LEFT / across, (below - 34) / down, min(100, across / 3) / across, 5 / down
     add_key(figure, scale, place=bar, largest=largest)
@@ -136,7 +136,7 @@ def plot_head_grid(
     return figure
 
 
-def draw_cells(axes: Axes, grid: HeadGrid, scale: Scale) -> None:
+def fill_cells(axes: Axes, grid: HeadGrid, scale: Scale) -> None:
     """Draw the cells as vectors; those without a value are hatched."""
     from matplotlib.patches import Rectangle  # noqa: PLC0415
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415

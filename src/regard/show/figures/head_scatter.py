@@ -29,9 +29,9 @@ from regard.show.figures.journal import (
     find_family,
     open_journal,
     read_width,
+    shorten_number,
     without_tex,
     wrap_note,
-    write_number,
 )
 from regard.show.palette import LinearScale, Numbers
 from regard.stats.registry import Statistic
@@ -54,6 +54,8 @@ SIDES = (  # of a dot, where its name may be: points to the right, up, alignment
     (0, 12, "center"),
     (0, -7, "center"),
 )
+LEADER = {"arrowstyle": "-", "linewidth": 0.3, "color": INK, "shrinkB": 1.5}
+LEADER |= {"shrinkA": 0.5}
 COLUMNS, ROWS = 60, 16  # of the text twin
 
 
@@ -141,7 +143,7 @@ def plot_head_scatter(
     dress_axes(axes, *map(title_axis, dots.axes))
     axes.grid(color=GRID, linewidth=0.4)
     for axis, values in ((axes.xaxis, dots.x), (axes.yaxis, dots.y)):
-        spread(axis, values)
+        set_limits(axis, values)
     add_layer_key(figure, dots, (right + 8) / across, box[1], box[3])
     name_heads(axes, dots, dots.find_largest(named))
     style: Any = {"fontsize": SMALL, "color": INK, "fontfamily": find_family()}
@@ -149,7 +151,7 @@ def plot_head_scatter(
     return figure
 
 
-def spread(axis: Any, values: Numbers) -> None:
+def set_limits(axis: Any, values: Numbers) -> None:
     """Set the limits of an axis: from 0, unless there are values below it."""
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
 
@@ -207,6 +209,7 @@ def name_heads(axes: Axes, dots: HeadDots, which: list[int]) -> None:
                 ha=ha,
                 va="center",
                 zorder=4,
+                arrowprops=LEADER,
             )
             box = text.get_window_extent()
             inside = axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1 + 12
@@ -238,7 +241,7 @@ def write_dots(dots: HeadDots, named: int) -> str:
         )
     ]
     np.add.at(counts, (ROWS - 1 - places[1], places[0]), 1)
-    (left, right), (low, high) = ([write_number(float(e)) for e in x] for x in ends)
+    (left, right), (low, high) = ([shorten_number(float(e)) for e in x] for x in ends)
     margin = max(map(len, (low, high)))
     lines = [title_axis(dots.axes[1])]
     for i, row in enumerate(counts.tolist()):
@@ -252,6 +255,6 @@ def write_dots(dots: HeadDots, named: int) -> str:
     lines += [dots.note] if dots.note else []
     for i in dots.find_largest(named):
         pairs = zip(dots.axes, (dots.x[i], dots.y[i]), strict=True)
-        values = ", ".join(f"{s.name} {write_number(float(v))}" for s, v in pairs)
+        values = ", ".join(f"{s.name} {shorten_number(float(v))}" for s, v in pairs)
         lines.append(f"{dots.name(i)}: {values}")
     return "\n".join(lines)

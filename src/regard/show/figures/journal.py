@@ -254,14 +254,14 @@ def add_key(
     bar.ax.tick_params(which="minor", length=0)
     if not isinstance(scale, LogScale):
         ends = [scale.low, scale.high]
-        bar.set_ticks(ends, labels=[write_number(x) for x in ends])
+        bar.set_ticks(ends, labels=[shorten_number(x) for x in ends])
     return bar.ax  # type: ignore[no-any-return]
 
 
-def write_number(x: float) -> str:
+def shorten_number(x: float) -> str:
     """Return a number with two or three significant digits.
 
-    >>> [write_number(x) for x in (0, 0.04567, 0.5, 12.34, 1234.5)]
+    >>> [shorten_number(x) for x in (0, 0.04567, 0.5, 12.34, 1234.5)]
     ['0', '0.046', '0.50', '12.3', '1,234']
     """
     if x == 0:
@@ -271,7 +271,7 @@ def write_number(x: float) -> str:
     return f"{x:,.{max(0, digits - left)}f}" if left > -3 else f"{x:.1e}"
 
 
-def write(
+def write_words(
     axes: Axes,
     at: tuple[float, float],
     words: str,

@@ -29,9 +29,9 @@ from regard.show.figures.journal import (
     find_family,
     open_journal,
     read_width,
+    shorten_number,
     without_tex,
     wrap_note,
-    write_number,
 )
 from regard.stats.registry import Statistic
 
@@ -46,7 +46,7 @@ LEFT, RIGHT, TOP, HIGH = 32.0, 4.0, 5.0, 78.0  # points; HIGH: of one statistic
 LONGEST = 40  # characters of the longest bar of the text twin
 
 
-def read_layers(
+def pick_layers(
     table: HeadTable, names: str | Sequence[str], sequence: int
 ) -> tuple[Rows, Rows, list[Statistic]]:
     """Return the rows of the heads, those of the layers, and the statistics."""
@@ -72,7 +72,7 @@ def plot_layer_bars(
     names: a statistic, "induction", or several
     width: "column" (3.25 inches), "page" (6.75), or inches
     """
-    heads, layers, statistics = read_layers(table, names, sequence)
+    heads, layers, statistics = pick_layers(table, names, sequence)
     inches, n = read_width(width), len(statistics)
     note = wrap_note(tell_bars(table, statistics, sequence), inches)
     below = 26.0 + 8 * len(note.splitlines())
@@ -132,7 +132,7 @@ def draw_layer_bars(
     table: HeadTable, names: str | Sequence[str], *, sequence: int = 0
 ) -> str:
     """Return the bars as text, with their numbers and the range of the heads."""
-    heads, layers, statistics = read_layers(table, names, sequence)
+    heads, layers, statistics = pick_layers(table, names, sequence)
     lines: list[str] = []
     for statistic in statistics:
         name = statistic.name
@@ -144,10 +144,10 @@ def draw_layer_bars(
             bar, value, ends = "", "–", ""
             if np.isfinite(row[name]):
                 bar = "█" * round(abs(row[name]) / (top or 1) * LONGEST)
-                value = write_number(float(row[name]))
+                value = shorten_number(float(row[name]))
             if len(known):
                 low, high = float(known.min()), float(known.max())
-                ends = f"{write_number(low)} to {write_number(high)}"
+                ends = f"{shorten_number(low)} to {shorten_number(high)}"
             line = f"{row['layer']:>3} │{bar:<{LONGEST}} {value:>7}  {ends}"
             lines.append(line.rstrip())
     return "\n".join([*lines, tell_bars(table, statistics, sequence)])

@@ -39,11 +39,11 @@ from regard.show.figures.journal import (
     paint_values,
     read_fonts,
     read_width,
+    shorten_number,
     without_tex,
     wrap_note,
-    write,
-    write_number,
     write_visible,
+    write_words,
 )
 from regard.show.figures.text_lines import break_lines, is_from_right
 from regard.show.palette import (
@@ -74,7 +74,7 @@ LARGEST = 5  # tokens listed below the text
 COLUMNS = 80  # of the text twin
 
 
-class Place(NamedTuple):
+class TokenPlace(NamedTuple):
     """Where a token stands."""
 
     x: float  # its left edge in points
@@ -124,7 +124,7 @@ def plot_tinted_text(
     scale, note = (fitted, note) if scale is None else (scale, "")
     fonts = read_fonts(text.texts)
     room = inches * POINT - 2
-    places, lines = lay_out(text, fonts, room)
+    places, lines = place_tokens(text, fonts, room)
     notes = [text.what, note, tell_outside(text), fonts.note]
     below = [line for x in notes if x for line in wrap_note(x, inches).splitlines()]
     height = lines * LINE + 23 + 8 * len(below)
@@ -143,7 +143,7 @@ def plot_tinted_text(
     top = lines * LINE + 6
     draw_key(figure, text, scale, top)
     for n, words in enumerate(below):
-        write(axes, (0, top + 22 + 8 * n), words, size=SMALL)
+        write_words(axes, (0, top + 22 + 8 * n), words, size=SMALL)
     return figure
 
 
@@ -184,7 +184,7 @@ def read_tinted(
         tint.values[shown],
         tint.allowed[shown],
         ((here >= select.first) & (here <= select.last))[shown],
-        describe(select, texts, [(x, list(h)) for x, h in chosen], heads),
+        describe_selection(select, texts, [(x, list(h)) for x, h in chosen], heads),
         float(tint.values[~shown].sum()) if select.show == "attended" else 0.0,
     )
 
@@ -221,7 +221,7 @@ def choose_records(
         source.close()
 
 
-def describe(
+def describe_selection(
     select: TextSelection,
     texts: Sequence[str],
     chosen: list[tuple[Record, list[int]]],
@@ -249,10 +249,10 @@ def fit_tint(text: TintedText) -> tuple[Scale, str]:
     if not sink or rest >= top / 2:
         return LinearScale(0, top or 1.0), ""
     end = max(rest, FAINT)
-    name, most = write_visible(text.texts[0]), write_number(float(text.values[0]))
+    name, most = write_visible(text.texts[0]), shorten_number(float(text.values[0]))
     return LinearScale(0, end), (
-        f"Token 0 ({name}) has {most}; colours end at {write_number(end)}, the largest "
-        "elsewhere."
+        f"Token 0 ({name}) has {most}; colours end at {shorten_number(end)}, the "
+        "largest elsewhere."
     )
 
 
@@ -263,18 +263,20 @@ def tell_outside(text: TintedText) -> str:
     return f"{text.outside:.2f} is on tokens that are not drawn."
 
 
-def lay_out(text: TintedText, fonts: Fonts, room: float) -> tuple[list[Place], int]:
+def place_tokens(
+    text: TintedText, fonts: Fonts, room: float
+) -> tuple[list[TokenPlace], int]:
     """Return the place of each token, and the number of lines."""
     widths = [measure_token(x, fonts, room) for x in text.texts]
     gap = APART if text.apart else GAP
     at, lines = break_lines(text.texts, [x + gap for x in widths], room)
-    places = [Place(0.0, 0)] * len(at)
+    places = [TokenPlace(0.0, 0)] * len(at)
     for line in range(lines):
         here = [i for i, n in enumerate(at) if n == line]
         x, right = 0.0, is_from_right([text.texts[i] for i in here])
         for i in here:
             left = room - x - widths[i] if right else x
-            places[i] = Place(left, line, right=right)
+            places[i] = TokenPlace(left, line, right=right)
             x += widths[i] + gap
     return places, lines
 
@@ -299,7 +301,7 @@ def draw_token(
     axes: Axes,
     text: TintedText,
     i: int,
-    place: Place,
+    place: TokenPlace,
     *,
     scale: Scale,
     fonts: Fonts,
@@ -321,11 +323,11 @@ def draw_token(
     ink, base = choose_ink(fill) if text.allowed[i] else PALE, y + 1 + 0.74 * BOX
     if dots:
         at = x + parts[1] if place.right else x
-        drawn = write(axes, (at, base), dots, color=ink, fonts=fonts.families)
+        drawn = write_words(axes, (at, base), dots, color=ink, fonts=fonts.families)
         drawn.set(alpha=0.45 if letters else 1, zorder=3)
     if letters:
         at = x if place.right else x + parts[0]
-        drawn = write(axes, (at, base), letters, color=ink, fonts=fonts.families)
+        drawn = write_words(axes, (at, base), letters, color=ink, fonts=fonts.families)
         drawn.set(gid=f"token-{number}", zorder=3)
 
 
@@ -371,7 +373,7 @@ def write_twin(text: TintedText, scale: Scale, note: str) -> str:
         rows.append(gap.join(("^" if text.selected[i] else " ") * n for i, n in pairs))
     order = np.argsort(-text.values, kind="stable")[:LARGEST].tolist()
     most = ", ".join(
-        f"{text.first + i} {shown[i]} {write_number(float(text.values[i]))}"
+        f"{text.first + i} {shown[i]} {shorten_number(float(text.values[i]))}"
         for i in order
         if text.allowed[i]
     )

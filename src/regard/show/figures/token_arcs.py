@@ -32,11 +32,11 @@ from regard.show.figures.journal import (
     open_journal,
     read_fonts,
     read_width,
+    shorten_number,
     without_tex,
     wrap_note,
-    write,
-    write_number,
     write_visible,
+    write_words,
 )
 from regard.show.figures.tinted_text import choose_records, read_texts
 from regard.show.palette import FEW, SINK, Holder, Numbers
@@ -85,7 +85,7 @@ class TokenArcs:
         drawn = sum(weight for _, _, weight in self.list_arcs())
         share = drawn / max(1, len(self.queries))
         return (
-            f"{self.what}: weights of at least {write_number(self.least)}, "
+            f"{self.what}: weights of at least {shorten_number(self.least)}, "
             f"{share:.2f} of all weight." + self.sink_note
         )
 
@@ -157,7 +157,9 @@ def plot_token_arcs(
         max((abs(q - k) for q, k in pairs if (k > q) == later), default=0)
         for later in (False, True)
     ]
-    up, under = (lift(n, farthest) + 2 * THICK if n else RING * 2 + 3 for n in sides)
+    up, under = (
+        raise_arc(n, farthest) + 2 * THICK if n else RING * 2 + 3 for n in sides
+    )
     longest = max(fonts.measure(x) for x in labels)
     band = (longest if upright else BODY) + 6
     under = under if sides[1] else 0.0
@@ -169,7 +171,7 @@ def plot_token_arcs(
     axes.set(xlim=(0, inches * POINT), ylim=(height - up, -up))
     axes.set_axis_off()
     for q, k, weight in arcs.list_arcs():
-        rise, later = lift(abs(q - k), farthest), k > q
+        rise, later = raise_arc(abs(q - k), farthest), k > q
         level = (band, rise) if later else (0.0, -rise)
         curve = draw_arc(axes, (centres[q], centres[k]), level, weight)
         curve.set_gid(f"arc-{arcs.first + q}-{arcs.first + k}")
@@ -178,10 +180,10 @@ def plot_token_arcs(
     for n, (x, label) in enumerate(zip(centres, labels, strict=True)):
         side = ("center", "top") if upright else ("center", "baseline")
         y = 3.0 if upright else BODY + 1
-        drawn = write(axes, (x, y), label, fonts=fonts.families, side=side)
+        drawn = write_words(axes, (x, y), label, fonts=fonts.families, side=side)
         drawn.set(rotation=90 if upright else 0, gid=f"token-{arcs.first + n}")
     for n, line in enumerate(note):
-        write(axes, (2, band + under + 8 * (n + 1)), line, size=SMALL)
+        write_words(axes, (2, band + under + 8 * (n + 1)), line, size=SMALL)
     return figure
 
 
@@ -208,7 +210,7 @@ def place_labels(
     return (2 + (np.arange(n) + 0.5) * room / n).tolist(), True
 
 
-def lift(distance: int, farthest: int) -> float:
+def raise_arc(distance: int, farthest: int) -> float:
     """Return the height of an arc in points."""
     highest = min(HIGHEST, 14.0 + 6.0 * farthest)
     return float(highest * (distance / farthest) ** 0.7)
@@ -260,6 +262,6 @@ def write_arcs(arcs: TokenArcs) -> str:
     lines, found = [arcs.tell()], arcs.list_arcs()
     for q in (arcs.queries - arcs.first).tolist():
         mine = sorted((x for x in found if x[0] == q), key=lambda x: -x[2])
-        keys = ", ".join(f"{names[k]} {write_number(w)}" for _, k, w in mine)
+        keys = ", ".join(f"{names[k]} {shorten_number(w)}" for _, k, w in mine)
         lines.append(f"{names[q]} → {keys or 'nothing'}")
     return "\n".join(lines)
