@@ -28,6 +28,7 @@ from regard.show.figures import (
     draw_layer_bars,
     draw_tinted_text,
     draw_token_arcs,
+    journal,
     plot_head_grid,
     plot_head_scatter,
     plot_layer_bars,
@@ -251,6 +252,19 @@ def test_boxes_do_not_overlap_and_stay_inside(width, texts):
     for y in {y for _, y, _ in places}:
         line = sorted((x, end) for x, at, end in places if at == y)
         assert all(b[0] >= a[1] - 1e-9 for a, b in itertools.pairwise(line))
+
+
+def test_lines_of_hebrew_run_from_the_right():
+    seen, _ = make_seen(["שלום", " עולם", "\n", "ab", " cd"], layers=1, heads=1)
+    figure = plot_tinted_text(seen, 0)
+    x = [find_artist(figure, f"box-{i}").get_x() for i in range(5)]
+    ends = [find_artist(figure, f"box-{i}").get_width() for i in range(5)]
+    assert x[0] > x[1] > x[2]
+    assert x[0] + ends[0] == pytest.approx(3.25 * 72 - 2, abs=1)
+    assert x[3] < x[4]
+    dots = [t for t in figure.axes[0].texts if t.get_text() == "·"]
+    assert dots[0].get_position()[0] > x[1] + ends[1] / 2  # a space precedes its word
+    assert dots[1].get_position()[0] < x[4] + ends[4] / 2
 
 
 def test_the_text_of_the_tinted_text_is_exact():
@@ -705,10 +719,13 @@ def draw_hostile(seen):
     }
 
 
-def test_characters_without_a_font_are_named():
+def test_characters_without_a_font_are_named(monkeypatch):
+    own = journal.read_letters("DejaVu Sans")
+    monkeypatch.setattr(journal, "read_letters", lambda _: own)  # nobody has another
     never = "\U00016fe4"  # a mark of Khitan, in no common font
     fonts = read_fonts([f"a{never}"])
-    if fonts.missing:  # nobody has installed such a font here
+    assert fonts.missing == (never,)
+    if fonts.missing:
         assert fonts.write(f"a{never}") == "a\\U00016fe4"
         assert (
             fonts.note

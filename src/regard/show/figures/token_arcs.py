@@ -9,7 +9,7 @@
 An arc above the text leads from a token back to an earlier one, an arc below it on to a
 later one. A ring is the weight of a token on itself.
 
-Next: ../patch_overlay.py
+Next: sound_map.py
 """
 
 from __future__ import annotations
