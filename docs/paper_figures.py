@@ -1,4 +1,4 @@
-"""Draw the figures of docs/figures.md: text, scatter, bars, grid and arcs, one column wide.
+"""Draw the figures of docs/figures.md: text, heads, arcs and a sound, one column wide.
 
 python docs/paper_figures.py SmolLM2-135M-Instruct.Q4_1.gguf MiniLM-folder docs/pictures
 """
@@ -6,11 +6,14 @@ python docs/paper_figures.py SmolLM2-135M-Instruct.Q4_1.gguf MiniLM-folder docs/
 import sys
 from pathlib import Path
 
+from tones import hear_tones
+
 import regard
 from regard.show.figures import (
     plot_head_grid,
     plot_head_scatter,
     plot_layer_bars,
+    plot_sound_map,
     plot_tinted_text,
     plot_token_arcs,
 )
@@ -24,7 +27,7 @@ DOTS = 240  # per inch
 
 
 def main(smollm: str, minilm: str, folder: str) -> None:
-    """Write six pictures."""
+    """Write seven pictures."""
     seen = regard.read(TEXT, model=smollm)
     table = seen.table()
     figures = {
@@ -35,6 +38,9 @@ def main(smollm: str, minilm: str, folder: str) -> None:
         "grid": plot_head_grid(table, "induction"),
         "arcs": plot_token_arcs(seen, 17, 5),
     }
+    seen, words, sound = hear_tones()
+    cross = seen.layer("model.decoder.layers.0.encoder_attn")
+    figures["sound"] = plot_sound_map(cross, 1, words=words, sound=sound)
     for name, figure in figures.items():
         figure.savefig(Path(folder) / f"paper-{name}.png", dpi=DOTS)
 

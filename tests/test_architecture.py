@@ -126,7 +126,7 @@ SINGLE = {
 ONLY_IN = {
     "matplotlib": {"loss_curve", "figure", "scaling_demo", "training", "patch_overlay"}
     | {"notebook_figure", "journal", "journal_figure", "tinted_text", "head_scatter"}
-    | {"layer_bars", "head_grid", "token_arcs"},
+    | {"layer_bars", "head_grid", "token_arcs", "sound_map"},
     "fontTools": {"journal_figure"},
     "click": {"__main__", "terminal", "generate", "show", "check", "compare", "train"}
     | {"recordings", "why"},
