@@ -169,7 +169,8 @@ def plot_sound_map(
     draw_weights_over_time(axes, found, scale, labels, fonts)
     if spectrum is not None:
         top = left / across, 1 - (TOP + SPECTRUM) / down, wide / across, SPECTRUM / down
-        draw_spectrum(figure.add_axes(top, label="sound"), spectrum, found)
+        above_it = figure.add_axes(top, label="sound", sharex=axes)
+        draw_spectrum(above_it, spectrum, found)
     bar = left / across, (8 * len(note) + 16) / down, min(100, wide) / across, 5 / down
     add_key(figure, scale, place=bar, largest=float(found.weights.max()))
     paper = figure.add_axes((0, 0, 1, 1), label="note", zorder=-1)
@@ -241,7 +242,6 @@ def draw_spectrum(axes: Axes, spectrum: Numbers, found: SoundMap) -> None:
         aspect="auto",
     ).set_gid("spectrum")
     dress_axes(axes, "", "")
-    axes.set(xlim=(0, found.end))
     axes.tick_params(labelbottom=False, labelleft=False, left=False)
 
 
