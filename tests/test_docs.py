@@ -382,6 +382,7 @@ def test_there_are_commands_and_wrong_ones_are_noticed():
         ("stopping", "docs/scale.md"),
         ("threads", "docs/scale.md"),
         ("sources", "docs/howto/read-a-rag-answer.md"),
+        ("five_tasks", "docs/show.md"),
     ],
 )
 def test_the_numbers_of_the_pages_were_measured(name, page, monkeypatch):

@@ -14,7 +14,7 @@ Next: page_file.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,7 +82,7 @@ def write_overview(
     room = limit - base - sum(map(measure_blob, more.values()))
     blobs |= more
     found = []
-    for n, head, added, about in list_exact(meta["table"], chosen):
+    for n, head, added, about in list_exact(leave_out_few(meta), chosen):
         room -= sum(map(measure_blob, added.values()))
         if room < 0:
             break
@@ -133,6 +133,18 @@ def fit_overview(
             )
         side //= 2
         made = [(level + 1, found) for level, found in made]
+
+
+def leave_out_few(meta: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of the table without the numbers of too few queries."""
+    few = {(x["sequence"], x["layer"], x["statistic"]) for x in meta["few"]}
+    return [
+        {
+            name: None if (row["sequence"], row["layer"], name) in few else x
+            for name, x in row.items()
+        }
+        for row in meta["table"]
+    ]
 
 
 def list_exact(

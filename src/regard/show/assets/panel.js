@@ -4,7 +4,8 @@
 
    Next: picture_view.js, ink.js */
 
-import { badgesOf, make, showNumber, showValue } from "./gallery.js";
+import { make } from "./gallery.js";
+import { badgesOf, rowOf, showNumber, showValue, tellFew } from "./head_table.js";
 import { isMasked, showCount, showToken, showWeight, weightOf } from "./ink.js";
 import { PictureView } from "./picture_view.js";
 
@@ -31,8 +32,7 @@ export class Panel {
   }
 
   showNumbers() {
-    const { sequence, layer, head } = this.at;
-    const row = this.meta.table.find((x) => x.sequence === sequence && x.layer === layer && x.head === head) ?? {};
+    const row = rowOf(this.meta, this.at);
     const items = this.meta.statistics.flatMap(({ name, description, unit }) => {
       const title = Object.assign(make("dt", "", name), { title: `${description}, in ${unit}` });
       return [title, make("dd", "", showValue(row, name))];
@@ -43,6 +43,9 @@ export class Panel {
     items.push(make("dt", "", "queries"), make("dd", "", showCount(record.nq)));
     items.push(make("dt", "", "keys"), make("dd", "", showCount(record.nk)));
     items.push(make("dt", "", "badges"), make("dd", "", badges.join(", ") || "none"));
+    for (const statistic of this.meta.statistics.filter(({ name }) => row.few?.[name])) {
+      items.push(make("dt", "wide", statistic.name), make("dd", "wide", tellFew(statistic, [row])));
+    }
     this.part.numbers.replaceChildren(...items);
   }
 
