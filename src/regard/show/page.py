@@ -64,6 +64,9 @@ class Page(Displayed):
     worst: float  # the largest relative error that was measured
     overview: int = 0  # cells per side of an overview pixel; 0: all cells are held
     exact: tuple[ExactHead, ...] = ()  # with an overview: heads whose cells are held
+    least: float | None = None  # with an overview: least weight held of every head
+    share: float = 0.0  # of all weight that is at least that
+    mean: float | None = None  # least mean over all heads that is held
 
     @property
     def size(self) -> int:
@@ -82,6 +85,12 @@ class Page(Displayed):
             return f"{about}, weights {sure}"
         pixel = f"{self.overview} × {self.overview} cells per pixel"
         lines = [f"{about}: too many cells, so an overview of all heads, {pixel}."]
+        if self.least is not None:
+            lines.append(
+                f"The text view has the weights of all heads from {self.least:g} on, "
+                f"which hold {self.share:.0%} of the attention"
+                + (f", and their mean from {self.mean:g} on." if self.mean else ".")
+            )
         if self.exact:
             lines.append(f"Single cells ({sure}) are held for the strongest heads:")
             lines += [f"  {x}" for x in self.exact]
@@ -236,7 +245,15 @@ def make_overview(
     offs = [(x.typical, x.worst) for x in overview.exact] or [(0.0, 0.0)]
     typical, worst = float(np.median([a for a, _ in offs])), max(b for _, b in offs)
     return Page(
-        html, count_heads(chosen), typical, worst, overview.cells, overview.exact
+        html,
+        count_heads(chosen),
+        typical,
+        worst,
+        overview=overview.cells,
+        exact=overview.exact,
+        least=overview.least,
+        share=overview.share,
+        mean=overview.mean,
     )
 
 
