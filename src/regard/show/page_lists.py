@@ -143,6 +143,8 @@ def fit_means(
     for sequence, total in means.total.items():
         mean = total / np.float32(means.heads[sequence])
         for least in MEANS:
+            if BASE64 * CELL * np.count_nonzero(mean >= least) > 1.1 * each:
+                continue  # without packing it
             blob = pack_lists([list_matrix(mean, least)], least, MEAN_STEPS)
             if BASE64 * len(blob) <= each:
                 pairs = zip(chosen, readable, strict=True)

@@ -4,7 +4,8 @@
                  cells, and is within 0.26 % of their max or mass
     lists        the largest weights of every head, and the mean over all heads, for
                  the text view (page_lists.py)
-    cells        of the strongest heads, at the finest rounding, while they fit
+    cells        of the strongest heads, at the finest rounding, while they fit; of the
+                 strongest one before the lists, if they are small
 
 The strongest heads are those with the most sink, previous and induction in turn, the
 statistics for which `regard show` names a head (page_size.rank_heads). The page and the
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any
 
 from regard.errors import OptionError
@@ -54,7 +56,7 @@ from regard.stats.pyramid import find_level
 
 INNER = 512  # most pixels per side of the level that is stored for a head with cells
 LONG = 1024  # tokens from which one is stored
-LISTED = 0.95  # most of the room beside the overview that is for lists
+FIRST = 0.2  # most of the room that the cells of the strongest head take from lists
 TAG = 512  # bytes at most around a blob, and to describe it
 
 
@@ -95,15 +97,21 @@ def write_overview(
     """Return the HTML file, and what it holds."""
     meta, blobs = fixed["meta"], dict(fixed["blobs"])
     base = len(write_html(meta, blobs))
-    parts = make_parts(chosen, meta["records"], limit - base, progress)
+    strongest = list_exact(meta["table"], chosen)
+    first = list(islice(strongest, 1))  # its cells come before the lists
+    kept = sum(measure_blob(x) for _, _, cells, _ in first for x in cells.values())
+    kept = kept if kept <= FIRST * (limit - base) else 0
+    side = choose_side([x.record for x in chosen], limit - base)
+    readable = [x["qNamed"] and x["kNamed"] for x in meta["records"]]
+    parts = make_parts(chosen, readable, side, limit - base - kept, progress)
     levels, more = fit_overview(chosen, limit, base, parts)
-    room = limit - base - sum(map(measure_blob, more.values()))
     blobs |= more
-    added, about = fit_text(chosen, parts, room)
-    room -= sum(map(measure_blob, added.values()))
-    blobs |= added
+    room = limit - base - sum(map(measure_blob, more.values()))
+    more, about = fit_text(chosen, parts, room - kept)
+    blobs |= more
+    room -= sum(map(measure_blob, more.values()))
     found = []
-    for n, head, cells, own in list_exact(meta["table"], chosen):
+    for n, head, cells, own in chain(first, strongest):
         room -= sum(map(measure_blob, cells.values()))
         if room < 0:
             break
@@ -138,15 +146,17 @@ class Parts:
 
 def make_parts(
     chosen: Sequence[Chosen],
-    about: Sequence[dict[str, Any]],
+    readable: list[bool],
+    side: int,
     room: float,
     progress: Callable[[int, int], object] | None,
 ) -> Parts:
-    """Walk over every record once: zoom levels, lists and the mean over heads."""
+    """Walk over every record once: zoom levels, lists and the mean over heads.
+
+    readable: whether a record reads the tokens of its sequence
+    """
     records = [x.record for x in chosen]
-    side = choose_side(records, room)
-    readable = [x["qNamed"] and x["kNamed"] for x in about]
-    left = LISTED * (room - estimate_overview(records, side))
+    left = room - estimate_overview(records, side)
     read = [x for x, reads in zip(records, readable, strict=True) if reads]
     means = start_means(chosen, readable)
     left -= estimate_means(means, left)
@@ -195,7 +205,7 @@ def fit_text(
     """Return the lists that fit, as blobs, and what the page says of them."""
     if parts.least is None:
         return {}, {}
-    left = LISTED * (room - TAG * (3 + len(chosen)))
+    left = room - TAG * (3 + len(chosen))  # around the blobs
     blobs, means = fit_means(parts.means, chosen, parts.readable, left)
     left -= sum(map(measure_blob, blobs.values()))
     more, lists = fit_lists(parts.lists, parts.least, left)

@@ -28,17 +28,20 @@ from torch import Tensor
 from regard.arrays import to_numpy
 from regard.definition.contract import ALL
 from regard.errors import OptionError
+from regard.masks.algebra import Mask
+from regard.masks.tiles import Edges
 from regard.recording.record import Record
 from regard.stats.columns import cut_rows
 from regard.stats.replay import to_torch
 from regard.threads import fit_threads, one_thread, run_in_order
 
 CELLS = 2**22  # logits computed at a time: 16 MB in float32
-ROWS = 4096  # most rows at a time: their queries are copied
+ROWS = 16_384  # most rows at a time: their queries are copied
 
 Show = Literal["attended", "attending"]
 Combine = Literal["mean", "max"]
 Floats = NDArray[np.float64]
+Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -100,9 +103,15 @@ def tint_tokens(
         many = fit_threads(cells * (1 + selection.last - selection.first), limit)
         for found in run_in_order(partial(tint_record, selection), chosen, many):
             here = found.positions < tokens  # a record may go on after the known text
+            at, total, seen = found.positions[here], found.total[here], found.allowed
             with np.errstate(invalid="ignore"):  # NaN stays NaN
-                add.at(values, found.positions[here], found.total[here])
-            np.logical_or.at(allowed, found.positions[here], found.allowed[here])
+                if is_run(at):  # much faster than by index
+                    run = slice(at[0], at[0] + len(at))
+                    values[run] = add(values[run], total)
+                    allowed[run] |= seen[here]
+                else:
+                    add.at(values, at, total)
+                    np.logical_or.at(allowed, at, seen[here])
             heads += found.heads
     if selection.combine == "mean":
         values /= max(1, heads)
@@ -128,6 +137,8 @@ def tint_record(
     width = len(positions) if attended else len(keys)
     step = min(ROWS, CELLS // max(1, len(heads) * width))
     for part in cut_slices(record.q.shape[1], step):
+        if not attended and is_empty(record, places[0][part], places[1][keys]):
+            continue
         weights, seen = weigh_rows(record, part, heads, None if attended else keys)
         if attended:
             of_heads += weights.sum(1, dtype=torch.float64) / len(rows)
@@ -152,6 +163,20 @@ def weigh_rows(
     seen = logits > -torch.inf
     lse = to_torch(record.lse)[list(heads), rows, None]
     return torch.exp(logits - lse).masked_fill_(~seen, 0), seen  # lse may be NaN
+
+
+def is_empty(record: Record, queries: Places, keys: Places) -> bool:
+    """Return whether the mask proves that no query may look at any of the keys."""
+    if not isinstance(record.mask, Mask) or not (queries.size and keys.size):
+        return not keys.size
+    ends = queries.min(), queries.max(), keys.min(), keys.max()
+    edges = Edges(*(np.full((1, 1, 1, 1), x) for x in ends))
+    return bool(record.mask.place(np.empty(0)).prove(edges).empty.all())
+
+
+def is_run(positions: Places) -> bool:
+    """Return whether positions rise one by one."""
+    return len(positions) > 0 and bool((np.diff(positions) == 1).all())
 
 
 def cut_slices(n: int, step: int) -> Iterator[slice]:

@@ -34,6 +34,13 @@ export function weightOf(code) {
   return WEIGHTS[code];
 }
 
+/* A weight as a code, see log_codes.py. */
+export function encode(weight) {
+  if (Number.isNaN(weight)) return NAN;
+  if (!(weight >= 2 ** -30)) return 1;
+  return 2 + Math.min(65532, Math.round((Math.log2(weight) + 30) * (65532 / 30)));
+}
+
 /* The colours of one theme and one scale, from 10^low to 1. */
 export class Ink {
   constructor({ dark, low }) {

@@ -3,7 +3,7 @@
    Next: text_view.js */
 
 import { make } from "./gallery.js";
-import { showCount, showToken, weightOf } from "./ink.js";
+import { showCount, showShare, showToken, weightOf } from "./ink.js";
 
 const MOST = 8; // tokens in the table
 const NAMED = 3; // tokens in the spoken sentence
@@ -61,6 +61,19 @@ export class TextPanel {
     part.textLow.setAttribute("aria-valuetext", `colours from ${least} to 1`);
   }
 
+  /* What a file without all cells has, and how much it does not. */
+  showKnown() {
+    const { part, view } = this;
+    const { known } = view;
+    part.knownWords.hidden = !known;
+    if (!known) return;
+    const [first, last] = view.chosen;
+    const rows = known.all ? "of a row on average" : first === last ? "of this row" : "of these rows";
+    const heads = view.heads.count > 1 && !known.mean ? ", on average over the heads" : "";
+    const missing = `${known.mean ? "Means" : "Weights"} below ${Number(known.least.toPrecision(2))} are not in this file. They hold at most ${Math.max(1, Math.ceil(100 * known.rest))} % ${rows}${heads}.`;
+    part.knownWords.textContent = `${missing} A number that they could change is a range; others are within ${showShare(known.off)}.`;
+  }
+
   showStrongest() {
     const { part, view } = this;
     const { codes } = view;
@@ -80,14 +93,14 @@ export class TextPanel {
       go.setAttribute("aria-label", `select token ${view.name(at)}`);
       go.addEventListener("click", () => view.select(at, at));
       const line = make("tr");
-      const cells = [make("td"), make("td", "token"), make("td", "", weightOf(codes[at]).toFixed(4))];
+      const cells = [make("td"), make("td", "token"), make("td", "", view.tell(at, (weight) => weight.toFixed(4)))];
       cells[0].append(go);
       cells[1].append(make("bdi", "", showToken(view.texts[at], 20)));
       line.append(...cells);
       table.append(line);
     }
     part.strongest.replaceChildren(table);
-    const best = order.slice(0, NAMED).map((at) => `${showToken(view.texts[at])} ${weightOf(codes[at]).toFixed(3)}`);
+    const best = order.slice(0, NAMED).map((at) => `${showToken(view.texts[at])} ${view.tell(at, (weight) => weight.toFixed(3))}`);
     const who = view.nameChosen();
     const [first, last] = view.chosen;
     const verbs = { attended: ["attends most to", "attend most to"], attending: ["is attended to most by", "are attended to most by"] };

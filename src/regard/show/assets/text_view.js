@@ -18,6 +18,7 @@ const SPARE = 12; // lines above and below those in sight
 const FAINTEST = 0.01; // place on the scale that is tinted
 const GAP = 1; // pixels between tokens, as in map.css
 const RED = [255, 0, 0]; // NaN, as in the map
+const WIDE = 1.005; // a high end that is larger than the low one by more makes a range
 const SLOW = 400; // ms after which it is said that an answer takes time
 const DARKEST = 0.179; // luminance at which black and white have the same contrast
 export class TextView {
@@ -37,9 +38,9 @@ export class TextView {
   }
 
   /* The layers whose queries and keys are the tokens of the sequence, with the heads whose
-     cells are here: a page may have only an overview of some. */
+     cells or lists are here: a page may have only an overview of some. */
   recordsOf(sequence) {
-    const held = this.namedOf(sequence).map((record) => (record.overview === undefined ? record : { ...record, heads: record.cells.map(({ head }) => head) }));
+    const held = this.namedOf(sequence).map((record) => (record.overview === undefined || record.lists ? record : { ...record, heads: record.cells.map(({ head }) => head) }));
     return held.filter(({ heads }) => heads.length);
   }
 
@@ -244,13 +245,14 @@ export class TextView {
     this.part.reading.dataset.state = "wait";
     const slow = setTimeout(() => control.signal.aborted || this.page.panel.say("computing …"), SLOW);
     try {
-      const { codes } = await this.source.text(asked, control.signal);
+      const { codes, upper, known } = await this.source.text(asked, control.signal);
       if (control.signal.aborted) return;
-      this.codes = codes;
+      Object.assign(this, { codes, upper, known });
       this.largest = codes.reduce((most, code) => Math.max(most, weightOf(code) || 0), 0);
       this.part.reading.dataset.state = "exact";
       this.draw();
       this.panel.showLegend();
+      this.panel.showKnown();
       this.panel.showMatrix();
       this.panel.showStrongest();
     } catch (error) {
@@ -282,8 +284,15 @@ export class TextView {
     if (code === undefined) return `${this.name(at)}: not here yet`;
     const [from, to] = this.at.show === "attended" ? [who, this.name(at)] : [this.name(at), who];
     if (isMasked(code)) return `${from} may not look at ${to}: masked`;
-    const about = this.meta.rounded ? "about " : "";
-    return `${from} → ${to}: ${about}${showWeight(weightOf(code))}`;
+    return `${from} → ${to}: ${this.tell(at, showWeight)}`;
+  }
+
+  /* The number of a token in words: a range, where weights are not in the file. */
+  tell(at, show) {
+    const [low, high] = [this.codes[at], (this.upper ?? this.codes)[at]].map(weightOf);
+    if (!this.upper) return `${this.meta.rounded ? "about " : ""}${show(low)}`;
+    if (!(high > WIDE * low)) return Number.isNaN(low) ? "NaN" : `about ${showRounded(low)}`;
+    return low ? `${showRounded(low)} to ${showRounded(high)}` : `below ${showRounded(high)}`;
   }
 
   // ---- selecting
@@ -403,6 +412,11 @@ function indexOf(record, side, position) {
   const [positions, start, count] = [record[`${side}Positions`], record[`${side}Start`], record[`n${side}`]];
   const index = positions ? positions.indexOf(position) : position - start;
   return index >= 0 && index < count ? index : undefined;
+}
+
+/* A number that is known within 1 %. */
+function showRounded(weight) {
+  return weight && weight < 1e-3 ? weight.toExponential(2) : Number(weight.toPrecision(3)).toString();
 }
 
 /* The relative luminance of a colour, as WCAG 2 defines it. */
