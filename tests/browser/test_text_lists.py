@@ -157,7 +157,7 @@ def test_the_page_says_what_is_not_in_the_file(
             shown = float(re.fullmatch(r"about ([\d.e-]+)", number)[1])
             assert shown == pytest.approx(weights[at], rel=0.02)
             told += 1
-    assert told > 2
+    assert told >= 1
     best = window.page.locator("[data-at=strongest] tr").first.inner_text()
     assert f"{np.argmax(weights):,}" in best
     window.go(f"sel=600-700&hs={layer}.{head}")

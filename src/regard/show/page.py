@@ -30,6 +30,7 @@ import numpy as np
 from regard.display import Displayed
 from regard.errors import OptionError
 from regard.recording.record import Recording
+from regard.show.log_codes import encode_weights
 from regard.show.map_source import MapSource, describe_record
 from regard.show.page_file import write_html
 from regard.show.page_overview import ExactHead, write_overview
@@ -43,11 +44,14 @@ from regard.show.page_parts import (
     pick_heads,
 )
 from regard.show.page_size import COARSEST, FINEST, choose_error
+from regard.show.text_request import find_longest
+from regard.show.text_tint import measure_values
 from regard.show.zoom_levels import build_all_levels, sketch
 from regard.stats.table import HeadTable
 
 LIMIT = 15_000_000  # bytes
 EXACT = 5e-4  # weights with at most this relative error are called exact
+NO_ROLLOUT = "a file has no rollout; seen.show() and seen.widget() have it"
 NOTE = "this file holds the text that the model read"
 
 Heads = Mapping[int, Sequence[int] | None]
@@ -156,15 +160,35 @@ def prepare(
     once = {tuple(row[name] for name in named): row for row in reversed(kept)}
     kept = list(reversed(once.values()))  # if a layer ran twice, its first run
     masks: dict[bytes, int] = {}
+    blobs: dict[str, bytes] = {}
     records: list[dict[str, Any]] = []
     for x in chosen:
         mask = zlib.compress(pack_mask(x.record))
         about = describe_record(x.sequence, x.layer, x.record) | {"heads": x.heads}
         about |= source.name_tokens(x.sequence, x.record)
+        about |= add_values(source, x, blobs, len(records))
         records.append(about | {"mask": masks.setdefault(mask, len(masks))})
-    blobs = {f"mask-{i}": mask for mask, i in masks.items()}
+    blobs |= {f"mask-{i}": mask for mask, i in masks.items()}
     meta = source.about | {"records": records, "table": kept, "tableAll": len(records)}
+    meta["sequences"] = [
+        x | {"ways": x["ways"] | {"rollout": NO_ROLLOUT}} for x in meta["sequences"]
+    ]
     return {"meta": meta | {"note": NOTE, "rounded": None}, "blobs": blobs}
+
+
+def add_values(
+    source: MapSource, x: Chosen, blobs: dict[str, bytes], n: int
+) -> dict[str, Any]:
+    """Add the lengths of the values of a record, if they are known; describe them."""
+    ways = source.about["sequences"][x.sequence]["ways"]
+    record = source.find(x.sequence, x.layer)
+    if ways["value"] or not all(source.name_tokens(x.sequence, record).values()):
+        return {}
+    sizes = measure_values(record) / find_longest(source, x.sequence)
+    codes = encode_weights(sizes.numpy(), np.ones(sizes.shape, bool))
+    halves = (codes >> 8).astype(np.uint8), (codes & 255).astype(np.uint8)
+    blobs[f"values-{n}"] = zlib.compress(b"".join(half.tobytes() for half in halves))
+    return {"values": [h * len(sizes) // record.heads for h in x.heads]}
 
 
 def list_rows(

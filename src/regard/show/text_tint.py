@@ -5,6 +5,9 @@
     "attended"     tint[j] = over h of  mean over i in the selection of  w[h, i, j]
     "attending"    tint[i] = over h of  sum over j in the selection of   w[h, i, j]
 
+By value, w is multiplied by the length of the value of its key, as a share of the
+longest value that is known:  w[h, i, j] · |v[h, j]| / longest.
+
 "Over h" is the mean over the heads, or their largest. Both tints are shares of
 attention between 0 and 1: how much of its attention the selection gives to a token, and
 how much of its own a token gives to the selection. Tokens are numbered by position.
@@ -40,6 +43,7 @@ ROWS = 16_384  # most rows at a time: their queries are copied
 
 Show = Literal["attended", "attending"]
 Combine = Literal["mean", "max"]
+By = Literal["weight", "value", "rollout"]  # rollout: text_rollout.py
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
 
@@ -52,13 +56,15 @@ class TextSelection:
     last: int  # the last one of a passage; `first` for one token
     show: Show = "attended"
     combine: Combine = "mean"
+    by: By = "weight"
 
     def __post_init__(self) -> None:
         if not 0 <= self.first <= self.last:
             raise OptionError(
                 f"first={self.first} and last={self.last}, expected 0 <= first <= last."
             )
-        for name, kinds in (("show", get_args(Show)), ("combine", get_args(Combine))):
+        known = {"show": Show, "combine": Combine, "by": By}
+        for name, kinds in ((name, get_args(kind)) for name, kind in known.items()):
             given = getattr(self, name)
             if given not in kinds:
                 words = " or ".join(f'"{kind}"' for kind in kinds)
@@ -88,12 +94,14 @@ def tint_tokens(
     selection: TextSelection,
     *,
     tokens: int,
+    longest: float = 1.0,
 ) -> TokenTint:
     """Return the tint of every token of a sequence.
 
     chosen: records of the sequence, each with the numbers of its heads; if they may
         have values that are not finite, as mark_nonfinite returns them
     tokens: how many tokens the sequence has
+    longest: by value: the length of the longest value
     """
     values, allowed = np.zeros(tokens), np.zeros(tokens, bool)
     add = np.maximum if selection.combine == "max" else np.add
@@ -101,7 +109,9 @@ def tint_tokens(
     cells = sum(len(h) * r.k.shape[1] * r.q.shape[-1] for r, h in chosen)
     with one_thread() as limit:
         many = fit_threads(cells * (1 + selection.last - selection.first), limit)
-        for found in run_in_order(partial(tint_record, selection), chosen, many):
+        for found in run_in_order(
+            partial(tint_record, selection, longest), chosen, many
+        ):
             here = found.positions < tokens  # a record may go on after the known text
             at, total, seen = found.positions[here], found.total[here], found.allowed
             with np.errstate(invalid="ignore"):  # NaN stays NaN
@@ -120,7 +130,7 @@ def tint_tokens(
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def tint_record(
-    selection: TextSelection, chosen: tuple[Record, Sequence[int]]
+    selection: TextSelection, longest: float, chosen: tuple[Record, Sequence[int]]
 ) -> RecordTint:
     """Return the tint of the keys or the queries of one record."""
     record, heads = chosen
@@ -135,11 +145,18 @@ def tint_record(
     of_heads = torch.zeros(len(heads), len(positions), dtype=torch.float64)
     allowed = np.zeros(len(positions), bool)
     width = len(positions) if attended else len(keys)
+    sizes = None
+    if selection.by == "value":
+        sizes = measure_values(record)[
+            [h * len(record.k) // record.heads for h in heads]
+        ]
+        sizes = (sizes if attended else sizes[:, keys])[:, None] / longest
     step = min(ROWS, CELLS // max(1, len(heads) * width))
     for part in cut_slices(record.q.shape[1], step):
         if not attended and is_empty(record, places[0][part], places[1][keys]):
             continue
         weights, seen = weigh_rows(record, part, heads, None if attended else keys)
+        weights = weights if sizes is None else weights * sizes
         if attended:
             of_heads += weights.sum(1, dtype=torch.float64) / len(rows)
             allowed |= to_numpy(seen.any(1).any(0))
@@ -163,6 +180,15 @@ def weigh_rows(
     seen = logits > -torch.inf
     lse = to_torch(record.lse)[list(heads), rows, None]
     return torch.exp(logits - lse).masked_fill_(~seen, 0), seen  # lse may be NaN
+
+
+def measure_values(record: Record) -> Tensor:
+    """Return the length of every value, (Hk, Nk), in float64."""
+    if record.v is None:
+        raise OptionError(
+            f'{record.name} has no values. Record with regard.watch(model, keep="qkv").'
+        )
+    return torch.linalg.vector_norm(to_torch(record.v).double(), dim=-1)
 
 
 def is_empty(record: Record, queries: Places, keys: Places) -> bool:

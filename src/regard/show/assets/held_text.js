@@ -9,7 +9,8 @@
      attending    high[i] = sum of w over the selected keys in the list
                             + min(rest[i], least · how many others the row may look at)
 
-   The mean over all heads has a list of its own. Then no other is needed.
+   By value, a weight on key j is multiplied by the length of its value; a bound by that, or
+   by the longest of the selected keys. The mean over all heads has a list of its own. Then no other is needed.
 
    Next: offline_source.js */
 
@@ -21,11 +22,12 @@ const LOST = 255; // a row without weights
 
 /* Return the codes of every token; from lists, also `upper` and what is `known`. */
 export const tintText = async (source, asked, signal) => {
-  const { sequence, heads, show, combine } = asked;
+  const { sequence, heads, show, combine, by = "weight" } = asked;
+  if (by === "rollout") throw new Error(source.about.sequences[sequence].ways.rollout);
   const { count } = source.about.sequences[sequence];
   const [low, high, one, top] = Array.from({ length: 4 }, () => new Float64Array(count));
   const seen = new Uint8Array(count);
-  const mean = (combine === "mean" && !heads && source.about.means?.[sequence]) || null;
+  const mean = (combine === "mean" && by === "weight" && !heads && source.about.means?.[sequence]) || null;
   const places = mean ? [null] : source.headsOfText(sequence, heads);
   const join = combine === "max" ? Math.max : (a, b) => a + b;
   let [used, listed, rest] = [0, 0, 0];
@@ -34,7 +36,8 @@ export const tintText = async (source, asked, signal) => {
     one.fill(0);
     top.fill(0);
     const lists = await source.listsOf(place, sequence);
-    const found = lists ? tintList(lists, asked, one, top, seen) : tintHead(await source.headOf(place), source.find(place).record, asked, one, seen);
+    const sizes = await source.sizesOf(place, by);
+    const found = lists ? tintList(lists, asked, sizes, one, top, seen) : tintHead(await source.headOf(place), source.find(place).record, asked, sizes, one, seen);
     if (lists && found) {
       listed += 1;
       rest += lists.meanRest(asked);
@@ -59,7 +62,7 @@ export const tintText = async (source, asked, signal) => {
 };
 
 /* Add what a head gives to each token, by position; return whether the selection is in it. */
-function tintHead(head, record, { first, last, show }, given, seen) {
+function tintHead(head, record, { first, last, show }, sizes, given, seen) {
   const { nq, nk, width } = head;
   const [queryAt, keyAt] = placesOf(record);
   const isChosen = (position) => position >= first && position <= last;
@@ -67,7 +70,7 @@ function tintHead(head, record, { first, last, show }, given, seen) {
     const rows = Array.from({ length: nq }, (_, i) => i).filter((i) => isChosen(queryAt(i)));
     for (const i of rows) {
       head.weighRow(i, head.rowsOf(i, i + 1), 0, nk, (j, weight) => {
-        given[keyAt(j)] += weight / rows.length;
+        given[keyAt(j)] += (weight * (sizes?.[j] ?? 1)) / rows.length;
         seen[keyAt(j)] = 1;
       });
     }
@@ -78,7 +81,7 @@ function tintHead(head, record, { first, last, show }, given, seen) {
   for (let i = 0; keys.length && i < nq; i++) {
     head.weighRow(i, rows.subarray(i * width, (i + 1) * width), keys[0], keys.at(-1) + 1, (j, weight) => {
       if (!isChosen(keyAt(j))) return;
-      given[queryAt(i)] += weight;
+      given[queryAt(i)] += weight * (sizes?.[j] ?? 1);
       seen[queryAt(i)] = 1;
     });
   }
@@ -86,16 +89,17 @@ function tintHead(head, record, { first, last, show }, given, seen) {
 }
 
 /* The same from a list: low and high of each token. */
-function tintList(list, { first, last, show }, low, high, seen) {
+function tintList(list, { first, last, show }, sizes, low, high, seen) {
+  const sizeOf = (j) => sizes?.[j] ?? 1;
   const [queryAt, keyAt] = placesOf(list.record);
   const isChosen = (position) => position >= first && position <= last;
   const chosen = (n, at) => Uint8Array.from({ length: n }, (_, index) => isChosen(at(index)));
   return show === "attended"
-    ? tintKeys(list, chosen(list.nq, queryAt), keyAt, low, high, seen)
-    : tintQueries(list, chosen(list.nk, keyAt), queryAt, low, high, seen);
+    ? tintKeys(list, chosen(list.nq, queryAt), keyAt, sizeOf, low, high, seen)
+    : tintQueries(list, chosen(list.nk, keyAt), queryAt, sizeOf, low, high, seen);
 }
 
-function tintKeys(list, isRow, keyAt, low, high, seen) {
+function tintKeys(list, isRow, keyAt, sizeOf, low, high, seen) {
   const { nq, nk, runs, starts, least } = list;
   const [bound, may, lost] = Array.from({ length: 3 }, () => new Float64Array(nk + 1)); // differences along the keys
   const rows = isRow.reduce((sum, x) => sum + x, 0);
@@ -123,30 +127,34 @@ function tintKeys(list, isRow, keyAt, low, high, seen) {
     many += may[j];
     nan += lost[j];
     if (!many) continue;
-    low[keyAt(j)] = nan ? NaN : own[j] / rows;
-    high[keyAt(j)] = nan ? NaN : (own[j] + Math.max(0, most - less[j])) / rows;
+    low[keyAt(j)] = nan ? NaN : (own[j] * sizeOf(j)) / rows;
+    high[keyAt(j)] = nan ? NaN : ((own[j] + Math.max(0, most - less[j])) * sizeOf(j)) / rows;
     seen[keyAt(j)] = 1;
   }
   return rows > 0;
 }
 
-function tintQueries(list, isKey, queryAt, low, high, seen) {
+function tintQueries(list, isKey, queryAt, sizeOf, low, high, seen) {
   const { nq, nk, runs, starts, least } = list;
   const [own, held] = [new Float64Array(nq), new Float64Array(nq)];
   list.each((i, j, weight) => {
     if (!isKey[j]) return;
-    own[i] += weight;
+    own[i] += weight * sizeOf(j);
     held[i] += 1;
   });
   const before = new Uint32Array(nk + 1); // chosen keys
-  for (let j = 0; j < nk; j++) before[j + 1] = before[j] + isKey[j];
+  let longest = 0; // value of a chosen key
+  for (let j = 0; j < nk; j++) {
+    before[j + 1] = before[j] + isKey[j];
+    if (isKey[j]) longest = Math.max(longest, sizeOf(j));
+  }
   for (let i = 0; i < nq; i++) {
     let many = 0;
     for (let run = starts[i]; run < starts[i + 1]; run += 2) many += before[runs[run + 1]] - before[runs[run]];
     if (!many) continue;
     const rest = list.restOf(i);
     low[queryAt(i)] = Number.isNaN(rest) ? NaN : own[i];
-    high[queryAt(i)] = own[i] + Math.min(rest, least * (many - held[i])); // NaN stays NaN
+    high[queryAt(i)] = own[i] + longest * Math.min(rest, least * (many - held[i])); // NaN stays NaN
     seen[queryAt(i)] = 1;
   }
   return before[nk] > 0;

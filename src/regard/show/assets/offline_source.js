@@ -16,7 +16,7 @@ import { fromBase64 } from "./source.js";
 const SLICE = 8; // ms of work, then others may
 const HEADS = 24; // kept unpacked
 const MOST = 20; // keys of a pinned row
-const RECORDS = 64; // whose numbers are kept inflated
+const RECORDS = 128; // whose numbers are kept inflated
 const LISTS = 1200; // heads whose lists are known: views of what is inflated
 const KEYS = 128; // heads whose keys are kept unpacked
 
@@ -95,6 +95,15 @@ export class HeldSource {
   /* The tint of every token, as text_tint.py defines it, or its bounds. */
   async text(asked, signal) {
     return tintText(this, asked, signal);
+  }
+
+  /* The lengths of the values of a head, of the longest 1; null: they are not asked for. */
+  async sizesOf(place, by) {
+    if (by !== "value") return null;
+    const { record, number, at } = this.find(place);
+    const bytes = new Uint8Array(await this.read(`values-${number}`, this.inflated, RECORDS));
+    const start = record.values[at] * record.nk;
+    return Float64Array.from({ length: record.nk }, (_, j) => weightOf((bytes[start + j] << 8) | bytes[bytes.length / 2 + start + j]));
   }
 
   /* The list of a head that has no cells here, or without a place that of the mean; null if there is none. */

@@ -25,11 +25,11 @@ const ADDRESS = {
   vs: ["other", String], cmp: ["compare", String],
   sort: ["sort", String], only: ["only", String],
   v: ["view", String], sel: ["passage", String], hs: ["heads", String],
-  w: ["show", String], mix: ["mix", String], sc: ["scale", String], tl: ["least", Number],
+  w: ["show", String], mix: ["mix", String], by: ["by", String], sc: ["scale", String], tl: ["least", Number],
 };
 const START = {
   sequence: 0, how: "max", low: -3, sort: "layer", only: "", compare: "",
-  show: "attended", mix: "mean", scale: "log", least: -2,
+  show: "attended", mix: "mean", by: "weight", scale: "log", least: -2,
 };
 const PLACES = ["v", "l", "h", "sort", "only"]; // of the address: with none of them, it is the text
 
@@ -114,11 +114,12 @@ export class Page {
   /* An address may be old, or mistyped. */
   mendState() {
     const { at, part } = this;
-    for (const name of ["how", "sort", "only", "compare", "sequence", "mix", "scale"]) {
+    for (const name of ["how", "sort", "only", "compare", "sequence", "mix", "by", "scale"]) {
       const known = [...part[name].options].some(({ value }) => value === `${at[name]}`);
       if (!known) at[name] = START[name];
     }
     if (!["light", "dark"].includes(at.theme)) at.theme = undefined;
+    if (this.meta.sequences[at.sequence]?.ways?.[at.by]) at.by = START.by; // it is not there
     if (at.show !== "attending") at.show = START.show;
     at.least = Math.min(-1, Math.max(-8, at.least));
     at.low = Math.min(-1, Math.max(-8, at.low));

@@ -11,6 +11,11 @@ const MEANING = {
   attended: ["its weight on each token", "the weight on each token, mean over the selected tokens"],
   attending: ["the weight that each token gives to it", "the weight that each token gives to them, added up"],
 };
+const BY = {
+  weight: "",
+  value: "A weight is multiplied by the length of its key's value vector, as a share of the longest value of this text: what a head can write from a token, before its output matrix.",
+  rollout: "Rollout: the mean over the heads of each layer, half and half with the token itself (the residual stream), multiplied over all layers. It shows paths through the layers, of all heads.",
+};
 const MIX = {
   mean: "mean: the average over the heads. What one head does alone is faint.",
   max: "max: the largest over the heads. A token is strong if any head attends to it.",
@@ -34,12 +39,15 @@ export class TextPanel {
     part.pickLayer.hidden = which !== "layer" && which !== "head";
     part.pickHead.hidden = which !== "head";
     part.pickList.hidden = which !== "set";
-    part.pickMix.hidden = part.mixWords.hidden = count === 1;
+    const rolled = at.by === "rollout"; // of all heads
+    part.pickHeads.hidden = rolled;
+    part.pickMix.hidden = part.mixWords.hidden = count === 1 || rolled;
     if (layer !== undefined) page.fill(part.textLayer, records.map((x) => x.layer), layer);
     if (head !== undefined) page.fill(part.textHead, records.find((x) => x.layer === layer).heads, head);
     if (which === "set") part.textList.value = list;
     const whole = which === "all" ? view.countAll() : count;
     const some = whole > count ? ` of ${showCount(whole)} heads, those whose cells fit into this file;` : " heads,";
+    this.showWays();
     part.mixWords.textContent = `${showCount(count)}${some} ${MIX[at.mix]}`;
     part.mix.value = at.mix;
     part.scale.value = at.scale;
@@ -52,12 +60,24 @@ export class TextPanel {
     this.showLegend();
   }
 
+  /* What the weights are multiplied by, and why some of it cannot be chosen. */
+  showWays() {
+    const { part, at, view } = this;
+    const { ways = {} } = view.meta.sequences[at.sequence];
+    for (const option of part.by.options) option.disabled = Boolean(ways[option.value]);
+    part.by.value = at.by;
+    const names = { value: "By value", rollout: "Rollout" };
+    const missing = Object.entries(ways).filter(([, why]) => why).map(([name, why]) => `${names[name]}: ${why}.`);
+    part.byWords.textContent = [BY[at.by], ...missing].filter(Boolean).join(" ");
+  }
+
   showLegend() {
     const { part, at, page, view } = this;
     part.textLegend.getContext("2d").drawImage(page.ink.paintLegend(false), 0, 0);
     const least = at.scale === "linear" ? 0 : Number((10 ** at.least).toPrecision(2));
     const most = at.scale === "linear" ? Number((view.largest ?? 1).toPrecision(3)) : 1;
-    part.textEnds.textContent = `weight ${least} … ${most}`;
+    const what = { value: "weight × value", rollout: "rollout" }[at.by] ?? "weight";
+    part.textEnds.textContent = `${what} ${least} … ${most}`;
     part.textLow.setAttribute("aria-valuetext", `colours from ${least} to 1`);
   }
 
@@ -148,6 +168,7 @@ export class TextPanel {
     onChange(part.textHead, (head) => this.page.set({ head: Number(head), heads: `${view.heads.layer}.${head}` }));
     onChange(part.textList, (list) => this.page.set({ heads: list.replace(/[\s,;]+/g, ",").replace(/^,|,$/g, "") }));
     onChange(part.mix, (mix) => this.page.set({ mix }));
+    onChange(part.by, (by) => this.page.set({ by }));
     onChange(part.scale, (scale) => this.page.set({ scale }));
     part.textLow.addEventListener("input", () => this.page.set({ least: Number(part.textLow.value) }));
     part.attending.addEventListener("change", () => this.page.set({ show: part.attending.checked ? "attending" : "attended" }));

@@ -231,9 +231,9 @@ export class TextView {
 
   /* Ask for the codes of the selection, unless they are those that are shown. */
   async ask() {
-    const { sequence, show, mix } = this.at;
+    const { sequence, show, mix, by } = this.at;
     const [first, last] = this.chosen;
-    const asked = { sequence, first, last, heads: this.heads.list, show, combine: mix };
+    const asked = { sequence, first, last, heads: by === "rollout" ? "" : this.heads.list, show, combine: mix, by };
     const name = JSON.stringify(asked);
     if (name === this.asked) {
       if (this.codes) this.panel.showMatrix(); // the colours may be others
