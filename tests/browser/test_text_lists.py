@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from regard.show.log_codes import NAN, decode
 from regard.show.map_requests import answer
 from regard.show.map_source import MapSource
 from regard.show.page import make_page
+from regard.show.server import start_server
 
 LIMIT = 900_000
 
@@ -176,3 +178,70 @@ def test_the_page_says_what_is_not_in_the_file(
     assert window.overflow() == 0
     assert find_violations(window) == []
     assert window.page.evaluate("() => window.hit") is None, ALERT
+
+
+def add_values(record, seed=0):
+    rng = np.random.default_rng(seed)
+    v = rng.normal(size=(len(record.k), record.shape[2], 4))
+    return replace(record, v=torch.tensor(v * rng.random((record.shape[2], 1))))
+
+
+@pytest.mark.parametrize("cells", [True, False])
+def test_a_file_multiplies_by_the_length_of_values(module, monkeypatch, cells):
+    if cells:
+        monkeypatch.undo()  # all cells fit
+    monkeypatch.setattr("regard.show.page_overview.list_exact", lambda *_: iter(()))
+    record = add_values(draw((120, 120), heads=4, shared=2, mask=causal()))
+    recording = make_recording(record, add_values(replace(record, name="b"), 1))
+    source = MapSource(recording)
+    page = make_page(recording, limit=LIMIT)
+    assert (page.overview == 0) is cells
+    about, blobs = read(page)
+    assert "a file has no rollout" in about["sequences"][0]["ways"]["rollout"]
+    for show in ("attended", "attending"):
+        for combine, heads in (("mean", ""), ("max", "1"), ("mean", "1.3,0.0")):
+            asked = {"sequence": 0, "first": 80, "last": 91, "heads": heads}
+            asked |= {"show": show, "combine": combine, "by": "value"}
+            right = np.nan_to_num(decode(answer(source, "text", asked).codes)[0])
+            found = module.evaluate(ASK, [about, blobs, "text", asked])
+            low = np.nan_to_num(decode(np.array(found["codes"], np.uint16)))
+            if cells:
+                np.testing.assert_allclose(low, right, rtol=2e-3, atol=2e-9)
+            else:
+                found = module.evaluate(ASK_RANGE, [about, blobs, asked])
+                high = np.nan_to_num(decode(np.array(found["upper"], np.uint16)))
+                assert (low <= right * 1.011 + 2e-9).all()
+                assert (right <= high * 1.011 + 2e-9).all()
+                assert (high >= low).all()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_measures_are_explained_or_it_is_said_why_not(open_url, tmp_path, scheme):
+    bare = draw((60, 60), heads=4, shared=2, mask=causal())
+    kept = add_values(bare)
+    for record, missing in ((bare, True), (kept, False)):
+        two = make_recording(record, replace(record, name="b"))
+        with start_server(two) as running:
+            window = open_url(running.url, "sel=50", width=390, height=800, scheme=scheme)  # fmt: skip
+            words = window.text("byWords")
+            assert ('regard.watch(model, keep="qkv")' in words) is missing
+            disabled = window.page.locator("[data-at=by] option:disabled")
+            assert disabled.count() == missing
+            window.at("by").select_option("rollout")
+            window.rest()
+            window.await_text("textEnds", "^rollout ")
+            assert "multiplied over all layers" in window.text("byWords")
+            dense = record.weights().numpy().mean(0)
+            layer = (dense + np.eye(60)) / 2
+            (said,) = window.page.evaluate(HOVER, [7])
+            right = (layer @ layer)[50, 7]
+            assert float(said.rpartition(": ")[2]) == pytest.approx(right, rel=1e-3)
+            assert window.at("pickHeads").is_hidden()
+            assert find_violations(window) == []
+            assert window.overflow() == 0
+            if not missing:
+                window.at("by").select_option("value")
+                window.rest()
+                window.await_text("textEnds", "^weight × value ")
+                assert "length of its key's value" in window.text("byWords")
+            window.page.goto("about:blank")
