@@ -9,8 +9,7 @@
     level `finest` and up  from one pass over the head              in a thread, cached
 
 If a pass takes longer than PATIENCE, a preview is returned: the middle query of each
-pixel alone. Its mass is a fair sample; its max would be far too low, so there is no
-preview for max. There is no HTTP here: the server and the widget use it.
+pixel alone. Its mass is a fair sample, its max is far too low: max has no preview.
 
 Next: server.py
 """
@@ -177,6 +176,7 @@ class MapSource:
             "levels": {"tile": TILE},
             "statistics": [x.pack() for x in list_statistics()],
             "pictures": find_pictures(self.recording),
+            "compared": self.recording.notes.get("compared"),
         }
 
     def list_readers(self, i: int) -> list[Record]:
@@ -278,7 +278,7 @@ class MapSource:
         if not 0 <= at < n[axis]:
             kind = ("query", "key")[axis]
             raise MissingError(f"there is no {kind} {at}, expected 0 to {n[axis] - 1}.")
-        if n[1 - axis] == 0:
+        if not n[1 - axis]:
             return np.zeros(0)
         one, whole = slice(at, at + 1), slice(0, n[1 - axis])
         rows, keys = (one, whole) if axis == 0 else (whole, one)

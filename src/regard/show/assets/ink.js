@@ -67,6 +67,12 @@ export class Ink {
     return [word & 255, (word >> 8) & 255, (word >> 16) & 255];
   }
 
+  /* The colour at a place of the two paths, from -1 to 1. */
+  signAt(place) {
+    const word = this.signs[Math.round(((place + 1) / 2) * (SIZE - 1))];
+    return [word & 255, (word >> 8) & 255, (word >> 16) & 255];
+  }
+
   /* A weight's colour, for CSS. */
   colour(weight) {
     const word = Number.isNaN(weight) ? RED : this.path[Math.round(this.placeOf(weight) * (SIZE - 1))];

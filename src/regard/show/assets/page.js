@@ -25,11 +25,11 @@ const ADDRESS = {
   vs: ["other", String], cmp: ["compare", String],
   sort: ["sort", String], only: ["only", String],
   v: ["view", String], sel: ["passage", String], hs: ["heads", String],
-  w: ["show", String], mix: ["mix", String], by: ["by", String], sc: ["scale", String], tl: ["least", Number],
+  w: ["show", String], mix: ["mix", String], by: ["by", String], two: ["versus", String], sc: ["scale", String], tl: ["least", Number],
 };
 const START = {
   sequence: 0, how: "max", low: -3, sort: "layer", only: "", compare: "",
-  show: "attended", mix: "mean", by: "weight", scale: "log", least: -2,
+  show: "attended", mix: "mean", by: "weight", versus: "", scale: "log", least: -2,
 };
 const PLACES = ["v", "l", "h", "sort", "only"]; // of the address: with none of them, it is the text
 
@@ -66,7 +66,8 @@ export class Page {
     this.gallery = new Gallery(this.part.gallery, this.source, { linkTo, onError });
     const count = this.meta.sequences.length;
     this.part.sequences.hidden = count < 2;
-    fillSelect(this.part.sequence, [...Array(count).keys()], 0);
+    const names = this.meta.compared?.names.map((name) => showToken(name, 24).replaceAll("·", " "));
+    fillSelect(this.part.sequence, Array.from({ length: count }, (_, at) => [at, names?.[at] ?? at]), 0);
     const choices = (entries) => entries.map(({ name, label }) => [name, label]);
     fillSelect(this.part.sort, [["layer", "layer and head"], ...choices(this.meta.statistics)], "layer");
     fillSelect(this.part.only, [["", "all heads"], ...choices(listBadges(this.meta))], "");
@@ -120,6 +121,7 @@ export class Page {
     }
     if (!["light", "dark"].includes(at.theme)) at.theme = undefined;
     if (this.meta.sequences[at.sequence]?.ways?.[at.by]) at.by = START.by; // it is not there
+    if (at.versus !== "diff") at.versus = START.versus;
     if (at.show !== "attending") at.show = START.show;
     at.least = Math.min(-1, Math.max(-8, at.least));
     at.low = Math.min(-1, Math.max(-8, at.low));

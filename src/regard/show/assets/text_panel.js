@@ -4,6 +4,7 @@
 
 import { make } from "./gallery.js";
 import { showCount, showShare, showToken, weightOf } from "./ink.js";
+import { leastChange } from "./text_pair.js";
 
 const MOST = 8; // tokens in the table
 const NAMED = 3; // tokens in the spoken sentence
@@ -48,6 +49,7 @@ export class TextPanel {
     const whole = which === "all" ? view.countAll() : count;
     const some = whole > count ? ` of ${showCount(whole)} heads, those whose cells fit into this file;` : " heads,";
     this.showWays();
+    this.showPair();
     part.mixWords.textContent = `${showCount(count)}${some} ${MIX[at.mix]}`;
     part.mix.value = at.mix;
     part.scale.value = at.scale;
@@ -71,13 +73,74 @@ export class TextPanel {
     part.byWords.textContent = [BY[at.by], ...missing].filter(Boolean).join(" ");
   }
 
+  /* Which of two runs is shown, and the heads that changed most. */
+  showPair() {
+    const { part, at, page, view } = this;
+    const { pair } = view;
+    part.pair.hidden = !pair;
+    if (!pair) return;
+    const names = pair.names.map((name) => showToken(name, 24).replaceAll("·", " "));
+    page.fill(part.versus, [["0", names[0]], ["1", names[1]], ["diff", `${names[1]} − ${names[0]}`]], view.isDifference ? "diff" : `${at.sequence}`);
+    const range = view.isDifference && view.otherRange ? ` In the other run tokens ${view.otherRange.join("–")} are selected.` : "";
+    part.pairWords.textContent = `${pair.how}.${view.isDifference ? ` The colours are how much larger it is in ${names[1]} than in ${names[0]}; tokens of one run alone are grey.` : ""}${range}`;
+    const table = make("table");
+    table.append(make("caption", "", "heads by the share of weight that moved"));
+    const here = ([layer, head]) => view.recordsOf(at.sequence).some((x) => x.layer === layer && x.heads.includes(head));
+    for (const [layer, head, moved] of pair.heads.filter(here).slice(0, MOST)) {
+      const go = make("button", "link", `L${layer} h${head}`);
+      go.type = "button";
+      go.setAttribute("aria-label", `choose layer ${layer} head ${head}`);
+      go.addEventListener("click", () => page.set({ layer, head, heads: `${layer}.${head}` }));
+      const line = make("tr");
+      const cells = [make("td"), make("td", "", moved === null ? "NaN" : moved.toFixed(3))];
+      cells[0].append(go);
+      line.append(...cells);
+      table.append(line);
+    }
+    part.pairHeads.replaceChildren(table);
+  }
+
+  /* A change in words: a range where weights are not in the file. */
+  tellChange(at) {
+    const { pair, changes } = this.view;
+    const change = changes[at];
+    if (change === null) return pair.partnerOf(this.at.sequence, at) < 0 ? `only in ${pair.names[this.at.sequence]}` : "masked";
+    const { low, high, a, b } = change;
+    const sign = (x) => `${x > 0 ? "+" : ""}${showSmall(x)}`;
+    const range = ([from, to]) => (to - from > 1e-3 * to ? `${showSmall(from)} to ${showSmall(to)}` : showSmall(from));
+    const size = high - low > 2e-3 * Math.max(a[1], b[1]) ? `${sign(low)} to ${sign(high)}` : sign(low);
+    return `${size} (${pair.names[0]} ${range(a)}, ${pair.names[1]} ${range(b)})`;
+  }
+
+  showChanges() {
+    const { part, view } = this;
+    const order = view.changes.map((change, at) => [change ? Math.abs(leastChange(change)) : 0, at]).filter(([size]) => size > 0);
+    order.sort(([one], [other]) => other - one);
+    const table = make("table");
+    table.append(make("caption", "", "largest changes"));
+    for (const [, at] of order.slice(0, MOST)) {
+      const go = make("button", "link", showCount(at));
+      go.type = "button";
+      go.setAttribute("aria-label", `select token ${view.name(at)}`);
+      go.addEventListener("click", () => view.select(at, at));
+      const line = make("tr");
+      const cells = [make("td"), make("td", "token"), make("td", "", this.tellChange(at).replace(/ \(.*/, ""))];
+      cells[0].append(go);
+      cells[1].append(make("bdi", "", showToken(view.texts[at], 20)));
+      line.append(...cells);
+      table.append(line);
+    }
+    part.strongest.replaceChildren(table);
+    this.page.panel.say(order.length ? `${view.nameChosen()}: ${order.slice(0, NAMED).map(([, at]) => `${showToken(view.texts[at])} ${this.tellChange(at)}`).join(", ")}` : `${view.nameChosen()}: nothing changed`);
+  }
+
   showLegend() {
     const { part, at, page, view } = this;
-    part.textLegend.getContext("2d").drawImage(page.ink.paintLegend(false), 0, 0);
+    part.textLegend.getContext("2d").drawImage(page.ink.paintLegend(view.isDifference), 0, 0);
     const least = at.scale === "linear" ? 0 : Number((10 ** at.least).toPrecision(2));
     const most = at.scale === "linear" ? Number((view.largest ?? 1).toPrecision(3)) : 1;
     const what = { value: "weight × value", rollout: "rollout" }[at.by] ?? "weight";
-    part.textEnds.textContent = `${what} ${least} … ${most}`;
+    part.textEnds.textContent = view.isDifference ? `change −${most} … ±${least} … ${most}` : `${what} ${least} … ${most}`;
     part.textLow.setAttribute("aria-valuetext", `colours from ${least} to 1`);
   }
 
@@ -96,6 +159,9 @@ export class TextPanel {
 
   showStrongest() {
     const { part, view } = this;
+    this.showPair();
+    part.whereBlock.hidden = view.isDifference;
+    if (view.isDifference) return this.showChanges();
     const { codes } = view;
     const order = [];
     for (let at = 0; at < codes.length; at++) { // no sorting of 131,072 tokens
@@ -168,10 +234,16 @@ export class TextPanel {
     onChange(part.textHead, (head) => this.page.set({ head: Number(head), heads: `${view.heads.layer}.${head}` }));
     onChange(part.textList, (list) => this.page.set({ heads: list.replace(/[\s,;]+/g, ",").replace(/^,|,$/g, "") }));
     onChange(part.mix, (mix) => this.page.set({ mix }));
+    onChange(part.versus, (which) => view.choosePair(which));
     onChange(part.by, (by) => this.page.set({ by }));
     onChange(part.scale, (scale) => this.page.set({ scale }));
     part.textLow.addEventListener("input", () => this.page.set({ least: Number(part.textLow.value) }));
     part.attending.addEventListener("change", () => this.page.set({ show: part.attending.checked ? "attending" : "attended" }));
     part.matrixButton.addEventListener("click", () => view.openMap());
   }
+}
+
+/* A number with three digits. */
+function showSmall(number) {
+  return number && Math.abs(number) < 1e-3 ? number.toExponential(1) : Number(number.toPrecision(3)).toString();
 }

@@ -11,6 +11,7 @@
 import { make } from "./gallery.js";
 import { isMasked, showCount, showToken, showWeight, weightOf } from "./ink.js";
 import { TextPanel } from "./text_panel.js";
+import { leastChange, TextPair } from "./text_pair.js";
 import { breakLines, findLine, isFromRight, isSpecial, readToken } from "./text_lines.js";
 
 const ROW = 28; // pixels of a line
@@ -27,6 +28,8 @@ export class TextView {
     Object.assign(this, { page, part, source, meta });
     this.rows = new Map(); // number of a line -> its element
     this.lines = [];
+    const { compared, sequences } = meta;
+    this.pair = compared ? new TextPair(compared, sequences.map(({ count }) => count)) : null;
     this.panel = new TextPanel(this);
     part.reading.addEventListener("scroll", () => this.draw());
     new ResizeObserver(() => page.root.dataset.view === "text" && this.show()).observe(part.lines);
@@ -80,6 +83,26 @@ export class TextView {
     const record = records.find((x) => x.layer === layer);
     if (head === undefined) return { which: "layer", list: heads, layer, count: record.heads.length };
     return { which: "head", list: heads, layer, head, count: 1 };
+  }
+
+  /* Whether the difference of two runs is shown. */
+  get isDifference() {
+    return this.pair !== null && this.at.versus === "diff";
+  }
+
+  /* Show a run, or the difference; the selection is of the tokens that correspond. */
+  choosePair(which) {
+    const { sequence } = this.at;
+    const next = which === "diff" ? sequence : Number(which);
+    const range = next === sequence ? this.chosen : this.pair.rangeOf(sequence, this.chosen);
+    this.page.set({ versus: which === "diff" ? "diff" : "", sequence: next, passage: range ? range.join("-").replace(/^(\d+)-\1$/, "$1") : undefined });
+  }
+
+  turnPair() {
+    if (!this.pair) return;
+    const ways = ["0", "1", "diff"];
+    const now = this.isDifference ? "diff" : `${this.at.sequence}`;
+    this.choosePair(ways[(ways.indexOf(now) + 1) % ways.length]);
   }
 
   /* Change one of the state's values to the next one of a list. */
@@ -216,11 +239,30 @@ export class TextView {
     return { css: `rgb(${bytes.join(" ")})`, text: luminance(bytes) > DARKEST ? "#000000" : "#ffffff" };
   }
 
+  /* The colour of a change: of one hue if B has more, of another if A has. */
+  colourChange(change) {
+    const size = Math.abs(change);
+    const { scale, least } = this.at;
+    const place = scale === "linear" ? size / (this.largest || 1) : 1 - Math.log10(size) / least;
+    if (!Number.isNaN(change) && !(place >= FAINTEST)) return { css: "", text: "" };
+    const bytes = Number.isNaN(change) ? RED : this.page.ink.signAt(Math.sign(change) * Math.min(1, place));
+    return { css: `rgb(${bytes.join(" ")})`, text: luminance(bytes) > DARKEST ? "#000000" : "#ffffff" };
+  }
+
+  paintChange(token, at) {
+    const change = this.changes[at];
+    token.classList.toggle("masked", change === null);
+    const { css, text } = change === null ? { css: "", text: "" } : this.colourChange(leastChange(change));
+    token.style.backgroundColor = css;
+    token.style.color = text;
+  }
+
   paint(token, [first, last]) {
     const at = Number(token.dataset.token);
     const code = this.codes?.[at] ?? 1;
     token.classList.toggle("chosen", at >= first && at <= last);
     token.classList.toggle("only", at === first && at === last);
+    if (this.isDifference && this.changes) return this.paintChange(token, at);
     token.classList.toggle("masked", isMasked(code));
     const { css, text } = this.colourOf(weightOf(code));
     token.style.backgroundColor = css;
@@ -234,7 +276,7 @@ export class TextView {
     const { sequence, show, mix, by } = this.at;
     const [first, last] = this.chosen;
     const asked = { sequence, first, last, heads: by === "rollout" ? "" : this.heads.list, show, combine: mix, by };
-    const name = JSON.stringify(asked);
+    const name = JSON.stringify([asked, this.isDifference]);
     if (name === this.asked) {
       if (this.codes) this.panel.showMatrix(); // the colours may be others
       return;
@@ -246,9 +288,12 @@ export class TextView {
     const slow = setTimeout(() => control.signal.aborted || this.page.panel.say("computing …"), SLOW);
     try {
       const { codes, upper, known } = await this.source.text(asked, control.signal);
+      const changes = this.isDifference ? await this.askChanges(asked, { codes, upper }, control.signal) : undefined;
       if (control.signal.aborted) return;
-      Object.assign(this, { codes, upper, known });
-      this.largest = codes.reduce((most, code) => Math.max(most, weightOf(code) || 0), 0);
+      Object.assign(this, { codes, upper, known, changes });
+      this.largest = changes
+        ? changes.reduce((most, change) => Math.max(most, Math.abs(change ? leastChange(change) : 0) || 0), 0)
+        : codes.reduce((most, code) => Math.max(most, weightOf(code) || 0), 0);
       this.part.reading.dataset.state = "exact";
       this.draw();
       this.panel.showLegend();
@@ -268,6 +313,16 @@ export class TextView {
     }
   }
 
+  /* The same of the other run, and what changed. */
+  async askChanges(asked, here, signal) {
+    const { sequence, first, last } = asked;
+    const range = this.pair.rangeOf(sequence, [first, last]);
+    this.otherRange = range;
+    if (!range) throw new Error(`the selection is only in ${this.pair.names[sequence]}`);
+    const there = await this.source.text({ ...asked, sequence: 1 - sequence, first: range[0], last: range[1] }, signal);
+    return this.pair.changesOf(sequence, here, there);
+  }
+
   name(at) {
     return `${showCount(at)} “${showToken(this.texts[at])}”`;
   }
@@ -283,6 +338,7 @@ export class TextView {
     const code = this.codes?.[at];
     if (code === undefined) return `${this.name(at)}: not here yet`;
     const [from, to] = this.at.show === "attended" ? [who, this.name(at)] : [this.name(at), who];
+    if (this.isDifference) return `${from} → ${to}: ${this.changes ? this.panel.tellChange(at) : "not here yet"}`;
     if (isMasked(code)) return `${from} may not look at ${to}: masked`;
     return `${from} → ${to}: ${this.tell(at, showWeight)}`;
   }
