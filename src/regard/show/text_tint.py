@@ -115,7 +115,7 @@ def tint_tokens(
             here = found.positions < tokens  # a record may go on after the known text
             at, total, seen = found.positions[here], found.total[here], found.allowed
             with np.errstate(invalid="ignore"):  # NaN stays NaN
-                if is_run(at):  # much faster than by index
+                if is_consecutive(at):  # much faster than by index
                     run = slice(at[0], at[0] + len(at))
                     values[run] = add(values[run], total)
                     allowed[run] |= seen[here]
@@ -200,7 +200,7 @@ def is_empty(record: Record, queries: Places, keys: Places) -> bool:
     return bool(record.mask.place(np.empty(0)).prove(edges).empty.all())
 
 
-def is_run(positions: Places) -> bool:
+def is_consecutive(positions: Places) -> bool:
     """Return whether positions rise one by one."""
     return len(positions) > 0 and bool((np.diff(positions) == 1).all())
 

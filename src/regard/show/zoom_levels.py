@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from regard.arrays import to_numpy
 from regard.recording.record import Record
 from regard.show.log_codes import Codes, encode_weights
-from regard.stats import pyramid
 from regard.stats.columns import cut_rows
 from regard.stats.pooled import PooledMap, Pooling
 from regard.stats.pyramid import Pyramid, find_finest, find_level
@@ -101,7 +100,7 @@ def build_all_levels(
     return encode_levels(found, reach)
 
 
-def encode_levels(found: pyramid.Levels, reach: Any) -> list[Levels]:
+def encode_levels(found: Any, reach: Any) -> list[Levels]:
     """Return the levels of each head as codes, from Pyramid and AllowedMap."""
     made: list[Levels] = [{} for _ in range(len(reach))]
     allowed = list(to_numpy(reach))

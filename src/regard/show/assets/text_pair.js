@@ -30,7 +30,7 @@ export class TextPair {
   /* First and last token of the other run for a selection of this one; null if there is none. */
   rangeOf(sequence, [first, last]) {
     const found = this.partners[sequence].subarray(first, last + 1).filter((at) => at >= 0);
-    return found.length ? [Math.min(...found), Math.max(...found)] : null;
+    return found.length ? [found.reduce((a, b) => Math.min(a, b)), found.reduce((a, b) => Math.max(a, b))] : null;
   }
 
   /* What changed of every token of a run, {low, high}; null for tokens of this run alone. */

@@ -81,8 +81,11 @@ export class TextPanel {
     if (!pair) return;
     const names = pair.names.map((name) => showToken(name, 24).replaceAll("·", " "));
     page.fill(part.versus, [["0", names[0]], ["1", names[1]], ["diff", `${names[1]} − ${names[0]}`]], view.isDifference ? "diff" : `${at.sequence}`);
-    const range = view.isDifference && view.otherRange ? ` In the other run tokens ${view.otherRange.join("–")} are selected.` : "";
-    part.pairWords.textContent = `${pair.how}.${view.isDifference ? ` The colours are how much larger it is in ${names[1]} than in ${names[0]}; tokens of one run alone are grey.` : ""}${range}`;
+    const other = view.isDifference && view.otherRange;
+    const moved = other && other.join() !== view.chosen.join() ? ` There, tokens ${other.map(showCount).join("–")} are selected.` : "";
+    const alone = pair.partners[at.sequence].includes(-1) ? " Tokens of one run alone have no colour." : "";
+    const change = view.isDifference ? ` The colours are how much larger it is in ${names[1]} than in ${names[0]}.${alone}${moved}` : "";
+    part.pairWords.textContent = `Aligned: ${pair.how}.${change}`;
     const table = make("table");
     table.append(make("caption", "", "heads by the share of weight that moved"));
     const here = ([layer, head]) => view.recordsOf(at.sequence).some((x) => x.layer === layer && x.heads.includes(head));
@@ -245,5 +248,5 @@ export class TextPanel {
 
 /* A number with three digits. */
 function showSmall(number) {
-  return number && Math.abs(number) < 1e-3 ? number.toExponential(1) : Number(number.toPrecision(3)).toString();
+  return number && Math.abs(number) < 1e-3 ? number.toExponential(2) : Number(number.toPrecision(3)).toString();
 }

@@ -170,7 +170,7 @@ export class TextView {
     const { texts, tokens, count, blocks } = this.meta.sequences[sequence];
     this.texts = Array.from({ length: count }, (_, at) => texts[at] ?? ` ${tokens[at]}`);
     this.count = count;
-    const named = this.meta.sequences.length > 1 && !blocks.length ? [{ start: 0, name: `sequence ${sequence}` }] : blocks;
+    const named = this.meta.sequences.length > 1 && !blocks.length ? [{ start: 0, name: this.pair?.names[sequence] ?? `sequence ${sequence}` }] : blocks;
     const context = document.createElement("canvas").getContext("2d");
     context.font = getComputedStyle(this.part.lines).font;
     this.lines = breakLines(this.texts, named, width, (text) => context.measureText(text).width + GAP);
