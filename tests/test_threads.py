@@ -18,6 +18,7 @@ from regard.stats import tile_walk
 from regard.stats.reducers import ColumnSums
 from regard.stats.table import make_table
 from regard.threads import (
+    LARGE,
     SMALL,
     choose_threads,
     count_cores,
@@ -81,7 +82,8 @@ def make_record(n=40, heads=4):
         (SMALL, 8, 3, 3),  # others use five cores
         (SMALL, 2, 8, 2),  # never more than torch had
         (SMALL, 8, 0, 1),
-        (1e15, 8, 1, 1),  # no work is so large that it pays to wait for busy cores
+        (8 * LARGE - 1, 8, 1, 1),  # threads would wait for the busy cores
+        (8 * LARGE, 8, 1, 8),  # but not for long, compared with their own work
         (1e15, 1, 8, 1),
     ],
 )
@@ -93,6 +95,7 @@ def test_cores_are_counted_only_if_it_matters(monkeypatch):
     asked = []
     monkeypatch.setattr(threads, "count_free", lambda: asked.append(1) or 2)
     assert [fit_threads(SMALL - 1, 8), fit_threads(SMALL, 1)] == [1, 1]
+    assert fit_threads(8 * LARGE, 8) == 8
     assert not asked
     assert (fit_threads(SMALL, 8), asked) == (2, [1])
 

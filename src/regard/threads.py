@@ -6,11 +6,13 @@
         ...
 
     threads = 1                               if work < SMALL multiply-adds
+            = torch's own                     if work >= LARGE for each of them
             = min(torch's own, free cores)    otherwise
 
 Waking a thread takes longer than a small call. If another process uses a core, each
 parallel loop of torch ends when the slower thread does, while the other one spins: a
-page of 101 tokens took 54 s with two threads, and 3.7 s with one.
+page of 101 tokens took 54 s with two threads, and 3.7 s with one. In a large call that
+wait is short, and two threads get more of a busy machine than one does.
 
 torch.set_num_threads sets the number for the calling thread, and for threads that use
 torch for the first time later. Both managers restore it, also after an exception. The
@@ -34,7 +36,8 @@ from typing import TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-SMALL = 2**25  # multiply-adds that one thread does in about a millisecond
+SMALL = 2**22  # multiply-adds that one thread does in some tenths of a millisecond
+LARGE = 2**29  # for each thread: longer than a thread waits for a busy core
 FRESH = 0.5  # seconds for which a count of the free cores is used
 SAMPLES, PAUSE = 3, 0.0005  # a daemon that runs for a moment does not count
 PROC, QUOTA = Path("/proc"), Path("/sys/fs/cgroup/cpu.max")
@@ -54,13 +57,15 @@ def choose_threads(work: float, *, limit: int, free: int) -> int:
     >>> choose_threads(1e9, limit=8, free=6), choose_threads(1e6, limit=8, free=6)
     (6, 1)
     """
-    return 1 if work < SMALL else max(1, min(limit, free))
+    if work < SMALL:
+        return 1
+    return limit if work >= LARGE * limit else max(1, min(limit, free))
 
 
 def fit_threads(work: float, limit: int) -> int:
     """Return the number of threads for some work now, at most `limit`."""
-    if limit == 1 or work < SMALL:
-        return 1  # without counting the free cores
+    if limit == 1 or work < SMALL or work >= LARGE * limit:
+        return choose_threads(work, limit=limit, free=1)  # without counting them
     return choose_threads(work, limit=limit, free=count_free())
 
 

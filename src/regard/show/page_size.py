@@ -34,6 +34,7 @@ from regard.stats.nonfinite import mark_nonfinite
 from regard.stats.pyramid import find_level
 from regard.stats.registry import list_statistics
 from regard.stats.replay import to_torch
+from regard.threads import hold_threads
 
 FINEST, COARSEST = 5e-5, 0.1  # smallest and largest error of the logits
 SIDE = 1024  # most pixels per side of a stored level
@@ -78,7 +79,8 @@ def sample_bits(record: Record) -> float:
     """Return the bits of a number at the finest error, measured on some tokens."""
     if record.bias is not None:
         return 8.0  # later components are small; they are rounded to few bits
-    record = mark_nonfinite(record)
+    with hold_threads(1):
+        record = mark_nonfinite(record)
     q, k = (to_torch(x) for x in (record.q, record.k))
     group = len(q) // len(k)
     size, numbers = 0, 0

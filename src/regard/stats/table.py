@@ -330,15 +330,15 @@ def measure_rows(
     Queries without a value are NaN and marked in `missing`; any other NaN was computed.
     If the record does not have a statistic, all of its queries are missing.
     """
-    asked = {name: find_statistic(name).request(record, tokens) for name in names}
-    asks = {name: x for name, x in asked.items() if isinstance(x, Ask | DirectAsk)}
-    walked = {
-        name: x for name, x in asked.items() if name not in asks and x is not None
-    }
     shape = record.heads, record.q.shape[1]
     with use_threads(math.prod(shape) * record.k.shape[1] * record.q.shape[2]):
-        found = make_plan(asks).run()
-    found |= zip(walked, walk(record, *walked.values()) if walked else (), strict=True)
+        asked = {name: find_statistic(name).request(record, tokens) for name in names}
+        asks = {name: x for name, x in asked.items() if isinstance(x, Ask | DirectAsk)}
+        walked = {
+            name: x for name, x in asked.items() if name not in asks and x is not None
+        }
+        reduced = walk(record, *walked.values()) if walked else ()
+        found = make_plan(asks).run() | dict(zip(walked, reduced, strict=True))
     nothing = NamedArray(
         np.full(shape, np.nan), ("head", "query"), "", np.ones(shape, bool)
     )

@@ -68,18 +68,18 @@ def walk(
     workers: number of threads; by default, chosen from the work and the free cores
     progress: called with the strips done and their total; an exception ends the walk
     """
-    chosen, record = check_heads(record, heads), mark_nonfinite(record)
+    chosen = check_heads(record, heads)
     rows = read_slice("rows", rows, record.q.shape[1])
     keys = read_slice("keys", keys, record.k.shape[1])
     for name, n in (("block", block), ("workers", 1 if workers is None else workers)):
         if not isinstance(n, int) or n < 1:
             raise OptionError(f"{name}={n!r}, expected a whole number of at least 1.")
-    found_heads = read_heads(record, chosen, rows, keys)
-    strips = (strip for head in found_heads for strip in cut_strips(head, block))
     n_strips = len(chosen) * max(1, math.ceil((rows.stop - rows.start) / block))
     found: list[list[Any]] = [[] for _ in reducers]
     cells = len(chosen) * (rows.stop - rows.start) * (keys.stop - keys.start)
     with one_thread() as limit:
+        found_heads = read_heads(mark_nonfinite(record), chosen, rows, keys)
+        strips = (strip for head in found_heads for strip in cut_strips(head, block))
         many = workers or fit_threads(cells * record.q.shape[-1], limit)
         run = run_in_order(partial(run_strip, reducers), strips, many)
         with closing(run) as done:
