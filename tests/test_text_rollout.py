@@ -15,7 +15,7 @@ from regard.show import text_rollout
 from regard.show.log_codes import decode
 from regard.show.map_requests import answer
 from regard.show.map_source import MapSource, MissingError
-from regard.show.text_rollout import find_obstacle, roll_out
+from regard.show.text_rollout import find_rollout_obstacle, roll_out
 from regard.show.text_tint import TextSelection, tint_tokens
 
 
@@ -87,15 +87,15 @@ def test_a_rollout_of_another_order_is_another_one(records):
 
 
 def test_where_there_is_no_rollout_it_is_said(records, monkeypatch):
-    assert find_obstacle(records) == ""
-    assert find_obstacle(records[:1]).startswith("it needs at least two layers")
+    assert find_rollout_obstacle(records) == ""
+    assert find_rollout_obstacle(records[:1]).startswith("it needs at least two layers")
     short = replace(draw(5, n=(20, N), start=N - 20, mask=causal()), name="short")
     words = (
         "short has other queries or keys than layer.0; it needs layers over the same"
     )
-    assert find_obstacle([*records, short]).startswith(words)
+    assert find_rollout_obstacle([*records, short]).startswith(words)
     monkeypatch.setattr(text_rollout, "CELLS", 1000)
-    assert find_obstacle(records) == "it would take minutes for so many tokens"
+    assert find_rollout_obstacle(records) == "it would take minutes for so many tokens"
 
 
 @pytest.fixture

@@ -41,7 +41,9 @@ def show(request, tmp_path, open_url):
 
         def open_it(two, address):
             url = stack.enter_context(HOSTS[request.param](two, tmp_path))
-            return open_url(url, address, width=1280, height=800, scheme="light")
+            window = open_url(url, address, width=1280, height=800, scheme="light")
+            stack.callback(window.page.goto, "about:blank")  # before the server stops
+            return window
 
         yield open_it
 

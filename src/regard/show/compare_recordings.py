@@ -7,8 +7,8 @@
     notes         "compared": names, the tokens that correspond, heads by change
 
 Tokens correspond as alignment.py finds them: all of them if they are the same, else by
-a diff, or by a diff inside of each span that both have. Heads are sorted by `moved`, the
-share of their weights that is elsewhere (comparison.py). A page, the server and the
+a diff, or by a diff inside of each span that both have. Heads are sorted by `moved`,
+the share of their weights that is elsewhere (comparison.py). A page, the server and the
 widget show the result as any other recording, with the difference of the two.
 
 Next: map_source.py

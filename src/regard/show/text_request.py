@@ -25,7 +25,7 @@ from regard.recording.record import Record
 from regard.show.log_codes import encode_weights
 from regard.show.map_source import MapSource, MissingError
 from regard.show.request_numbers import read_numbers
-from regard.show.text_rollout import find_obstacle, roll_out
+from regard.show.text_rollout import find_rollout_obstacle, roll_out
 from regard.show.text_tint import TextSelection, measure_values, tint_tokens
 from regard.show.zoom_levels import Sheet
 from regard.stats.nonfinite import mark_nonfinite
@@ -46,7 +46,7 @@ def answer_text(source: MapSource, given: Mapping[str, str | int]) -> Sheet:
     if last >= n:
         raise MissingError(f"there is no token {last}, expected 0 to {n - 1}.")
     if by == "rollout":
-        tint = roll_out(find_layers(source, sequence), selection, tokens=n)
+        tint = roll_out(list_rolled_layers(source, sequence), selection, tokens=n)
     else:
         longest = find_longest(source, sequence) if by == "value" else 1.0
         tint = tint_tokens(chosen, selection, tokens=n, longest=longest)
@@ -54,10 +54,10 @@ def answer_text(source: MapSource, given: Mapping[str, str | int]) -> Sheet:
     return Sheet(codes, 0, combine)
 
 
-def find_layers(source: MapSource, sequence: int) -> list[Record]:
+def list_rolled_layers(source: MapSource, sequence: int) -> list[Record]:
     """Return the layers of a rollout; raise MissingError if it is not defined."""
     records = [record for record, _ in select_heads(source, sequence, "")]
-    wrong = find_obstacle(records)
+    wrong = find_rollout_obstacle(records)
     if wrong:
         raise MissingError(f"there is no rollout: {wrong}.")
     return records

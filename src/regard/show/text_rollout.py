@@ -34,10 +34,10 @@ KEEP_V = 'record the values with regard.watch(model, keep="qkv")'
 def describe_ways(records: Sequence[Record]) -> dict[str, str]:
     """Return why the tint cannot be by value or by rollout; "" where it can."""
     values = "" if records and all(x.v is not None for x in records) else KEEP_V
-    return {"value": values, "rollout": find_obstacle(records)}
+    return {"value": values, "rollout": find_rollout_obstacle(records)}
 
 
-def find_obstacle(records: Sequence[Record]) -> str:
+def find_rollout_obstacle(records: Sequence[Record]) -> str:
     """Return why a rollout over these layers is not defined; "" if it is."""
     if len(records) < 2:
         return "it needs at least two layers that read these tokens"

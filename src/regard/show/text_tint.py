@@ -153,7 +153,7 @@ def tint_record(
         sizes = (sizes if attended else sizes[:, keys])[:, None] / longest
     step = min(ROWS, CELLS // max(1, len(heads) * width))
     for part in cut_slices(record.q.shape[1], step):
-        if not attended and is_empty(record, places[0][part], places[1][keys]):
+        if not attended and may_not_look(record, places[0][part], places[1][keys]):
             continue
         weights, seen = weigh_rows(record, part, heads, None if attended else keys)
         weights = weights if sizes is None else weights * sizes
@@ -191,7 +191,7 @@ def measure_values(record: Record) -> Tensor:
     return torch.linalg.vector_norm(to_torch(record.v).double(), dim=-1)
 
 
-def is_empty(record: Record, queries: Places, keys: Places) -> bool:
+def may_not_look(record: Record, queries: Places, keys: Places) -> bool:
     """Return whether the mask proves that no query may look at any of the keys."""
     if not isinstance(record.mask, Mask) or not (queries.size and keys.size):
         return not keys.size

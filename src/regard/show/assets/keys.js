@@ -26,6 +26,7 @@ function keysOfText({ text, part, root }, { shiftKey, target }) {
     h: () => text.turnWhich(),
     l: () => text.turn("scale", ["log", "linear"]),
     c: () => text.turnPair(),
+    y: () => text.copyText(),
     m: () => text.turn("mix", ["mean", "max"]),
     v: () => text.openMap(),
     "[": () => text.step("head", -1),

@@ -237,6 +237,7 @@ export class TextPanel {
     onChange(part.textHead, (head) => this.page.set({ head: Number(head), heads: `${view.heads.layer}.${head}` }));
     onChange(part.textList, (list) => this.page.set({ heads: list.replace(/[\s,;]+/g, ",").replace(/^,|,$/g, "") }));
     onChange(part.mix, (mix) => this.page.set({ mix }));
+    part.copyText.addEventListener("click", () => view.copyText());
     onChange(part.versus, (which) => view.choosePair(which));
     onChange(part.by, (by) => this.page.set({ by }));
     onChange(part.scale, (scale) => this.page.set({ scale }));

@@ -399,6 +399,18 @@ export class TextView {
     this.draw();
   }
 
+  /* Copy the selected passage as it was read; of a single token, the whole text. */
+  async copyText() {
+    const [first, last] = this.chosen;
+    const part = first === last ? this.texts : this.texts.slice(first, last + 1);
+    try {
+      await window.navigator.clipboard.writeText(part.join(""));
+      this.page.panel.say(`${showCount(part.length)} tokens are copied`);
+    } catch {
+      this.page.panel.say("this browser does not let the page copy text");
+    }
+  }
+
   /* Open the map at the selection, with the head that is chosen or was looked at last. */
   openMap() {
     const records = this.recordsOf(this.at.sequence);
