@@ -129,9 +129,40 @@ def test_other_tokens_are_aligned(show):
     window.press("c")
     window.await_address(q=1, sel="22-32")
     window.press("c")
+    window.await_address(q=1, sel="22-32", two="side")
+    window.press("c")
     window.await_address(q=1, sel="22-32", two="diff")
     (said,) = window.page.evaluate(HOVER, [10])
     assert said.endswith(": only in B")
+
+
+SIDE = """() => [...document.querySelectorAll("[data-other]")].map((token) => [
+  Number(token.dataset.other), token.classList.contains("chosen"), token.style.backgroundColor])"""
+
+
+def test_both_texts_are_side_by_side(show):
+    window = show(A.beside(C), "sel=20-30&two=side")
+    right = tint(DENSE_C, 22, 32)
+    found = window.page.evaluate(SIDE)
+    assert [at for at, _, _ in found] == list(range(N))
+    assert [at for at, chosen, _ in found if chosen] == list(range(22, 33))
+    for at, _, colour in found:
+        assert bool(colour) == (right[at] > 0.0105) or 0.0099 < right[at] < 0.0106, at
+    # the colours are those that the other text has by itself
+    window.press("c", "c")
+    window.await_address(q=None, two=None)
+    window.press("c")
+    window.await_address(q=1, sel="22-32", two=None)
+    alone = window.page.evaluate(
+        """() => [...document.querySelectorAll("[data-token]")].map((token) => token.style.backgroundColor)"""
+    )
+    assert alone == [colour for _, _, colour in found]
+    window.go("sel=20&two=side")
+    window.page.locator("[data-other='50']").click()
+    window.rest()
+    window.await_address(sel="50")
+    window.page.locator("[data-other='10']").click()
+    window.await_text("sentence", "^this token is only in B$")
 
 
 def test_a_selection_of_one_run_alone_is_said(open_url, tmp_path):
@@ -167,7 +198,7 @@ def test_two_runs_are_read_by_everyone(open_url, tmp_path, scheme, width):
     one, other = (Seen(replace(x.recording, tokens=())) for x in runs)
     two = one.beside(other, names=(HOSTILE[0], "<img src=x onerror=alert(1)>"))
     with HOSTS["page"](two, tmp_path) as url:
-        for address in ("sel=3", "sel=3&two=diff", "q=1&sel=2-4"):
+        for address in ("sel=3&two=side", "sel=3&two=diff", "q=1&sel=2-4"):
             window = open_url(url, address, width=width, height=800, scheme=scheme)
             assert window.overflow() == 0
             assert find_violations(window) == []

@@ -121,7 +121,7 @@ export class Page {
     }
     if (!["light", "dark"].includes(at.theme)) at.theme = undefined;
     if (this.meta.sequences[at.sequence]?.ways?.[at.by]) at.by = START.by; // it is not there
-    if (at.versus !== "diff") at.versus = START.versus;
+    if (!this.meta.compared || !["diff", "side"].includes(at.versus)) at.versus = START.versus;
     if (at.show !== "attending") at.show = START.show;
     at.least = Math.min(-1, Math.max(-8, at.least));
     at.low = Math.min(-1, Math.max(-8, at.low));

@@ -80,12 +80,12 @@ export class TextPanel {
     part.pair.hidden = !pair;
     if (!pair) return;
     const names = pair.names.map((name) => showToken(name, 24).replaceAll("·", " "));
-    page.fill(part.versus, [["0", names[0]], ["1", names[1]], ["diff", `${names[1]} − ${names[0]}`]], view.isDifference ? "diff" : `${at.sequence}`);
-    const other = view.isDifference && view.otherRange;
+    page.fill(part.versus, [["0", names[0]], ["1", names[1]], ["side", "both, side by side"], ["diff", `${names[1]} − ${names[0]}`]], at.versus || `${at.sequence}`);
+    const other = at.versus && view.otherRange;
     const moved = other && other.join() !== view.chosen.join() ? ` There, tokens ${other.map(showCount).join("–")} are selected.` : "";
     const alone = pair.partners[at.sequence].includes(-1) ? " Tokens of one run alone have no colour." : "";
     const change = view.isDifference ? ` The colours are how much larger it is in ${names[1]} than in ${names[0]}.${alone}${moved}` : "";
-    part.pairWords.textContent = `Aligned: ${pair.how}.${change}`;
+    part.pairWords.textContent = `Aligned: ${pair.how}.${change || moved}`;
     const table = make("table");
     table.append(make("caption", "", "heads by the share of weight that moved"));
     const here = ([layer, head]) => view.recordsOf(at.sequence).some((x) => x.layer === layer && x.heads.includes(head));

@@ -12,6 +12,7 @@ import { make } from "./gallery.js";
 import { isMasked, showCount, showToken, showWeight, weightOf } from "./ink.js";
 import { TextPanel } from "./text_panel.js";
 import { leastChange, TextPair } from "./text_pair.js";
+import { SideText } from "./text_side.js";
 import { breakLines, findLine, isFromRight, isSpecial, readToken } from "./text_lines.js";
 
 const ROW = 28; // pixels of a line
@@ -30,6 +31,7 @@ export class TextView {
     this.lines = [];
     const { compared, sequences } = meta;
     this.pair = compared ? new TextPair(compared, sequences.map(({ count }) => count)) : null;
+    this.side = this.pair ? new SideText(this) : null;
     this.panel = new TextPanel(this);
     part.reading.addEventListener("scroll", () => this.draw());
     new ResizeObserver(() => page.root.dataset.view === "text" && this.show()).observe(part.lines);
@@ -90,18 +92,23 @@ export class TextView {
     return this.pair !== null && this.at.versus === "diff";
   }
 
-  /* Show a run, or the difference; the selection is of the tokens that correspond. */
+  get isBeside() {
+    return this.pair !== null && this.at.versus === "side";
+  }
+
+  /* Show a run, both, or the difference; the selection is of the tokens that correspond. */
   choosePair(which) {
     const { sequence } = this.at;
-    const next = which === "diff" ? sequence : Number(which);
+    const both = ["diff", "side"].includes(which);
+    const next = both ? sequence : Number(which);
     const range = next === sequence ? this.chosen : this.pair.rangeOf(sequence, this.chosen);
-    this.page.set({ versus: which === "diff" ? "diff" : "", sequence: next, passage: range ? range.join("-").replace(/^(\d+)-\1$/, "$1") : undefined });
+    this.page.set({ versus: both ? which : "", sequence: next, passage: range ? range.join("-").replace(/^(\d+)-\1$/, "$1") : undefined });
   }
 
   turnPair() {
     if (!this.pair) return;
-    const ways = ["0", "1", "diff"];
-    const now = this.isDifference ? "diff" : `${this.at.sequence}`;
+    const ways = ["0", "1", "side", "diff"];
+    const now = this.at.versus || `${this.at.sequence}`;
     this.choosePair(ways[(ways.indexOf(now) + 1) % ways.length]);
   }
 
@@ -152,6 +159,7 @@ export class TextView {
 
   /* Show what the state says. */
   show() {
+    this.part.beside.hidden = !this.isBeside;
     this.layOut();
     this.panel.showControls();
     this.draw();
@@ -276,7 +284,7 @@ export class TextView {
     const { sequence, show, mix, by } = this.at;
     const [first, last] = this.chosen;
     const asked = { sequence, first, last, heads: by === "rollout" ? "" : this.heads.list, show, combine: mix, by };
-    const name = JSON.stringify([asked, this.isDifference]);
+    const name = JSON.stringify([asked, this.at.versus]);
     if (name === this.asked) {
       if (this.codes) this.panel.showMatrix(); // the colours may be others
       return;
@@ -288,7 +296,8 @@ export class TextView {
     const slow = setTimeout(() => control.signal.aborted || this.page.panel.say("computing …"), SLOW);
     try {
       const { codes, upper, known } = await this.source.text(asked, control.signal);
-      const changes = this.isDifference ? await this.askChanges(asked, { codes, upper }, control.signal) : undefined;
+      const there = this.isDifference || this.isBeside ? await this.askOther(asked, control.signal) : undefined;
+      const changes = this.isDifference ? this.pair.changesOf(sequence, { codes, upper }, there) : undefined;
       if (control.signal.aborted) return;
       Object.assign(this, { codes, upper, known, changes });
       this.largest = changes
@@ -296,6 +305,7 @@ export class TextView {
         : codes.reduce((most, code) => Math.max(most, weightOf(code) || 0), 0);
       this.part.reading.dataset.state = "exact";
       this.draw();
+      if (this.isBeside) this.side.show({ sequence: 1 - sequence, codes: there.codes, range: this.otherRange });
       this.panel.showLegend();
       this.panel.showKnown();
       this.panel.showMatrix();
@@ -313,14 +323,13 @@ export class TextView {
     }
   }
 
-  /* The same of the other run, and what changed. */
-  async askChanges(asked, here, signal) {
+  /* The same of the other run. */
+  async askOther(asked, signal) {
     const { sequence, first, last } = asked;
     const range = this.pair.rangeOf(sequence, [first, last]);
     this.otherRange = range;
     if (!range) throw new Error(`the selection is only in ${this.pair.names[sequence]}`);
-    const there = await this.source.text({ ...asked, sequence: 1 - sequence, first: range[0], last: range[1] }, signal);
-    return this.pair.changesOf(sequence, here, there);
+    return this.source.text({ ...asked, sequence: 1 - sequence, first: range[0], last: range[1] }, signal);
   }
 
   name(at) {
