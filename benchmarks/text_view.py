@@ -151,12 +151,20 @@ def measure_file(page: Page) -> dict[str, Any]:
         opened = open_text(page, path.as_uri(), "sel=200")
         heads = page.text_content("[data-at=mixWords]") or ""
         found = click(page)
+        open_text(page, path.as_uri(), "sel=200&mix=max")
+        largest = click(page)
+        open_text(page, path.as_uri(), "sel=200&mix=max&w=attending")
+        attending = click(page)
     return {
         "MB": round(made.size / 1e6, 1),
         "heads": int(heads.split()[0]),
         "overview": made.overview,
+        "least": made.least,
+        "share": made.share,
         "open_s": opened,
         "click_ms": found,
+        "max_ms": largest,
+        "attending_ms": attending,
     }
 
 
@@ -179,7 +187,14 @@ def render(result: dict[str, Any]) -> str:
             GOALS["click_ms"],
         ),
         (f"file of {SHORT:,} tokens: size, MB", file["MB"], GOALS["MB"]),
-        (f"the same, click, {file['heads']} heads, ms", max(file["click_ms"]), ""),
+        (
+            f"the same, {file['heads']} heads: weights from",
+            f"{file['least']} on ({file['share']:.0%})",
+            "",
+        ),
+        ("the same, click, mean of all heads, ms", max(file["click_ms"]), ""),
+        ("the same, click, max of all heads, ms", max(file["max_ms"]), ""),
+        ("the same, who attends to it, ms", max(file["attending_ms"]), ""),
     )
     lines = ["| what, worst of five | measured | goal |", "|---|---|---|"]
     lines += [f"| {what} | {found} | {goal} |" for what, found, goal in rows]

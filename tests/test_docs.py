@@ -25,6 +25,7 @@ import click
 import numpy as np
 import pytest
 import torch
+from tiny_models import build_whisper
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -152,7 +153,17 @@ def give_show():
     }
 
 
+def give_figures():
+    """Return what a small Whisper heard, for the excerpt about sounds."""
+    network = build_whisper()[0].eval()
+    features = torch.randn(1, 8, 100)
+    with regard.watch(network) as seen, torch.inference_mode():
+        network(input_features=features, decoder_input_ids=torch.arange(1, 4)[None])
+    return {"seen": seen, "words": ["a", " b", " c"], "features": features}
+
+
 GIVEN = {
+    "docs/figures.md": give_figures,
     "docs/lens.md": give_lens,
     "docs/stats.md": give_seen,
     "docs/show.md": give_show,
@@ -359,6 +370,7 @@ def test_there_are_commands_and_wrong_ones_are_noticed():
         ("heads", "docs/models.md"),
         ("families", "docs/families.md"),
         ("lens", "docs/lens.md"),
+        ("search_heads", "docs/lens.md"),
         ("check", "docs/check.md"),
         ("stats", "docs/stats.md"),
         ("map", "docs/show.md"),

@@ -234,6 +234,23 @@ class Seen(Displayed):
         notes = found.notes | {"pictures": pictures}
         return Seen(replace(found, notes=notes, texts=tuple(texts)))
 
+    @suggest
+    def beside(
+        self, other: Any, *, names: tuple[str, str] = ("A", "B"), spans: Any = None
+    ) -> Seen:
+        """Return both runs as one, to be shown together with their difference.
+
+            before.beside(after, names=("before", "after")).page("two.html")
+
+        other: what `watch` or `open` returned, or the path of a saved recording
+        names: what the two are called
+        spans: (spans of self, spans of other), to align tokens inside of these only
+        """
+        from regard.show.compare_recordings import join_recordings  # noqa: PLC0415
+
+        found = read_recording(other)
+        return Seen(join_recordings(self.recording, found, names=names, spans=spans))
+
     def widget(self, *, address: str = "", height: int = 640) -> MapWidget:
         """Return the map as a notebook widget.
 

@@ -13,7 +13,7 @@ from regard.show.log_codes import decode
 from regard.show.map_source import MapSource, Spot
 from regard.show.page import EXACT, make_page
 
-N, HEADS, LIMIT = 1100, 4, 503_000
+N, HEADS, LIMIT = 1100, 4, 946_000
 TEXTS = tuple(f" w{i}" for i in range(N))
 
 
@@ -109,7 +109,8 @@ def test_the_page_says_what_is_an_overview(open_url, url, page, scheme, width):
     assert window.overflow() == 0
     assert find_violations(window) == []
     window.go("v=text")
-    window.await_text("mixWords", f"^{len(page.exact)} of 12 heads, those whose cells")
+    window.await_text("mixWords", "^12 heads, mean")
+    window.await_text("knownWords", f"^Means below {page.mean:g} are not in this file")
     window.go("v=heads")
     first = page.exact[0]
     window.page.locator(".note a").first.click()

@@ -470,3 +470,19 @@ def test_a_long_text_has_few_elements_and_one_request_per_view(open_url):
         window.page.wait_for_selector(f"[data-token='{n - 1}'].chosen")
         assert len(asked) == 2
         window.page.goto("about:blank")
+
+
+@ONE_HOST
+def test_the_text_is_copied_as_it_was_read(open_window):
+    window = open_window("hostile", "sel=2-5")
+    window.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    read = "() => navigator.clipboard.readText()"
+    window.at("copyText").click()
+    window.await_text("sentence", "^4 tokens are copied$")
+    seen = [x.encode("utf-16", "replace").decode("utf-16") for x in HOSTILE]
+    normal = [x.replace("\r\n", "\n").replace("\r", "\n") for x in seen]
+    assert window.page.evaluate(read).replace("\r", "") == "".join(normal[2:6])
+    window.go("sel=3")
+    window.at("reading").focus()
+    window.press("y")
+    window.await_text("sentence", f"^{len(HOSTILE)} tokens are copied$")

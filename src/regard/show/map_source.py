@@ -9,8 +9,7 @@
     level `finest` and up  from one pass over the head              in a thread, cached
 
 If a pass takes longer than PATIENCE, a preview is returned: the middle query of each
-pixel alone. Its mass is a fair sample; its max would be far too low, so there is no
-preview for max. There is no HTTP here: the server and the widget use it.
+pixel alone. Its mass is a fair sample, its max is far too low: max has no preview.
 
 Next: server.py
 """
@@ -35,6 +34,7 @@ from regard.show.background_jobs import Jobs, LruCache
 from regard.show.layer_kinds import find_kind, is_causal
 from regard.show.log_codes import encode_weights
 from regard.show.text_blocks import describe_text
+from regard.show.text_rollout import describe_ways
 from regard.show.vision_input import find_pictures
 from regard.show.zoom_levels import (
     Levels,
@@ -104,6 +104,7 @@ class MapSource:
                     (sequence, self.names.index(record.name)), record
                 )
         self.marked: dict[tuple[int, int], Record] = {}  # text_request.py
+        self.longest: dict[int, float] = {}  # value of a sequence
         self.kept = LruCache(limit)
         self.passes, self.chores = Jobs("passes"), Jobs("chores")
         self.clock = itertools.count(1)
@@ -161,6 +162,7 @@ class MapSource:
                 describe_text(
                     tokens[i] if i < len(tokens) else (),
                     texts[i] if i < len(texts) else (),
+                    describe_ways(self.list_readers(i)),
                 )
                 for i in range(n)
             ],
@@ -176,7 +178,13 @@ class MapSource:
             "levels": {"tile": TILE},
             "statistics": [x.pack() for x in list_statistics()],
             "pictures": find_pictures(self.recording),
+            "compared": self.recording.notes.get("compared"),
         }
+
+    def list_readers(self, i: int) -> list[Record]:
+        """Return the layers whose queries and keys are the tokens of sequence i."""
+        mine = (x for (sequence, _), x in self.records.items() if sequence == i)
+        return [x for x in mine if all(self.name_tokens(i, x).values())]
 
     def name_tokens(self, sequence: int, record: Record) -> dict[str, bool]:
         """Return whether the queries and the keys are the tokens of the sequence.
@@ -225,14 +233,14 @@ class MapSource:
     def await_levels(self, spot: Spot, seconds: float) -> Levels | None:
         """Return the coarse levels of a head; None if they take more than `seconds`."""
         levels: Levels | None = self.kept.get(spot)
-        if levels is None:
-            # the newest request first: it is the one that the user is viewing
-            urgency, work = -next(self.clock), partial(self.build, spot)
-            try:
-                levels = self.passes.ask(spot, work, urgency).result(seconds)
-            except TimeoutError:
-                return None
-        return levels
+        if levels is not None:
+            return levels
+        # the newest request first: it is the one that the user is viewing
+        urgency, work = -next(self.clock), partial(self.build, spot)
+        try:
+            return self.passes.ask(spot, work, urgency).result(seconds)  # type: ignore[no-any-return]
+        except TimeoutError:
+            return None
 
     def build(self, spot: Spot) -> Levels:
         """Compute the coarse levels of a head, unless they are cached."""
@@ -241,8 +249,8 @@ class MapSource:
             made = build_levels(
                 self.find(*spot),
                 spot.head,
-                progress=self.watch(
-                    self.passes, f"layer {spot.layer}, head {spot.head}"
+                progress=partial(
+                    self.tell, self.passes, f"layer {spot.layer}, head {spot.head}"
                 ),
             )
             self.kept.put(spot, made, sum(x.nbytes for x in made.values()))
@@ -272,7 +280,7 @@ class MapSource:
         if not 0 <= at < n[axis]:
             kind = ("query", "key")[axis]
             raise MissingError(f"there is no {kind} {at}, expected 0 to {n[axis] - 1}.")
-        if n[1 - axis] == 0:
+        if not n[1 - axis]:
             return np.zeros(0)
         one, whole = slice(at, at + 1), slice(0, n[1 - axis])
         rows, keys = (one, whole) if axis == 0 else (whole, one)
@@ -293,8 +301,8 @@ class MapSource:
         key = sequence, layer
         made: Sheet | None = self.kept.get(key)
         if made is None:
-            work = partial(self.sketch, *key)
             try:
+                work = partial(self.sketch, *key)
                 made = self.chores.ask(key, work, ASKED).result(WAIT)
             except TimeoutError:
                 raise UnfinishedError(
@@ -309,7 +317,7 @@ class MapSource:
             return made
         made = sketch(
             self.find(sequence, layer),
-            progress=self.watch(self.chores, f"gallery of layer {layer}"),
+            progress=partial(self.tell, self.chores, f"gallery of layer {layer}"),
         )
         self.kept.put((sequence, layer), made, made.codes.nbytes)
         return made
@@ -335,10 +343,6 @@ class MapSource:
             for row in table.list_rows()
         ]
         self.tell(self.chores, "table", len(self.rows), len(self.records))
-
-    def watch(self, jobs: Jobs, what: str) -> Callable[[int, int], None]:
-        """Return a progress callback for a walk."""
-        return partial(self.tell, jobs, what)
 
     def tell(self, jobs: Jobs, what: str, done: int, whole: int) -> None:
         """Report the progress of a job; raise CancelledError if jobs are closed."""

@@ -30,6 +30,7 @@ import numpy as np
 from regard.display import Displayed
 from regard.errors import OptionError
 from regard.recording.record import Recording
+from regard.show.log_codes import encode_weights
 from regard.show.map_source import MapSource, describe_record
 from regard.show.page_file import write_html
 from regard.show.page_overview import ExactHead, write_overview
@@ -43,11 +44,14 @@ from regard.show.page_parts import (
     pick_heads,
 )
 from regard.show.page_size import COARSEST, FINEST, choose_error
+from regard.show.text_request import find_longest
+from regard.show.text_tint import measure_values
 from regard.show.zoom_levels import build_all_levels, sketch
 from regard.stats.table import HeadTable
 
 LIMIT = 15_000_000  # bytes
 EXACT = 5e-4  # weights with at most this relative error are called exact
+NO_ROLLOUT = "a file has no rollout; seen.show() and seen.widget() have it"
 NOTE = "this file holds the text that the model read"
 
 Heads = Mapping[int, Sequence[int] | None]
@@ -64,6 +68,9 @@ class Page(Displayed):
     worst: float  # the largest relative error that was measured
     overview: int = 0  # cells per side of an overview pixel; 0: all cells are held
     exact: tuple[ExactHead, ...] = ()  # with an overview: heads whose cells are held
+    least: float | None = None  # with an overview: least weight held of every head
+    share: float = 0.0  # of all weight that is at least that
+    mean: float | None = None  # least mean over all heads that is held
 
     @property
     def size(self) -> int:
@@ -82,6 +89,12 @@ class Page(Displayed):
             return f"{about}, weights {sure}"
         pixel = f"{self.overview} × {self.overview} cells per pixel"
         lines = [f"{about}: too many cells, so an overview of all heads, {pixel}."]
+        if self.least is not None:
+            lines.append(
+                f"The text view has the weights of all heads from {self.least:g} on, "
+                f"which hold {self.share:.0%} of the attention"
+                + (f", and their mean from {self.mean:g} on." if self.mean else ".")
+            )
         if self.exact:
             lines.append(f"Single cells ({sure}) are held for the strongest heads:")
             lines += [f"  {x}" for x in self.exact]
@@ -148,16 +161,36 @@ def prepare(
     once = {tuple(row[name] for name in named): row for row in reversed(kept)}
     kept = list(reversed(once.values()))  # if a layer ran twice, its first run
     masks: dict[bytes, int] = {}
+    blobs: dict[str, bytes] = {}
     records: list[dict[str, Any]] = []
     for x in chosen:
         mask = zlib.compress(pack_mask(x.record))
         about = describe_record(x.sequence, x.layer, x.record) | {"heads": x.heads}
         about |= source.name_tokens(x.sequence, x.record)
+        about |= add_values(source, x, blobs, len(records))
         records.append(about | {"mask": masks.setdefault(mask, len(masks))})
-    blobs = {f"mask-{i}": mask for mask, i in masks.items()}
+    blobs |= {f"mask-{i}": mask for mask, i in masks.items()}
     meta = source.about | {"records": records, "table": kept, "tableAll": len(records)}
+    meta["sequences"] = [
+        x | {"ways": x["ways"] | {"rollout": NO_ROLLOUT}} for x in meta["sequences"]
+    ]
     meta |= {"few": few, "note": NOTE, "rounded": None}
     return {"meta": meta, "blobs": blobs}
+
+
+def add_values(
+    source: MapSource, x: Chosen, blobs: dict[str, bytes], n: int
+) -> dict[str, Any]:
+    """Add the lengths of the values of a record, if they are known; describe them."""
+    ways = source.about["sequences"][x.sequence]["ways"]
+    record = source.find(x.sequence, x.layer)
+    if ways["value"] or not all(source.name_tokens(x.sequence, record).values()):
+        return {}
+    sizes = measure_values(record) / find_longest(source, x.sequence)
+    codes = encode_weights(sizes.numpy(), np.ones(sizes.shape, bool))
+    halves = (codes >> 8).astype(np.uint8), (codes & 255).astype(np.uint8)
+    blobs[f"values-{n}"] = zlib.compress(b"".join(half.tobytes() for half in halves))
+    return {"values": [h * len(sizes) // record.heads for h in x.heads]}
 
 
 def list_rows(
@@ -238,7 +271,15 @@ def make_overview(
     offs = [(x.typical, x.worst) for x in overview.exact] or [(0.0, 0.0)]
     typical, worst = float(np.median([a for a, _ in offs])), max(b for _, b in offs)
     return Page(
-        html, count_heads(chosen), typical, worst, overview.cells, overview.exact
+        html,
+        count_heads(chosen),
+        typical,
+        worst,
+        overview=overview.cells,
+        exact=overview.exact,
+        least=overview.least,
+        share=overview.share,
+        mean=overview.mean,
     )
 
 

@@ -2,7 +2,10 @@
 
     overview     max and mass of every head at one zoom level: a pixel stands for many
                  cells, and is within 0.26 % of their max or mass
-    cells        of the strongest heads, at the finest rounding, while they fit
+    lists        the largest weights of every head, and the mean over all heads, for
+                 the text view (page_lists.py)
+    cells        of the strongest heads, at the finest rounding, while they fit; of the
+                 strongest one before the lists, if they are small
 
 The strongest heads are those with the most sink, previous and induction in turn, the
 statistics for which `regard show` names a head (page_size.rank_heads). The page and the
@@ -16,10 +19,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any
 
 from regard.errors import OptionError
 from regard.show.page_file import write_html
+from regard.show.page_lists import (
+    Means,
+    choose_least,
+    estimate_means,
+    fit_lists,
+    fit_means,
+    start_means,
+    walk_lists,
+)
 from regard.show.page_parts import (
     Chosen,
     CompressedCells,
@@ -33,14 +46,17 @@ from regard.show.page_size import (
     SMALLEST,
     Place,
     choose_side,
+    estimate_overview,
     is_too_long,
     rank_heads,
 )
-from regard.show.zoom_levels import SMALL, Levels, build_all_levels, build_levels
+from regard.show.weight_lists import WeightList
+from regard.show.zoom_levels import SMALL, Levels, build_levels
 from regard.stats.pyramid import find_level
 
 INNER = 512  # most pixels per side of the level that is stored for a head with cells
 LONG = 1024  # tokens from which one is stored
+FIRST = 0.2  # most of the room that the cells of the strongest head take from lists
 TAG = 512  # bytes at most around a blob, and to describe it
 
 
@@ -67,6 +83,9 @@ class Overview:
 
     cells: int  # per side of a pixel, in the coarsest record
     exact: tuple[ExactHead, ...]
+    least: float | None = None  # weight of every head that is in the lists
+    share: float = 0.0  # of all weight that they hold
+    mean: float | None = None  # least mean over all heads that is held
 
 
 def write_overview(
@@ -78,42 +97,87 @@ def write_overview(
     """Return the HTML file, and what it holds."""
     meta, blobs = fixed["meta"], dict(fixed["blobs"])
     base = len(write_html(meta, blobs))
-    levels, more = fit_overview(chosen, limit, base, progress)
-    room = limit - base - sum(map(measure_blob, more.values()))
+    strongest = list_exact(leave_out_few(meta), chosen)
+    first = list(islice(strongest, 1))  # its cells come before the lists
+    kept = sum(measure_blob(x) for _, _, cells, _ in first for x in cells.values())
+    kept = kept if kept <= FIRST * (limit - base) else 0
+    side = choose_side([x.record for x in chosen], limit - base)
+    readable = [x["qNamed"] and x["kNamed"] for x in meta["records"]]
+    parts = make_parts(chosen, readable, side, limit - base - kept, progress)
+    levels, more = fit_overview(chosen, limit, base, parts)
     blobs |= more
+    room = limit - base - sum(map(measure_blob, more.values()))
+    more, about = fit_text(chosen, parts, room - kept)
+    blobs |= more
+    room -= sum(map(measure_blob, more.values()))
     found = []
-    for n, head, added, about in list_exact(leave_out_few(meta), chosen):
-        room -= sum(map(measure_blob, added.values()))
+    for n, head, cells, own in chain(first, strongest):
+        room -= sum(map(measure_blob, cells.values()))
         if room < 0:
             break
-        blobs |= added
-        found.append((n, head, about))
+        blobs |= cells
+        found.append((n, head, own))
     exact = tuple(head for _, head, _ in found)
     records = []
     for n, (x, record) in enumerate(zip(chosen, meta["records"], strict=True)):
         n_q, n_k = int(x.record.q.shape[1]), int(x.record.k.shape[1])
         small = max(levels[n], find_level(n_q, n_k, SMALL))
-        cells = [about for m, _, about in found if m == n]
-        records.append(record | {"overview": levels[n], "small": small, "cells": cells})
-    overview = Overview(2 ** max(levels), exact)
-    meta = meta | {"records": records, "overview": describe_overview(overview)}
+        here = [own for m, _, own in found if m == n]
+        listed = {"lists": True} if f"lists-{n}" in blobs else {}
+        records.append(
+            record | {"overview": levels[n], "small": small, "cells": here} | listed
+        )
+    overview = Overview(2 ** max(levels), exact, **summarise(about))
+    meta = meta | {"records": records, "overview": describe_overview(overview)} | about
     return write_html(meta, blobs), overview
 
 
-def fit_overview(
+@dataclass
+class Parts:
+    """What one walk over every record gave."""
+
+    side: int  # pixels of the overview
+    readable: list[bool]  # whether a record reads the tokens of its sequence
+    least: float | None
+    means: Means
+    levels: list[tuple[int, list[Levels]]]
+    lists: list[list[WeightList]]
+
+
+def make_parts(
     chosen: Sequence[Chosen],
-    limit: int,
-    base: int,
+    readable: list[bool],
+    side: int,
+    room: float,
     progress: Callable[[int, int], object] | None,
+) -> Parts:
+    """Walk over every record once: zoom levels, lists and the mean over heads.
+
+    readable: whether a record reads the tokens of its sequence
+    """
+    records = [x.record for x in chosen]
+    left = room - estimate_overview(records, side)
+    read = [x for x, reads in zip(records, readable, strict=True) if reads]
+    means = start_means(chosen, readable)
+    left -= estimate_means(means, left)
+    least = choose_least(read, left) if read and left > 0 else None
+    means = means if least is not None else Means({})
+    parts = Parts(side, readable, least, means, [], [])
+    for n, x in enumerate(chosen):
+        level = find_level(x.record.q.shape[1], x.record.k.shape[1], side)
+        levels, lists = walk_lists(x, level, least if readable[n] else None, means)
+        parts.levels.append((level, levels))
+        parts.lists.append(lists)
+        if progress is not None:
+            progress(n + 1, len(chosen))
+    return parts
+
+
+def fit_overview(
+    chosen: Sequence[Chosen], limit: int, base: int, parts: Parts
 ) -> tuple[list[int], dict[str, bytes]]:
     """Return the level of each record, and their maps, which fit beside the base."""
-    side = choose_side([x.record for x in chosen], limit - base)
-    made: list[tuple[int, list[Levels]]] = []
-    for n, x in enumerate(chosen, start=1):
-        level = find_level(x.record.q.shape[1], x.record.k.shape[1], side)
-        made.append((level, build_all_levels(x.record, level)))
-        if progress is not None:
-            progress(n, len(chosen))
+    side, made = parts.side, parts.levels
     while True:
         levels = [min(level, max(k for k, _ in found[0])) for level, found in made]
         pairs = zip(levels, made, strict=True)
@@ -145,6 +209,30 @@ def leave_out_few(meta: Mapping[str, Any]) -> list[dict[str, Any]]:
         }
         for row in meta["table"]
     ]
+
+
+def fit_text(
+    chosen: Sequence[Chosen], parts: Parts, room: float
+) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Return the lists that fit, as blobs, and what the page says of them."""
+    if parts.least is None:
+        return {}, {}
+    left = room - TAG * (3 + len(chosen))  # around the blobs
+    blobs, means = fit_means(parts.means, chosen, parts.readable, left)
+    left -= sum(map(measure_blob, blobs.values()))
+    more, lists = fit_lists(parts.lists, parts.least, left)
+    about = {"means": means} if means else {}
+    return blobs | more, about | ({"lists": lists} if lists else {})
+
+
+def summarise(about: dict[str, Any]) -> dict[str, Any]:
+    """Return what is printed of the lists of a page."""
+    lists, means = about.get("lists"), about.get("means", {})
+    return {
+        "least": lists["least"] if lists else None,
+        "share": lists["share"] if lists else 0.0,
+        "mean": max((x["least"] for x in means.values()), default=None),
+    }
 
 
 def list_exact(

@@ -121,12 +121,16 @@ def count_pixels_seen(record: Record, level: int) -> float:
 def choose_side(records: Sequence[Record], room: float) -> int:
     """Return the pixels per side of an overview that takes at most half of the room."""
     for side in SIDES:
-        levels = (find_level(x.q.shape[1], x.k.shape[1], side) for x in records)
-        pairs = zip(records, levels, strict=True)
-        size = BASE64 * ROUGH_PAIR * sum(count_pixels_seen(*pair) for pair in pairs)
-        if size <= room / 2:
+        if estimate_overview(records, side) <= room / 2:
             break
     return side
+
+
+def estimate_overview(records: Sequence[Record], side: int) -> float:
+    """Return the bytes of an overview with so many pixels per side."""
+    levels = (find_level(x.q.shape[1], x.k.shape[1], side) for x in records)
+    pairs = zip(records, levels, strict=True)
+    return BASE64 * ROUGH_PAIR * sum(count_pixels_seen(*pair) for pair in pairs)
 
 
 def rank_heads(rows: Sequence[Mapping[str, Any]]) -> dict[Place, str]:

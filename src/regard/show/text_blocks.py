@@ -27,13 +27,19 @@ ENDS = {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]"}
 WORDS = 4  # most tokens of a role: "assist", "ant"
 
 
-def describe_text(tokens: Sequence[int], texts: Sequence[str]) -> dict[str, Any]:
-    """Return what a page needs to know of the text of a sequence, ready for JSON."""
+def describe_text(
+    tokens: Sequence[int], texts: Sequence[str], ways: dict[str, str]
+) -> dict[str, Any]:
+    """Return what a page needs to know of the text of a sequence, ready for JSON.
+
+    ways: other tints than by weight, with the reason if they are not there
+    """
     return {
         "tokens": list(tokens),
         "texts": list(texts),
         "count": max(len(tokens), len(texts)),
         "blocks": find_blocks(texts),
+        "ways": ways,
     }
 
 

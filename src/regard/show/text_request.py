@@ -7,6 +7,7 @@
     heads             "17.5" a head, "18" a layer, a list with commas; "" is all heads
     show              "attended" or "attending"  } text_tint.py
     combine           "mean" or "max"            }
+    by                "weight", "value" or "rollout" (text_rollout.py)
 
 The answer is a Sheet of one row, a code (log_codes.py) per token. Layers that do not
 read the tokens of the sequence (a vision tower, a decoder) are not part of "all heads".
@@ -24,7 +25,8 @@ from regard.recording.record import Record
 from regard.show.log_codes import encode_weights
 from regard.show.map_source import MapSource, MissingError
 from regard.show.request_numbers import read_numbers
-from regard.show.text_tint import TextSelection, tint_tokens
+from regard.show.text_rollout import find_rollout_obstacle, roll_out
+from regard.show.text_tint import TextSelection, measure_values, tint_tokens
 from regard.show.zoom_levels import Sheet
 from regard.stats.nonfinite import mark_nonfinite
 
@@ -36,15 +38,39 @@ def answer_text(source: MapSource, given: Mapping[str, str | int]) -> Sheet:
     sequence, first, last = read_numbers(given, "sequence", "first", "last")
     show: Any = given.get("show", "attended")
     combine: Any = given.get("combine", "mean")
-    selection = TextSelection(first, last, show, combine)
+    by: Any = given.get("by", "weight")
+    selection = TextSelection(first, last, show, combine, by)
     chosen = select_heads(source, sequence, str(given.get("heads", "")))
     about = source.about["sequences"]
     n = about[sequence]["count"] if sequence < len(about) else 0
     if last >= n:
         raise MissingError(f"there is no token {last}, expected 0 to {n - 1}.")
-    tint = tint_tokens(chosen, selection, tokens=n)
+    if by == "rollout":
+        tint = roll_out(list_rolled_layers(source, sequence), selection, tokens=n)
+    else:
+        longest = find_longest(source, sequence) if by == "value" else 1.0
+        tint = tint_tokens(chosen, selection, tokens=n, longest=longest)
     codes = encode_weights(tint.values[None], tint.allowed[None])
     return Sheet(codes, 0, combine)
+
+
+def list_rolled_layers(source: MapSource, sequence: int) -> list[Record]:
+    """Return the layers of a rollout; raise MissingError if it is not defined."""
+    records = [record for record, _ in select_heads(source, sequence, "")]
+    wrong = find_rollout_obstacle(records)
+    if wrong:
+        raise MissingError(f"there is no rollout: {wrong}.")
+    return records
+
+
+def find_longest(source: MapSource, sequence: int) -> float:
+    """Return the length of the longest value of a sequence, which is computed once."""
+    if sequence not in source.longest:
+        records = [record for record, _ in select_heads(source, sequence, "")]
+        lengths = (measure_values(x).nan_to_num(0, posinf=0) for x in records)
+        most = max((float(x.max()) for x in lengths), default=0.0)
+        source.longest[sequence] = most or 1.0
+    return source.longest[sequence]
 
 
 def select_heads(

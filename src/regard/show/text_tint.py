@@ -5,6 +5,9 @@
     "attended"     tint[j] = over h of  mean over i in the selection of  w[h, i, j]
     "attending"    tint[i] = over h of  sum over j in the selection of   w[h, i, j]
 
+By value, w is multiplied by the length of the value of its key, as a share of the
+longest value that is known:  w[h, i, j] · |v[h, j]| / longest.
+
 "Over h" is the mean over the heads, or their largest. Both tints are shares of
 attention between 0 and 1: how much of its attention the selection gives to a token, and
 how much of its own a token gives to the selection. Tokens are numbered by position.
@@ -28,17 +31,21 @@ from torch import Tensor
 from regard.arrays import to_numpy
 from regard.definition.contract import ALL
 from regard.errors import OptionError
+from regard.masks.algebra import Mask
+from regard.masks.tiles import Edges
 from regard.recording.record import Record
 from regard.stats.columns import cut_rows
 from regard.stats.replay import to_torch
 from regard.threads import fit_threads, one_thread, run_in_order
 
 CELLS = 2**22  # logits computed at a time: 16 MB in float32
-ROWS = 4096  # most rows at a time: their queries are copied
+ROWS = 16_384  # most rows at a time: their queries are copied
 
 Show = Literal["attended", "attending"]
 Combine = Literal["mean", "max"]
+By = Literal["weight", "value", "rollout"]  # rollout: text_rollout.py
 Floats = NDArray[np.float64]
+Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -49,13 +56,15 @@ class TextSelection:
     last: int  # the last one of a passage; `first` for one token
     show: Show = "attended"
     combine: Combine = "mean"
+    by: By = "weight"
 
     def __post_init__(self) -> None:
         if not 0 <= self.first <= self.last:
             raise OptionError(
                 f"first={self.first} and last={self.last}, expected 0 <= first <= last."
             )
-        for name, kinds in (("show", get_args(Show)), ("combine", get_args(Combine))):
+        known = {"show": Show, "combine": Combine, "by": By}
+        for name, kinds in ((name, get_args(kind)) for name, kind in known.items()):
             given = getattr(self, name)
             if given not in kinds:
                 words = " or ".join(f'"{kind}"' for kind in kinds)
@@ -85,12 +94,14 @@ def tint_tokens(
     selection: TextSelection,
     *,
     tokens: int,
+    longest: float = 1.0,
 ) -> TokenTint:
     """Return the tint of every token of a sequence.
 
     chosen: records of the sequence, each with the numbers of its heads; if they may
         have values that are not finite, as mark_nonfinite returns them
     tokens: how many tokens the sequence has
+    longest: by value: the length of the longest value
     """
     values, allowed = np.zeros(tokens), np.zeros(tokens, bool)
     add = np.maximum if selection.combine == "max" else np.add
@@ -98,11 +109,19 @@ def tint_tokens(
     cells = sum(len(h) * r.k.shape[1] * r.q.shape[-1] for r, h in chosen)
     with one_thread() as limit:
         many = fit_threads(cells * (1 + selection.last - selection.first), limit)
-        for found in run_in_order(partial(tint_record, selection), chosen, many):
+        for found in run_in_order(
+            partial(tint_record, selection, longest), chosen, many
+        ):
             here = found.positions < tokens  # a record may go on after the known text
+            at, total, seen = found.positions[here], found.total[here], found.allowed
             with np.errstate(invalid="ignore"):  # NaN stays NaN
-                add.at(values, found.positions[here], found.total[here])
-            np.logical_or.at(allowed, found.positions[here], found.allowed[here])
+                if is_consecutive(at):  # much faster than by index
+                    run = slice(at[0], at[0] + len(at))
+                    values[run] = add(values[run], total)
+                    allowed[run] |= seen[here]
+                else:
+                    add.at(values, at, total)
+                    np.logical_or.at(allowed, at, seen[here])
             heads += found.heads
     if selection.combine == "mean":
         values /= max(1, heads)
@@ -111,7 +130,7 @@ def tint_tokens(
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def tint_record(
-    selection: TextSelection, chosen: tuple[Record, Sequence[int]]
+    selection: TextSelection, longest: float, chosen: tuple[Record, Sequence[int]]
 ) -> RecordTint:
     """Return the tint of the keys or the queries of one record."""
     record, heads = chosen
@@ -126,9 +145,18 @@ def tint_record(
     of_heads = torch.zeros(len(heads), len(positions), dtype=torch.float64)
     allowed = np.zeros(len(positions), bool)
     width = len(positions) if attended else len(keys)
+    sizes = None
+    if selection.by == "value":
+        sizes = measure_values(record)[
+            [h * len(record.k) // record.heads for h in heads]
+        ]
+        sizes = (sizes if attended else sizes[:, keys])[:, None] / longest
     step = min(ROWS, CELLS // max(1, len(heads) * width))
     for part in cut_slices(record.q.shape[1], step):
+        if not attended and may_not_look(record, places[0][part], places[1][keys]):
+            continue
         weights, seen = weigh_rows(record, part, heads, None if attended else keys)
+        weights = weights if sizes is None else weights * sizes
         if attended:
             of_heads += weights.sum(1, dtype=torch.float64) / len(rows)
             allowed |= to_numpy(seen.any(1).any(0))
@@ -152,6 +180,29 @@ def weigh_rows(
     seen = logits > -torch.inf
     lse = to_torch(record.lse)[list(heads), rows, None]
     return torch.exp(logits - lse).masked_fill_(~seen, 0), seen  # lse may be NaN
+
+
+def measure_values(record: Record) -> Tensor:
+    """Return the length of every value, (Hk, Nk), in float64."""
+    if record.v is None:
+        raise OptionError(
+            f'{record.name} has no values. Record with regard.watch(model, keep="qkv").'
+        )
+    return torch.linalg.vector_norm(to_torch(record.v).double(), dim=-1)
+
+
+def may_not_look(record: Record, queries: Places, keys: Places) -> bool:
+    """Return whether the mask proves that no query may look at any of the keys."""
+    if not isinstance(record.mask, Mask) or not (queries.size and keys.size):
+        return not keys.size
+    ends = queries.min(), queries.max(), keys.min(), keys.max()
+    edges = Edges(*(np.full((1, 1, 1, 1), x) for x in ends))
+    return bool(record.mask.place(np.empty(0)).prove(edges).empty.all())
+
+
+def is_consecutive(positions: Places) -> bool:
+    """Return whether positions rise one by one."""
+    return len(positions) > 0 and bool((np.diff(positions) == 1).all())
 
 
 def cut_slices(n: int, step: int) -> Iterator[slice]:

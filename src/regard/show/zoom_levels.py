@@ -97,6 +97,11 @@ def build_all_levels(
         workers=workers,
         progress=progress,
     )
+    return encode_levels(found, reach)
+
+
+def encode_levels(found: Any, reach: Any) -> list[Levels]:
+    """Return the levels of each head as codes, from Pyramid and AllowedMap."""
     made: list[Levels] = [{} for _ in range(len(reach))]
     allowed = list(to_numpy(reach))
     for level in sorted(found.max):

@@ -34,6 +34,13 @@ export function weightOf(code) {
   return WEIGHTS[code];
 }
 
+/* A weight as a code, see log_codes.py. */
+export function encode(weight) {
+  if (Number.isNaN(weight)) return NAN;
+  if (!(weight >= 2 ** -30)) return 1;
+  return 2 + Math.min(65532, Math.round((Math.log2(weight) + 30) * (65532 / 30)));
+}
+
 /* The colours of one theme and one scale, from 10^low to 1. */
 export class Ink {
   constructor({ dark, low }) {
@@ -57,6 +64,12 @@ export class Ink {
   /* The colour at a place of the path, as red, green and blue. */
   bytesAt(place) {
     const word = this.path[Math.round(place * (SIZE - 1))];
+    return [word & 255, (word >> 8) & 255, (word >> 16) & 255];
+  }
+
+  /* The colour at a place of the two paths, from -1 to 1. */
+  signAt(place) {
+    const word = this.signs[Math.round(((place + 1) / 2) * (SIZE - 1))];
     return [word & 255, (word >> 8) & 255, (word >> 16) & 255];
   }
 

@@ -25,6 +25,8 @@ function keysOfText({ text, part, root }, { shiftKey, target }) {
     a: () => text.turn("show", ["attended", "attending"]),
     h: () => text.turnWhich(),
     l: () => text.turn("scale", ["log", "linear"]),
+    c: () => text.turnPair(),
+    y: () => text.copyText(),
     m: () => text.turn("mix", ["mean", "max"]),
     v: () => text.openMap(),
     "[": () => text.step("head", -1),

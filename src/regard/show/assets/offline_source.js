@@ -5,17 +5,19 @@
    What a level shows of many cells is pooled from them: the largest, or of the sums over
    keys the mean over queries. Of a long text the coarse levels are there, made by page.py.
    A page whose cells do not all fit has one level of every head, its overview, and the
-   cells of some heads. It is the source that page.js asks, as HttpSource is.
+   cells of some heads; for the text it has lists of the largest weights (held_text.js). It is the source that page.js asks, as HttpSource is.
 
    Next: source.js */
 
-import { NAN, weightOf } from "./ink.js";
+import { readRuns, tintText, WeightList } from "./held_text.js";
+import { encode, NAN, weightOf } from "./ink.js";
 import { fromBase64 } from "./source.js";
 
 const SLICE = 8; // ms of work, then others may
 const HEADS = 24; // kept unpacked
 const MOST = 20; // keys of a pinned row
-const RECORDS = 64; // whose numbers are kept inflated
+const RECORDS = 128; // whose numbers are kept inflated
+const LISTS = 1200; // heads whose lists are known: views of what is inflated
 const KEYS = 128; // heads whose keys are kept unpacked
 
 export class HeldSource {
@@ -24,6 +26,7 @@ export class HeldSource {
     Object.assign(this, { about, textOf });
     this.opened = new Map(); // what was read last, by name
     this.unpacked = new Map(); // keys of a head
+    this.listed = new Map(); // lists of a head
     this.inflated = new Map(); // the numbers of a record: a text needs those of all heads
   }
 
@@ -89,36 +92,41 @@ export class HeldSource {
     return describeLine(weights, true);
   }
 
-  /* The tint of every token, as text_tint.py defines it. */
-  async text({ sequence, first, last, heads, show, combine }, signal) {
-    const { count } = this.about.sequences[sequence];
-    const [total, line, seen] = [Float64Array, Float64Array, Uint8Array].map((Kind) => new Kind(count));
-    let used = 0;
-    let until = performance.now() + SLICE;
-    for (const place of this.headsOfText(sequence, heads)) {
-      const head = await this.headOf(place);
-      const { record } = this.find(place);
-      line.fill(0);
-      used += tintHead(head, record, { first, last, show }, line, seen);
-      for (let at = 0; at < count; at++) total[at] = combine === "max" ? Math.max(total[at], line[at]) : total[at] + line[at];
-      if (performance.now() > until) {
-        await pause();
-        signal?.throwIfAborted();
-        until = performance.now() + SLICE;
-      }
-    }
-    const share = combine === "max" ? 1 : Math.max(1, used);
-    return { codes: Uint16Array.from(total, (sum, at) => (seen[at] ? encode(sum / share) : 0)) };
+  /* The tint of every token, as text_tint.py defines it, or its bounds. */
+  async text(asked, signal) {
+    return tintText(this, asked, signal);
   }
 
-  /* The heads that a list such as "17.5,18" names, "" for all; of those whose cells are here. */
+  /* The lengths of the values of a head, of the longest 1; null: they are not asked for. */
+  async sizesOf(place, by) {
+    if (by !== "value") return null;
+    const { record, number, at } = this.find(place);
+    const bytes = new Uint8Array(await this.read(`values-${number}`, this.inflated, RECORDS));
+    const start = record.values[at] * record.nk;
+    return Float64Array.from({ length: record.nk }, (_, j) => weightOf((bytes[start + j] << 8) | bytes[bytes.length / 2 + start + j]));
+  }
+
+  /* The list of a head that has no cells here, or without a place that of the mean; null if there is none. */
+  async listsOf(place, sequence) {
+    const mean = place ? null : this.about.means[sequence];
+    const number = mean ? mean.record : this.find(place).number;
+    const record = this.about.records[number];
+    if (place && (!record.lists || this.cellsOf(this.find(place)))) return null;
+    const at = place ? record.heads.indexOf(place.head) : 0;
+    const names = mean ? [`mean-${sequence}`, `mask-mean-${sequence}`] : [`lists-${number}`, `mask-${record.mask}`];
+    const [lists, mask] = await Promise.all(names.map((name) => this.read(name, this.inflated, RECORDS)));
+    const of = { at, heads: mean ? 1 : record.heads.length, mask: new Int32Array(mask), maskAt: at };
+    return this.keep(`list ${names[0]} ${at}`, () => new WeightList(lists, record, mean ?? this.about.lists, of), this.listed, LISTS);
+  }
+
+  /* The heads that a list such as "17.5,18" names, "" for all; of those whose cells or lists are here. */
   headsOfText(sequence, list) {
     const wanted = list ? list.split(",").map((part) => part.split(".").map(Number)) : null;
     const isWanted = (layer, head) => !wanted || wanted.some(([at, one]) => at === layer && (one === undefined || one === head));
     const found = this.about.records.filter((x) => x.sequence === sequence && x.qNamed && x.kNamed).flatMap(({ layer, heads }) =>
       heads.filter((head) => isWanted(layer, head)).map((head) => ({ sequence, layer, head })),
     );
-    const held = found.filter((place) => this.cellsOf(this.find(place)));
+    const held = found.filter((place) => this.find(place).record.lists || this.cellsOf(this.find(place)));
     if (!held.length) throw new Error("this page has an overview of these heads, without single cells");
     return held;
   }
@@ -183,7 +191,7 @@ class Head {
     this.steps = steps.subarray(shared * width, (shared + 1) * width);
     this.openRows = (i, end) => joinBytes(bytes, heads.length, at, width, nq, i, end);
     this.k = keep(`keys ${shared}`, () => joinBytes(bytes.subarray(3 * heads.length * width * nq), keyHeads, shared, width, nk, 0, nk));
-    this.readMask(mask, maskAt);
+    Object.assign(this, readRuns(mask, nq, maskAt));
   }
 
   /* All rows, unpacked when they are first asked for. */
@@ -195,15 +203,6 @@ class Head {
     const rows = this.openRows(first, end);
     for (let i = 0; i < rows.length; i++) rows[i] *= this.steps[i % this.width];
     return rows;
-  }
-
-  /* Of each row the place of its first run, and then all runs: first key and end. */
-  readMask(mask, at) {
-    let start = 1;
-    for (let head = 0; head < (mask[0] > 1 ? at : 0); head++) start += this.nq + 2 * sum(mask.subarray(start, start + this.nq));
-    this.runs = mask.subarray(start + this.nq);
-    this.starts = new Uint32Array(this.nq + 1);
-    for (let i = 0; i < this.nq; i++) this.starts[i + 1] = this.starts[i] + 2 * mask[start + i];
   }
 
   /* Tell every weight of a row from one key up to another. */
@@ -230,36 +229,6 @@ class Head {
       }
     }
   }
-}
-
-/* Add what a head gives to each token, by position; return whether the selection is in it. */
-function tintHead(head, record, { first, last, show }, given, seen) {
-  const { nq, nk, width } = head;
-  const [queryAt, keyAt] = ["q", "k"].map((side) => {
-    const [positions, start] = [record[`${side}Positions`], record[`${side}Start`]];
-    return positions ? (at) => positions[at] : (at) => start + at;
-  });
-  const isChosen = (position) => position >= first && position <= last;
-  if (show === "attended") {
-    const rows = Array.from({ length: nq }, (_, i) => i).filter((i) => isChosen(queryAt(i)));
-    for (const i of rows) {
-      head.weighRow(i, head.rowsOf(i, i + 1), 0, nk, (j, weight) => {
-        given[keyAt(j)] += weight / rows.length;
-        seen[keyAt(j)] = 1;
-      });
-    }
-    return rows.length > 0;
-  }
-  const keys = Array.from({ length: nk }, (_, j) => j).filter((j) => isChosen(keyAt(j)));
-  const rows = keys.length ? head.rowsOf(0, nq) : []; // too many to keep for every head
-  for (let i = 0; keys.length && i < nq; i++) {
-    head.weighRow(i, rows.subarray(i * width, (i + 1) * width), keys[0], keys.at(-1) + 1, (j, weight) => {
-      if (!isChosen(keyAt(j))) return;
-      given[queryAt(i)] += weight;
-      seen[queryAt(i)] = 1;
-    });
-  }
-  return keys.length > 0;
 }
 
 /* Pool the cells of a part of a head. */
@@ -346,13 +315,6 @@ function poolPixel(stored, how, y, x, shift) {
     }
   }
   return how === "mass" && shift > 1 && largest ? encode(mass / queries) : largest;
-}
-
-/* A weight as a code, see codes.py. */
-function encode(weight) {
-  if (Number.isNaN(weight)) return NAN;
-  if (!(weight >= 2 ** -30)) return 1;
-  return 2 + Math.min(65532, Math.round((Math.log2(weight) + 30) * (65532 / 30)));
 }
 
 /* What a pinned row or column says, as the server does. */

@@ -30,11 +30,11 @@ const ADDRESS = {
   sort: ["sort", String], only: ["only", String],
   px: ["plotX", String], py: ["plotY", String], box: ["box", String],
   v: ["view", String], sel: ["passage", String], hs: ["heads", String],
-  w: ["show", String], mix: ["mix", String], sc: ["scale", String], tl: ["least", Number],
+  w: ["show", String], mix: ["mix", String], by: ["by", String], two: ["versus", String], sc: ["scale", String], tl: ["least", Number],
 };
 const START = {
   sequence: 0, how: "max", low: -3, sort: "layer", only: "", compare: "",
-  show: "attended", mix: "mean", scale: "log", least: -2,
+  show: "attended", mix: "mean", by: "weight", versus: "", scale: "log", least: -2,
 };
 const PLACES = ["v", "l", "h", "sort", "only", "px", "py", "box"]; // of the address: with none of them, it is the text
 
@@ -75,7 +75,8 @@ export class Page {
     this.gallery = new Gallery(this.part.cards, this.source, { linkTo, onError, onPaint, tell });
     const count = this.meta.sequences.length;
     this.part.sequences.hidden = count < 2;
-    fillSelect(this.part.sequence, [...Array(count).keys()], 0);
+    const names = this.meta.compared?.names.map((name) => showToken(name, 24).replaceAll("·", " "));
+    fillSelect(this.part.sequence, Array.from({ length: count }, (_, at) => [at, names?.[at] ?? at]), 0);
     const choices = (entries) => entries.map(({ name, label }) => [name, label]);
     fillSelect(this.part.sort, [["layer", "layer and head"], ["behaviour", "behaviour"], ...choices(this.meta.statistics)], "layer");
     for (const axis of ["plotX", "plotY"]) fillSelect(this.part[axis], choices(this.meta.statistics), "");
@@ -124,11 +125,13 @@ export class Page {
   /* An address may be old, or mistyped. */
   mendState() {
     const { at, part } = this;
-    for (const name of ["how", "sort", "only", "compare", "sequence", "mix", "scale", "plotX", "plotY"]) {
+    for (const name of ["how", "sort", "only", "compare", "sequence", "mix", "by", "scale", "plotX", "plotY"]) {
       const known = [...part[name].options].some(({ value }) => value === `${at[name]}`);
       if (!known) at[name] = START[name];
     }
     if (!["light", "dark"].includes(at.theme)) at.theme = undefined;
+    if (this.meta.sequences[at.sequence]?.ways?.[at.by]) at.by = START.by; // it is not there
+    if (!this.meta.compared || !["diff", "side"].includes(at.versus)) at.versus = START.versus;
     if (at.show !== "attending") at.show = START.show;
     at.least = Math.min(-1, Math.max(-8, at.least));
     at.low = Math.min(-1, Math.max(-8, at.low));

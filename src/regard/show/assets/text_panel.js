@@ -3,13 +3,19 @@
    Next: text_view.js */
 
 import { make } from "./gallery.js";
-import { showCount, showToken, weightOf } from "./ink.js";
+import { showCount, showShare, showToken, weightOf } from "./ink.js";
+import { leastChange } from "./text_pair.js";
 
 const MOST = 8; // tokens in the table
 const NAMED = 3; // tokens in the spoken sentence
 const MEANING = {
   attended: ["its weight on each token", "the weight on each token, mean over the selected tokens"],
   attending: ["the weight that each token gives to it", "the weight that each token gives to them, added up"],
+};
+const BY = {
+  weight: "",
+  value: "A weight is multiplied by the length of its key's value vector, as a share of the longest value of this text: what a head can write from a token, before its output matrix.",
+  rollout: "Rollout: the mean over the heads of each layer, half and half with the token itself (the residual stream), multiplied over all layers. It shows paths through the layers, of all heads.",
 };
 const MIX = {
   mean: "mean: the average over the heads. What one head does alone is faint.",
@@ -34,12 +40,16 @@ export class TextPanel {
     part.pickLayer.hidden = which !== "layer" && which !== "head";
     part.pickHead.hidden = which !== "head";
     part.pickList.hidden = which !== "set";
-    part.pickMix.hidden = part.mixWords.hidden = count === 1;
+    const rolled = at.by === "rollout"; // of all heads
+    part.pickHeads.hidden = rolled;
+    part.pickMix.hidden = part.mixWords.hidden = count === 1 || rolled;
     if (layer !== undefined) page.fill(part.textLayer, records.map((x) => x.layer), layer);
     if (head !== undefined) page.fill(part.textHead, records.find((x) => x.layer === layer).heads, head);
     if (which === "set") part.textList.value = list;
     const whole = which === "all" ? view.countAll() : count;
     const some = whole > count ? ` of ${showCount(whole)} heads, those whose cells fit into this file;` : " heads,";
+    this.showWays();
+    this.showPair();
     part.mixWords.textContent = `${showCount(count)}${some} ${MIX[at.mix]}`;
     part.mix.value = at.mix;
     part.scale.value = at.scale;
@@ -52,17 +62,109 @@ export class TextPanel {
     this.showLegend();
   }
 
+  /* What the weights are multiplied by, and why some of it cannot be chosen. */
+  showWays() {
+    const { part, at, view } = this;
+    const { ways = {} } = view.meta.sequences[at.sequence];
+    for (const option of part.by.options) option.disabled = Boolean(ways[option.value]);
+    part.by.value = at.by;
+    const names = { value: "By value", rollout: "Rollout" };
+    const missing = Object.entries(ways).filter(([, why]) => why).map(([name, why]) => `${names[name]}: ${why}.`);
+    part.byWords.textContent = [BY[at.by], ...missing].filter(Boolean).join(" ");
+  }
+
+  /* Which of two runs is shown, and the heads that changed most. */
+  showPair() {
+    const { part, at, page, view } = this;
+    const { pair } = view;
+    part.pair.hidden = !pair;
+    if (!pair) return;
+    const names = pair.names.map((name) => showToken(name, 24).replaceAll("·", " "));
+    page.fill(part.versus, [["0", names[0]], ["1", names[1]], ["side", "both, side by side"], ["diff", `${names[1]} − ${names[0]}`]], at.versus || `${at.sequence}`);
+    const other = at.versus && view.otherRange;
+    const moved = other && other.join() !== view.chosen.join() ? ` There, tokens ${other.map(showCount).join("–")} are selected.` : "";
+    const alone = pair.partners[at.sequence].includes(-1) ? " Tokens of one run alone have no colour." : "";
+    const change = view.isDifference ? ` The colours are how much larger it is in ${names[1]} than in ${names[0]}.${alone}${moved}` : "";
+    part.pairWords.textContent = `Aligned: ${pair.how}.${change || moved}`;
+    const table = make("table");
+    table.append(make("caption", "", "heads by the share of weight that moved"));
+    const here = ([layer, head]) => view.recordsOf(at.sequence).some((x) => x.layer === layer && x.heads.includes(head));
+    for (const [layer, head, moved] of pair.heads.filter(here).slice(0, MOST)) {
+      const go = make("button", "link", `L${layer} h${head}`);
+      go.type = "button";
+      go.setAttribute("aria-label", `choose layer ${layer} head ${head}`);
+      go.addEventListener("click", () => page.set({ layer, head, heads: `${layer}.${head}` }));
+      const line = make("tr");
+      const cells = [make("td"), make("td", "", moved === null ? "NaN" : moved.toFixed(3))];
+      cells[0].append(go);
+      line.append(...cells);
+      table.append(line);
+    }
+    part.pairHeads.replaceChildren(table);
+  }
+
+  /* A change in words: a range where weights are not in the file. */
+  tellChange(at) {
+    const { pair, changes } = this.view;
+    const change = changes[at];
+    if (change === null) return pair.partnerOf(this.at.sequence, at) < 0 ? `only in ${pair.names[this.at.sequence]}` : "masked";
+    const { low, high, a, b } = change;
+    const sign = (x) => `${x > 0 ? "+" : ""}${showSmall(x)}`;
+    const range = ([from, to]) => (to - from > 1e-3 * to ? `${showSmall(from)} to ${showSmall(to)}` : showSmall(from));
+    const size = high - low > 2e-3 * Math.max(a[1], b[1]) ? `${sign(low)} to ${sign(high)}` : sign(low);
+    return `${size} (${pair.names[0]} ${range(a)}, ${pair.names[1]} ${range(b)})`;
+  }
+
+  showChanges() {
+    const { part, view } = this;
+    const order = view.changes.map((change, at) => [change ? Math.abs(leastChange(change)) : 0, at]).filter(([size]) => size > 0);
+    order.sort(([one], [other]) => other - one);
+    const table = make("table");
+    table.append(make("caption", "", "largest changes"));
+    for (const [, at] of order.slice(0, MOST)) {
+      const go = make("button", "link", showCount(at));
+      go.type = "button";
+      go.setAttribute("aria-label", `select token ${view.name(at)}`);
+      go.addEventListener("click", () => view.select(at, at));
+      const line = make("tr");
+      const cells = [make("td"), make("td", "token"), make("td", "", this.tellChange(at).replace(/ \(.*/, ""))];
+      cells[0].append(go);
+      cells[1].append(make("bdi", "", showToken(view.texts[at], 20)));
+      line.append(...cells);
+      table.append(line);
+    }
+    part.strongest.replaceChildren(table);
+    this.page.panel.say(order.length ? `${view.nameChosen()}: ${order.slice(0, NAMED).map(([, at]) => `${showToken(view.texts[at])} ${this.tellChange(at)}`).join(", ")}` : `${view.nameChosen()}: nothing changed`);
+  }
+
   showLegend() {
     const { part, at, page, view } = this;
-    part.textLegend.getContext("2d").drawImage(page.ink.paintLegend(false), 0, 0);
+    part.textLegend.getContext("2d").drawImage(page.ink.paintLegend(view.isDifference), 0, 0);
     const least = at.scale === "linear" ? 0 : Number((10 ** at.least).toPrecision(2));
     const most = at.scale === "linear" ? Number((view.largest ?? 1).toPrecision(3)) : 1;
-    part.textEnds.textContent = `weight ${least} … ${most}`;
+    const what = { value: "weight × value", rollout: "rollout" }[at.by] ?? "weight";
+    part.textEnds.textContent = view.isDifference ? `change −${most} … ±${least} … ${most}` : `${what} ${least} … ${most}`;
     part.textLow.setAttribute("aria-valuetext", `colours from ${least} to 1`);
+  }
+
+  /* What a file without all cells has, and how much it does not. */
+  showKnown() {
+    const { part, view } = this;
+    const { known } = view;
+    part.knownWords.hidden = !known;
+    if (!known) return;
+    const [first, last] = view.chosen;
+    const rows = known.all ? "of a row on average" : first === last ? "of this row" : "of these rows";
+    const heads = view.heads.count > 1 && !known.mean ? ", on average over the heads" : "";
+    const missing = `${known.mean ? "Means" : "Weights"} below ${Number(known.least.toPrecision(2))} are not in this file. They hold at most ${Math.max(1, Math.ceil(100 * known.rest))} % ${rows}${heads}.`;
+    part.knownWords.textContent = `${missing} A number that they could change is a range; others are within ${showShare(known.off)}.`;
   }
 
   showStrongest() {
     const { part, view } = this;
+    this.showPair();
+    part.whereBlock.hidden = view.isDifference;
+    if (view.isDifference) return this.showChanges();
     const { codes } = view;
     const order = [];
     for (let at = 0; at < codes.length; at++) { // no sorting of 131,072 tokens
@@ -80,14 +182,14 @@ export class TextPanel {
       go.setAttribute("aria-label", `select token ${view.name(at)}`);
       go.addEventListener("click", () => view.select(at, at));
       const line = make("tr");
-      const cells = [make("td"), make("td", "token"), make("td", "", weightOf(codes[at]).toFixed(4))];
+      const cells = [make("td"), make("td", "token"), make("td", "", view.tell(at, (weight) => weight.toFixed(4)))];
       cells[0].append(go);
       cells[1].append(make("bdi", "", showToken(view.texts[at], 20)));
       line.append(...cells);
       table.append(line);
     }
     part.strongest.replaceChildren(table);
-    const best = order.slice(0, NAMED).map((at) => `${showToken(view.texts[at])} ${weightOf(codes[at]).toFixed(3)}`);
+    const best = order.slice(0, NAMED).map((at) => `${showToken(view.texts[at])} ${view.tell(at, (weight) => weight.toFixed(3))}`);
     const who = view.nameChosen();
     const [first, last] = view.chosen;
     const verbs = { attended: ["attends most to", "attend most to"], attending: ["is attended to most by", "are attended to most by"] };
@@ -135,9 +237,17 @@ export class TextPanel {
     onChange(part.textHead, (head) => this.page.set({ head: Number(head), heads: `${view.heads.layer}.${head}` }));
     onChange(part.textList, (list) => this.page.set({ heads: list.replace(/[\s,;]+/g, ",").replace(/^,|,$/g, "") }));
     onChange(part.mix, (mix) => this.page.set({ mix }));
+    part.copyText.addEventListener("click", () => view.copyText());
+    onChange(part.versus, (which) => view.choosePair(which));
+    onChange(part.by, (by) => this.page.set({ by }));
     onChange(part.scale, (scale) => this.page.set({ scale }));
     part.textLow.addEventListener("input", () => this.page.set({ least: Number(part.textLow.value) }));
     part.attending.addEventListener("change", () => this.page.set({ show: part.attending.checked ? "attending" : "attended" }));
     part.matrixButton.addEventListener("click", () => view.openMap());
   }
+}
+
+/* A number with three digits. */
+function showSmall(number) {
+  return number && Math.abs(number) < 1e-3 ? number.toExponential(2) : Number(number.toPrecision(3)).toString();
 }

@@ -11,6 +11,8 @@
 import { make } from "./gallery.js";
 import { isMasked, showCount, showToken, showWeight, weightOf } from "./ink.js";
 import { TextPanel } from "./text_panel.js";
+import { leastChange, TextPair } from "./text_pair.js";
+import { SideText } from "./text_side.js";
 import { breakLines, findLine, isFromRight, isSpecial, readToken } from "./text_lines.js";
 
 const ROW = 28; // pixels of a line
@@ -18,6 +20,7 @@ const SPARE = 12; // lines above and below those in sight
 const FAINTEST = 0.01; // place on the scale that is tinted
 const GAP = 1; // pixels between tokens, as in map.css
 const RED = [255, 0, 0]; // NaN, as in the map
+const WIDE = 1.005; // a high end that is larger than the low one by more makes a range
 const SLOW = 400; // ms after which it is said that an answer takes time
 const DARKEST = 0.179; // luminance at which black and white have the same contrast
 export class TextView {
@@ -26,6 +29,9 @@ export class TextView {
     Object.assign(this, { page, part, source, meta });
     this.rows = new Map(); // number of a line -> its element
     this.lines = [];
+    const { compared, sequences } = meta;
+    this.pair = compared ? new TextPair(compared, sequences.map(({ count }) => count)) : null;
+    this.side = this.pair ? new SideText(this) : null;
     this.panel = new TextPanel(this);
     part.reading.addEventListener("scroll", () => this.draw());
     new ResizeObserver(() => page.root.dataset.view === "text" && this.show()).observe(part.lines);
@@ -37,9 +43,9 @@ export class TextView {
   }
 
   /* The layers whose queries and keys are the tokens of the sequence, with the heads whose
-     cells are here: a page may have only an overview of some. */
+     cells or lists are here: a page may have only an overview of some. */
   recordsOf(sequence) {
-    const held = this.namedOf(sequence).map((record) => (record.overview === undefined ? record : { ...record, heads: record.cells.map(({ head }) => head) }));
+    const held = this.namedOf(sequence).map((record) => (record.overview === undefined || record.lists ? record : { ...record, heads: record.cells.map(({ head }) => head) }));
     return held.filter(({ heads }) => heads.length);
   }
 
@@ -79,6 +85,31 @@ export class TextView {
     const record = records.find((x) => x.layer === layer);
     if (head === undefined) return { which: "layer", list: heads, layer, count: record.heads.length };
     return { which: "head", list: heads, layer, head, count: 1 };
+  }
+
+  /* Whether the difference of two runs is shown. */
+  get isDifference() {
+    return this.pair !== null && this.at.versus === "diff";
+  }
+
+  get isBeside() {
+    return this.pair !== null && this.at.versus === "side";
+  }
+
+  /* Show a run, both, or the difference; the selection is of the tokens that correspond. */
+  choosePair(which) {
+    const { sequence } = this.at;
+    const both = ["diff", "side"].includes(which);
+    const next = both ? sequence : Number(which);
+    const range = next === sequence ? this.chosen : this.pair.rangeOf(sequence, this.chosen);
+    this.page.set({ versus: both ? which : "", sequence: next, passage: range ? range.join("-").replace(/^(\d+)-\1$/, "$1") : undefined });
+  }
+
+  turnPair() {
+    if (!this.pair) return;
+    const ways = ["0", "1", "side", "diff"];
+    const now = this.at.versus || `${this.at.sequence}`;
+    this.choosePair(ways[(ways.indexOf(now) + 1) % ways.length]);
   }
 
   /* Change one of the state's values to the next one of a list. */
@@ -128,6 +159,7 @@ export class TextView {
 
   /* Show what the state says. */
   show() {
+    this.part.beside.hidden = !this.isBeside;
     this.layOut();
     this.panel.showControls();
     this.draw();
@@ -146,7 +178,7 @@ export class TextView {
     const { texts, tokens, count, blocks } = this.meta.sequences[sequence];
     this.texts = Array.from({ length: count }, (_, at) => texts[at] ?? ` ${tokens[at]}`);
     this.count = count;
-    const named = this.meta.sequences.length > 1 && !blocks.length ? [{ start: 0, name: `sequence ${sequence}` }] : blocks;
+    const named = this.meta.sequences.length > 1 && !blocks.length ? [{ start: 0, name: this.pair?.names[sequence] ?? `sequence ${sequence}` }] : blocks;
     const context = document.createElement("canvas").getContext("2d");
     context.font = getComputedStyle(this.part.lines).font;
     this.lines = breakLines(this.texts, named, width, (text) => context.measureText(text).width + GAP);
@@ -215,11 +247,30 @@ export class TextView {
     return { css: `rgb(${bytes.join(" ")})`, text: luminance(bytes) > DARKEST ? "#000000" : "#ffffff" };
   }
 
+  /* The colour of a change: of one hue if B has more, of another if A has. */
+  colourChange(change) {
+    const size = Math.abs(change);
+    const { scale, least } = this.at;
+    const place = scale === "linear" ? size / (this.largest || 1) : 1 - Math.log10(size) / least;
+    if (!Number.isNaN(change) && !(place >= FAINTEST)) return { css: "", text: "" };
+    const bytes = Number.isNaN(change) ? RED : this.page.ink.signAt(Math.sign(change) * Math.min(1, place));
+    return { css: `rgb(${bytes.join(" ")})`, text: luminance(bytes) > DARKEST ? "#000000" : "#ffffff" };
+  }
+
+  paintChange(token, at) {
+    const change = this.changes[at];
+    token.classList.toggle("masked", change === null);
+    const { css, text } = change === null ? { css: "", text: "" } : this.colourChange(leastChange(change));
+    token.style.backgroundColor = css;
+    token.style.color = text;
+  }
+
   paint(token, [first, last]) {
     const at = Number(token.dataset.token);
     const code = this.codes?.[at] ?? 1;
     token.classList.toggle("chosen", at >= first && at <= last);
     token.classList.toggle("only", at === first && at === last);
+    if (this.isDifference && this.changes) return this.paintChange(token, at);
     token.classList.toggle("masked", isMasked(code));
     const { css, text } = this.colourOf(weightOf(code));
     token.style.backgroundColor = css;
@@ -230,10 +281,10 @@ export class TextView {
 
   /* Ask for the codes of the selection, unless they are those that are shown. */
   async ask() {
-    const { sequence, show, mix } = this.at;
+    const { sequence, show, mix, by } = this.at;
     const [first, last] = this.chosen;
-    const asked = { sequence, first, last, heads: this.heads.list, show, combine: mix };
-    const name = JSON.stringify(asked);
+    const asked = { sequence, first, last, heads: by === "rollout" ? "" : this.heads.list, show, combine: mix, by };
+    const name = JSON.stringify([asked, this.at.versus]);
     if (name === this.asked) {
       if (this.codes) this.panel.showMatrix(); // the colours may be others
       return;
@@ -244,13 +295,19 @@ export class TextView {
     this.part.reading.dataset.state = "wait";
     const slow = setTimeout(() => control.signal.aborted || this.page.panel.say("computing …"), SLOW);
     try {
-      const { codes } = await this.source.text(asked, control.signal);
+      const { codes, upper, known } = await this.source.text(asked, control.signal);
+      const there = this.isDifference || this.isBeside ? await this.askOther(asked, control.signal) : undefined;
+      const changes = this.isDifference ? this.pair.changesOf(sequence, { codes, upper }, there) : undefined;
       if (control.signal.aborted) return;
-      this.codes = codes;
-      this.largest = codes.reduce((most, code) => Math.max(most, weightOf(code) || 0), 0);
+      Object.assign(this, { codes, upper, known, changes });
+      this.largest = changes
+        ? changes.reduce((most, change) => Math.max(most, Math.abs(change ? leastChange(change) : 0) || 0), 0)
+        : codes.reduce((most, code) => Math.max(most, weightOf(code) || 0), 0);
       this.part.reading.dataset.state = "exact";
       this.draw();
+      if (this.isBeside) this.side.show({ sequence: 1 - sequence, codes: there.codes, range: this.otherRange });
       this.panel.showLegend();
+      this.panel.showKnown();
       this.panel.showMatrix();
       this.panel.showStrongest();
     } catch (error) {
@@ -264,6 +321,15 @@ export class TextView {
     } finally {
       clearTimeout(slow);
     }
+  }
+
+  /* The same of the other run. */
+  async askOther(asked, signal) {
+    const { sequence, first, last } = asked;
+    const range = this.pair.rangeOf(sequence, [first, last]);
+    this.otherRange = range;
+    if (!range) throw new Error(`the selection is only in ${this.pair.names[sequence]}`);
+    return this.source.text({ ...asked, sequence: 1 - sequence, first: range[0], last: range[1] }, signal);
   }
 
   name(at) {
@@ -281,9 +347,17 @@ export class TextView {
     const code = this.codes?.[at];
     if (code === undefined) return `${this.name(at)}: not here yet`;
     const [from, to] = this.at.show === "attended" ? [who, this.name(at)] : [this.name(at), who];
+    if (this.isDifference) return `${from} → ${to}: ${this.changes ? this.panel.tellChange(at) : "not here yet"}`;
     if (isMasked(code)) return `${from} may not look at ${to}: masked`;
-    const about = this.meta.rounded ? "about " : "";
-    return `${from} → ${to}: ${about}${showWeight(weightOf(code))}`;
+    return `${from} → ${to}: ${this.tell(at, showWeight)}`;
+  }
+
+  /* The number of a token in words: a range, where weights are not in the file. */
+  tell(at, show) {
+    const [low, high] = [this.codes[at], (this.upper ?? this.codes)[at]].map(weightOf);
+    if (!this.upper) return `${this.meta.rounded ? "about " : ""}${show(low)}`;
+    if (!(high > WIDE * low)) return Number.isNaN(low) ? "NaN" : `about ${showRounded(low)}`;
+    return low ? `${showRounded(low)} to ${showRounded(high)}` : `below ${showRounded(high)}`;
   }
 
   // ---- selecting
@@ -332,6 +406,18 @@ export class TextView {
     else if (above > 0) reading.scrollTop = top - ROW;
     else if (below > 0) reading.scrollTop = scrollTop + below;
     this.draw();
+  }
+
+  /* Copy the selected passage as it was read; of a single token, the whole text. */
+  async copyText() {
+    const [first, last] = this.chosen;
+    const part = first === last ? this.texts : this.texts.slice(first, last + 1);
+    try {
+      await window.navigator.clipboard.writeText(part.join(""));
+      this.page.panel.say(`${showCount(part.length)} tokens are copied`);
+    } catch {
+      this.page.panel.say("this browser does not let the page copy text");
+    }
   }
 
   /* Open the map at the selection, with the head that is chosen or was looked at last. */
@@ -403,6 +489,11 @@ function indexOf(record, side, position) {
   const [positions, start, count] = [record[`${side}Positions`], record[`${side}Start`], record[`n${side}`]];
   const index = positions ? positions.indexOf(position) : position - start;
   return index >= 0 && index < count ? index : undefined;
+}
+
+/* A number that is known within 1 %. */
+function showRounded(weight) {
+  return weight && weight < 1e-3 ? weight.toExponential(2) : Number(weight.toPrecision(3)).toString();
 }
 
 /* The relative luminance of a colour, as WCAG 2 defines it. */
