@@ -29,11 +29,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -92,14 +91,14 @@ GREY = """() => {
 }"""
 
 
-@dataclass
 class Reader:
     """A page, and the steps that were made on it."""
 
-    page: Page
-    steps: dict[str, int] = field(default_factory=dict)
-    begin: float = field(default_factory=time.perf_counter)
-    seconds: float = 0.0
+    def __init__(self, page: Page) -> None:
+        """Start the clock."""
+        self.page, self.seconds = page, 0.0
+        self.steps: dict[str, int] = {}
+        self.begin = time.perf_counter()
 
     def stop(self) -> None:
         """Stop the clock: the answer is visible."""
@@ -125,8 +124,7 @@ class Reader:
         self.page.mouse.move(x, y)
 
 
-@dataclass(frozen=True)
-class Material:
+class Material(NamedTuple):
     """What the tools are asked about, prepared before any clock starts."""
 
     network: Any
