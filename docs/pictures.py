@@ -57,12 +57,14 @@ class Shot:
 CELLS = f"l=17&h=5&i={FIRST + 203}&j=204&z=21&pin={FIRST + 203}&lo=-4"
 TEXT_VIEW = f"v=text&sel={FIRST + 203}&mix=max&tl=-1"
 PASSAGE = f"v=text&sel={FIRST + 200}-{FIRST + 210}&mix=max&tl=-1"
+PLOT = "px=entropy&py=induction&box=,,0.05,"
 SHOTS = (
     Shot("text", "smollm", TEXT_VIEW, size=(1280, 760)),
     Shot("text-dark", "smollm", PASSAGE, size=(1280, 760), dark=True),
     Shot("text-narrow", "smollm", TEXT_VIEW, size=(390, 800)),
     Shot("heads", "smollm", "v=heads", size=(1280, 1440)),
     Shot("heads-dark", "smollm", "v=heads", size=(1280, 1440), dark=True),
+    Shot("plot", "smollm", f"v=heads&{PLOT}", size=(1280, 900), dark=True),
     Shot("map", "smollm", "l=17&h=5&lo=-4", point=(0.35, 0.75)),
     Shot("map-dark", "smollm", "l=17&h=5&cmp=side&vs=16.0&lo=-4", dark=True),
     Shot("difference", "smollm", "l=17&h=5&cmp=diff&vs=17.6&lo=-4"),

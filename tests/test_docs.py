@@ -25,6 +25,7 @@ import click
 import numpy as np
 import pytest
 import torch
+from tiny_models import build_whisper
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -155,7 +156,17 @@ def give_show():
     }
 
 
+def give_figures():
+    """Return what a small Whisper heard, for the excerpt about sounds."""
+    network = build_whisper()[0].eval()
+    features = torch.randn(1, 8, 100)
+    with regard.watch(network) as seen, torch.inference_mode():
+        network(input_features=features, decoder_input_ids=torch.arange(1, 4)[None])
+    return {"seen": seen, "words": ["a", " b", " c"], "features": features}
+
+
 GIVEN = {
+    "docs/figures.md": give_figures,
     "docs/lens.md": give_lens,
     "docs/stats.md": give_seen,
     "docs/show.md": give_show,
@@ -362,6 +373,7 @@ def test_there_are_commands_and_wrong_ones_are_noticed():
         ("heads", "docs/models.md"),
         ("families", "docs/families.md"),
         ("lens", "docs/lens.md"),
+        ("search_heads", "docs/lens.md"),
         ("check", "docs/check.md"),
         ("stats", "docs/stats.md"),
         ("map", "docs/show.md"),
@@ -373,6 +385,7 @@ def test_there_are_commands_and_wrong_ones_are_noticed():
         ("stopping", "docs/scale.md"),
         ("threads", "docs/scale.md"),
         ("sources", "docs/howto/read-a-rag-answer.md"),
+        ("five_tasks", "docs/show.md"),
     ],
 )
 def test_the_numbers_of_the_pages_were_measured(name, page, monkeypatch):

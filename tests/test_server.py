@@ -145,6 +145,14 @@ def test_every_answer_has_the_safe_headers(client):
     assert refused.headers["content-security-policy"] == policy
 
 
+def test_one_request_brings_all_scripts(running):
+    found = httpx.get(running.url.replace("/?", "/assets/start.js?"))
+    assert found.headers["content-type"] == "text/javascript; charset=utf-8"
+    assert not re.search(r"^import ", found.text, re.MULTILINE)
+    for name in ("class Page", "class Gallery", "class Scatter", "class TextView"):
+        assert name in found.text
+
+
 def test_assets_come_from_a_table(running, tmp_path, monkeypatch):
     for name in ("page.js", "map.css", "index.html", "secret.txt"):
         (tmp_path / name).write_text(f"this is {name}")

@@ -540,7 +540,7 @@ layer 1  █▓       ██
          ▒▓████░█ ░█░▓▒▓█·
 
 · less   ░ 0.00063   ▒ 0.004   ▓ 0.025   █ 0.16 or more   blank: masked
-heads from left to right; each pixel: the largest of up to 4 × 2 weights (query × key)"""
+heads from left to right; of each, queries down, keys across; each pixel: the largest of up to 4 × 2 weights (query × key)"""
 
 
 def test_the_text_of_a_gallery_is_exact():
@@ -577,7 +577,7 @@ def test_a_gallery_numbers_layers_as_seen_does_and_tells_its_coarsest_pixel():
     assert "up to 2 × 2 weights" in shown.axes[1].get_ylabel()
     alone = text.draw_gallery(found, sequence=1, pixels=8, color="dark")
     assert re.findall("layer .", alone) == ["layer 1"]  # of two records the first
-    assert alone.endswith("heads from left to right")
+    assert alone.endswith("of each, queries down, keys across")
 
 
 TABLE = """\

@@ -433,8 +433,8 @@ def test_meta_names_everything_there_is(open_source):
         {"tokens": [], "texts": [], "count": 0, "blocks": []},
     ]
     assert meta["layers"] == [
-        {"name": "layer.0", "heads": 2, "keyHeads": 1},
-        {"name": "cross", "heads": 2, "keyHeads": 1},
+        {"name": "layer.0", "heads": 2, "keyHeads": 1, "kind": "decoder"},
+        {"name": "cross", "heads": 2, "keyHeads": 1, "kind": "cross"},
     ]
     first = {"layer": 0, "sequence": 0, "nq": 70, "nk": 370, "qStart": 300, "kStart": 0}
     more = {"heads": [0, 1], "causal": True, "finest": 3, "coarsest": 9}

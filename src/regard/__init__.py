@@ -50,6 +50,7 @@ LATER = {
     "load": "regard.models.load:load",
     "nn": "regard.nn",
     "open": "regard.seen:open_seen",
+    "patch_heads": "regard.ablate:patch_heads",
     "plain": "regard.plain",
     "read": "regard.models.read:read",
     "sources": "regard.attribution.sources:sources",

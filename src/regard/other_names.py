@@ -154,7 +154,8 @@ ARGUMENTS: Mapping[str, Mapping[str, str]] = {
         "mask": "Write expect=…, as in expect=regard.causal().",
     },
 }
-ARGUMENTS = {**ARGUMENTS, "effect": ARGUMENTS["knock_out"]}
+SAME = dict.fromkeys(("effect", "patch_heads"), ARGUMENTS["knock_out"])
+ARGUMENTS = {**ARGUMENTS, **SAME}
 
 POSITIONS = {
     "causal": " A mask is a formula without a size. Write causal().dense(8) for an "
@@ -188,6 +189,8 @@ OBJECTS = {
     "and read seen after it.",
     "knock_out": "Write `with regard.knock_out(model, heads=[(3, 5)]):`, and run the "
     "model in the block.",
+    "patch_heads": "Write `with regard.patch_heads(model, source, heads=[(3, 5)]):`, "
+    "and run the model in the block.",
 }
 
 WATCH = "Write `with regard.watch(model) as seen:`, then"

@@ -145,7 +145,7 @@ def test_only_leaves_the_heads_with_a_badge(open_window):
     assert sinks == ["0.1", "1.1"]
     window.wait(lambda: read_cards(window), sinks)
     window.at("only").select_option("induction")
-    window.await_text("gallery", "^no head is like that$")
+    window.await_text("cards", "^no head is like that$")
 
 
 def test_a_click_opens_a_head_and_home_leads_back_to_it(open_window):

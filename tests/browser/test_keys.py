@@ -61,10 +61,10 @@ def test_the_table_lists_the_keys_that_are_tested_here(window):
 
 
 def test_the_gallery_is_walked_with_arrows_and_opened_with_enter(open_window):
-    window = open_window("causal", width=850)  # a layer in a row
+    window = open_window("causal", width=850, height=1100)  # a layer in a row
     window.await_gallery(6)
     label = "() => document.activeElement.ariaLabel ?? ''"
-    for _ in range(12):
+    for _ in range(20):
         window.page.keyboard.press("Tab")
         if "layer 0 head 0" in window.page.evaluate(label):
             break

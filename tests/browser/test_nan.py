@@ -40,7 +40,11 @@ def test_thumbnails_badges_and_numbers_say_nan(open_window):
     cards.nth(0).locator(".tag.nan_rows").wait_for()
     assert cards.nth(0).locator(".tag.nan_rows").inner_text() == "NaN"
     assert cards.nth(1).locator(".tag.nan_rows").count() == 0
-    assert "entropy" not in cards.nth(0).get_attribute("title")
-    assert "sink NaN" in cards.nth(0).get_attribute("title")
+    cards.nth(0).hover()
+    window.await_text("sentence", "^layer 0 head 0, .*: NaN 15 .*, sink NaN, ")
+    assert "entropy" not in window.text("sentence")
+    window.await_text(
+        "badgeKey", "^NaN queries with NaN in a number: at least 1 · 1 of 2 heads"
+    )
     window.look(l=0, h=0, i=25, j=20, z=24)
     window.await_text("numbers", "NaN in 15 queries")

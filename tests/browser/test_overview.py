@@ -13,7 +13,7 @@ from regard.show.log_codes import decode
 from regard.show.map_source import MapSource, Spot
 from regard.show.page import EXACT, make_page
 
-N, HEADS, LIMIT = 1100, 4, 900_000
+N, HEADS, LIMIT = 1100, 4, 946_000
 TEXTS = tuple(f" w{i}" for i in range(N))
 
 

@@ -31,17 +31,20 @@ def test_it_is_in_the_menus_the_badges_and_the_numbers_of_the_map(
     chosen = [name for name in order if third[name] >= FEWEST.badge.least]
     with registered(FEWEST), HOSTS[host](seen, tmp_path) as url:
         window = open_url(url, "v=heads", **SIZE)
-        window.page.locator(".tag.third").first.wait_for()
+        window.page.locator("a.card .tag.third").first.wait_for()
         options = window.at("sort").locator("option")
         labels = [x.label or x.name for x in list_statistics()]
-        assert options.all_text_contents() == ["layer and head", *labels]
+        assert options.all_text_contents() == ["layer and head", "behaviour", *labels]
+        assert window.at("plotX").locator("option").all_text_contents() == labels
+        told = f"third key: {FEWEST.summary}: at least 0.001 · {len(chosen)} of 6 heads"
+        window.await_text("badgeKey", f"3rd {told}$")
         window.at("sort").select_option(label="third key")
         cards = window.page.locator("a.card")
         window.wait(lambda: cards.evaluate_all(ORDER), order)  # the smallest first
         shown = window.page.locator("a.card .value").all_text_contents()
         expected = [third[name] for name in order]
         assert [float(x) for x in shown] == pytest.approx(expected, rel=6e-3, abs=1e-9)
-        tag = window.page.locator(".tag.third").first
+        tag = window.page.locator("a.card .tag.third").first
         assert tag.text_content() == "3rd"
         colour = "(tag) => getComputedStyle(tag).backgroundColor"
         assert tag.evaluate(colour) == "rgb(18, 52, 86)"

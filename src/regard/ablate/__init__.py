@@ -1,9 +1,12 @@
-"""Ablate heads, or attention to some keys, in a running model; measure the effect.
+"""Ablate or replace heads, or hide keys, in a running model; measure the effect.
 
 Next: knock_out.py
 """
 
 from regard.ablate.effect import effect
 from regard.ablate.knock_out import knock_out
+from regard.ablate.patch_heads import patch_heads
+from regard.ablate.replacement import average_outputs
+from regard.ablate.search_heads import search_heads
 
-__all__ = ["effect", "knock_out"]
+__all__ = ["average_outputs", "effect", "knock_out", "patch_heads", "search_heads"]

@@ -1,6 +1,6 @@
 """An ablation: whole heads, or some of the keys that they attend to.
 
-    no keys     the output of the chosen heads is 0
+    no keys     the output of the chosen heads is 0, or that of a replacement
     keys        the chosen heads cannot attend to these keys, from some or all queries
 
 A list of slices hides other keys in each sequence of a batch, so that one pass
@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from regard.ablate.replacement import Replacement
 from regard.errors import OptionError
 from regard.lens.call_edit import NOTHING, CallEdit
 from regard.lens.chosen_layers import (
@@ -132,6 +133,19 @@ class Ablation:
     layers: tuple[Layer, ...] | None  # of which layers; None: of all
     keys: Tokens | TokensBySequence | None  # None: the heads are removed
     queries: Tokens | TokensBySequence | None  # None: from all queries
+    replacement: Replacement | None = None  # of the outputs; None: 0
+    rows: tuple[int, ...] | None = None  # one head for each sequence of the batch
+
+    @property
+    def removes(self) -> bool:
+        """Whether the chosen heads output 0."""
+        return self.keys is None and self.replacement is None
+
+    @property
+    def needs_positions(self) -> bool:
+        """Whether an edit depends on which tokens the queries and keys are."""
+        replaced = self.replacement is not None and self.replacement.by_position
+        return replaced or self.keys is not None or self.queries is not None
 
     def heads_of(self, number: int, name: str) -> tuple[int, ...] | None:
         """Return the chosen heads of a layer: EVERY_HEAD for all, None for none."""
@@ -150,16 +164,28 @@ class Ablation:
         """How many sequences a call must have; None: any number."""
         both = (self.keys, self.queries)
         sizes = (len(x.sequences) for x in both if isinstance(x, TokensBySequence))
-        return next(sizes, None)
+        return next(sizes, None if self.rows is None else len(self.rows))
+
+
+def check_model(model: Any) -> None:
+    """Raise OptionError unless this is an nn.Module."""
+    if not isinstance(model, nn.Module):
+        raise OptionError(
+            f"nothing can be cut out of a {type(model).__name__}, expected a "
+            "torch.nn.Module."
+        )
 
 
 def read_ablation(
+    model: nn.Module,
     heads: Sequence[tuple[Layer, int]] | None,
     layers: Sequence[Layer] | None,
     spans: tuple[Positions | None, Positions | None],  # keys and queries
-    names: Sequence[str],  # of the model's modules
+    replacement: Replacement | None = None,
 ) -> Ablation:
     """Validate the arguments and return an Ablation, or raise OptionError."""
+    check_model(model)
+    names = [name for name, _ in model.named_modules()]
     if heads is not None and layers is not None:
         raise OptionError(
             "heads= and layers= together: heads already name their layers. Write "
@@ -173,13 +199,13 @@ def read_ablation(
             f"{len(both[1].sequences)}, expected lists of the same length: one item "
             "for each sequence of the batch."
         )
-    if queries is not None and keys is None:
+    if queries is not None and keys is None and replacement is None:
         raise OptionError(
             "queries= without keys=: what should they not see? Write "
             "keys=slice(None) for everything."
         )
     pairs = None if heads is None else read_pairs(heads, names)
-    return Ablation(pairs, read_layers(layers, names), keys, queries)
+    return Ablation(pairs, read_layers(layers, names), keys, queries, replacement)
 
 
 def read_pairs(heads: Any, names: Sequence[str]) -> tuple[tuple[Layer, int], ...]:
@@ -204,12 +230,32 @@ def read_pair(pair: Any) -> tuple[Any, int]:
     )
 
 
-def make_edit(
-    ablation: Ablation, chosen: tuple[int, ...], heads: int, q_at: Tensor, k_at: Tensor
-) -> CallEdit:
-    """Return the edit of a call, at these positions (B or 1, Nq or Nk)."""
-    some = torch.full((1, heads, 1, 1), chosen == EVERY_HEAD, device=k_at.device)
+def mark_heads(
+    ablation: Ablation, chosen: tuple[int, ...], heads: int, device: torch.device
+) -> Tensor:
+    """Return which heads are chosen, (1 or B, H, 1, 1)."""
+    if ablation.rows is not None:
+        rows = torch.tensor(ablation.rows, device=device)
+        return (rows[:, None] == torch.arange(heads, device=device))[..., None, None]
+    some = torch.full((1, heads, 1, 1), chosen == EVERY_HEAD, device=device)
     some[:, list(chosen)] = True
+    return some
+
+
+def make_edit(
+    ablation: Ablation, layer: str, some: Tensor, q_at: Tensor, k_at: Tensor
+) -> CallEdit:
+    """Return the edit of a call.
+
+    some: the chosen heads, (1 or B, H, 1, 1)
+    q_at, k_at: positions, (B or 1, Nq or Nk)
+    """
+    if ablation.replacement is not None:
+        taken = q_at >= 0  # padding keeps its own outputs
+        if ablation.queries is not None:
+            taken = taken & ablation.queries.holds(q_at)
+        outputs = ablation.replacement.find_outputs(layer, q_at, taken)
+        return CallEdit(replaced=some & taken[:, None, :, None], outputs=outputs)
     if ablation.keys is None:
         return CallEdit(gone=some)
     cells = ablation.keys.holds(k_at)[:, None, None].expand(-1, 1, q_at.shape[1], -1)

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.ablate.ablation import Positions
-from regard.ablate.knock_out import check_model, knock_out
+from regard.ablate.ablation import Positions, check_model
+from regard.ablate.knock_out import knock_out
 from regard.arguments import expect_function, suggest
 from regard.display import Displayed
 from regard.errors import OptionError
@@ -98,7 +98,8 @@ def read_logits(done: Any) -> tuple[Tensor, float | None]:
             "with .logits. Write run=lambda model: model(tokens)."
         )
     loss = getattr(done, "loss", None)
-    return logits.float(), None if loss is None else float(loss)
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return logits, None if loss is None else float(loss)
 
 
 def last_of(logits: Tensor) -> Tensor:

@@ -9,29 +9,19 @@ The model keeps its kernels; its calls are edited before they run. A watch insid
 around records the edited calls. A removed head still attends and is still recorded:
 only its output is 0. An ablation that cannot be made exactly raises OptionError.
 
-Next: effect.py
+Next: patch_heads.py
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from typing import Any
 
 from torch import nn
 
 from regard.ablate.ablation import Positions, read_ablation
-from regard.ablate.active import ACTIVE
-from regard.ablate.edited_calls import EditedCalls
-from regard.ablate.intercept import Mode, open_modules
-from regard.ablate.locate import AblationLocator
-from regard.ablate.running_modules import AblationHooks, RunningModules
-from regard.ablate.verify import Verifier
+from regard.ablate.intervene import intervene
 from regard.arguments import expect_with, suggest
-from regard.errors import OptionError
 from regard.lens.chosen_layers import Layer
-from regard.lens.patches import run_uncompiled
-from regard.lens.trace import find_storages
 
 
 @expect_with
@@ -58,32 +48,5 @@ def knock_out(
     Tokens are numbered from 0 in the sequence that a layer attends over: in generation,
     the prompt and all generated tokens. Padding (attention_mask=) is not counted.
     """
-    check_model(model)
-    names = [name for name, _ in model.named_modules()]
-    ablation = read_ablation(heads, layers, (keys, queries), names)
-    here = RunningModules()
-    verifier = Verifier(find_storages(model), here, removes=keys is None)
-    locator = AblationLocator(model, ablation, here, verifier)
-    calls = EditedCalls(here, verifier)
-    mode = Mode(calls, verifier)
-    hooks = AblationHooks(model, mode, here, locator.visit)
-    with ExitStack() as stack:
-        stack.enter_context(run_uncompiled())
-        stack.enter_context(calls.patch(model))
-        stack.enter_context(open_modules(model, mode, here))
-        stack.callback(hooks.detach)
-        hooks.attach()
-        stack.callback(ACTIVE.remove, locator)
-        ACTIVE.append(locator)
+    with intervene(model, read_ablation(model, heads, layers, (keys, queries))):
         yield
-    calls.check()
-    locator.check()
-
-
-def check_model(model: Any) -> None:
-    """Raise OptionError unless this is an nn.Module."""
-    if not isinstance(model, nn.Module):
-        raise OptionError(
-            f"nothing can be cut out of a {type(model).__name__}, expected a "
-            "torch.nn.Module."
-        )

@@ -27,6 +27,7 @@ from regard.ablate.ablation import (
     Tokens,
     TokensBySequence,
     make_edit,
+    mark_heads,
 )
 from regard.ablate.running_modules import RunningModules
 from regard.ablate.verify import Heard, Verifier
@@ -108,7 +109,10 @@ class AblationLocator:
         self.check_call(name, call, chosen, known=start is not None, valid=valid)
         place = (0 if start is None else start, first)
         q_at, k_at = self.find_positions(name, call, place, valid)
-        return make_edit(self.ablation, chosen, call.heads or 1, q_at, k_at)
+        if self.ablation.replacement is not None:  # by sequence
+            q_at = q_at.expand(call.like.shape[0], -1)
+        some = mark_heads(self.ablation, chosen, call.heads or 1, k_at.device)
+        return make_edit(self.ablation, layer, some, q_at, k_at)
 
     def find_positions(
         self,
@@ -192,12 +196,20 @@ class AblationLocator:
         check_heads(name, call, chosen, has_padding=valid is not None)
         check_batch(name, call, self.ablation.batch)
         whole = is_whole(self.now.sizes.get(name, ()), call.n_q, call.like.shape[0])
-        if not whole and not (call.sure and self.ablation.keys is None):
+        if self.ablation.replacement is not None and not call.sure:
+            raise OptionError(
+                f"{name} computes attention with a softmax of its own, and what its "
+                "heads output cannot be replaced there; knock_out can remove them."
+            )
+        if not whole and not (call.sure and not self.ablation.needs_positions):
             raise OptionError(
                 f"{name} attends in pieces, {call.n_q} queries at a time, and which "
                 "tokens they are cannot be told. Name other layers with layers=[…]."
             )
-        if not known and self.ablation.queries is not None:
+        by_query = self.ablation.queries is not None or (
+            self.ablation.keys is None and self.ablation.needs_positions
+        )
+        if not known and by_query:
             raise OptionError(
                 f"{name} attends from {call.n_q} queries to {call.n_k} keys, and which "
                 "tokens the queries are cannot be told. Leave queries= out."
@@ -205,10 +217,10 @@ class AblationLocator:
 
     def check(self) -> None:
         """Raise OptionError if the ablation missed something, after the run."""
-        if self.is_paged and self.ablation.keys is not None:
+        if self.is_paged and self.ablation.needs_positions:
             raise OptionError(
-                "keys= and queries= are positions in one sequence, but generate_batch "
-                "runs several requests in one. Use generate, or leave keys= out."
+                "tokens are positions in one sequence, but generate_batch runs several "
+                "requests in one. Use generate, or name only heads (without keys=)."
             )
         for name, heard in self.verifier.heard.items():
             self.check_met(name, heard)

@@ -263,10 +263,17 @@ def print_table(seen: Seen, table: HeadTable) -> None:
     click.echo(str(table.by_layer()))
     for statistic in (x for x in list_statistics() if x.ranked):
         name, which = statistic.name, "least" if statistic.ascending else "most"
-        first = table.sort(name).rows[0]
-        place = f"layer {first['layer']} head {first['head']}, {first[name]:.3f}"
-        known = first[name] == first[name]  # False for NaN
-        click.echo(f"{which} {name}: {place if known else '–'}")
+        few = {(x.sequence, x.layer): x for x in table.few if x.statistic == name}
+        told = [
+            row
+            for row in table.sort(name).rows
+            if (row["sequence"], row["layer"]) not in few and row[name] == row[name]
+        ]  # no NaN, which comes last, and no number of too few queries
+        said = str(next(iter(few.values()), "–"))
+        if told:
+            first = told[0]
+            said = f"layer {first['layer']} head {first['head']}, {first[name]:.3f}"
+        click.echo(f"{which} {name}: {said}")
 
 
 def write_map_page(

@@ -2,6 +2,7 @@
 
     hidden cells     are removed from the mask, or from the scores
     a removed head   outputs 0, before the output projection
+    a replaced head  outputs what it is given, at some queries
     a row without any visible key outputs 0
 
 An adapter describes a call before it runs (PendingCall), and runs it under a CallEdit;
@@ -23,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 
+from regard.errors import ShapeError
 from regard.lens.captured_call import CapturedCall, may_see
 from regard.lens.mask_store import hides
 
@@ -54,29 +56,50 @@ class PendingCall:
 
 @dataclass(frozen=True)
 class CallEdit:
-    """What is removed from one call; True means removed."""
+    """What is removed or replaced in one call, where the masks are True."""
 
     cells: Tensor | None = None  # (B or 1, H or 1, Nq, Nk)
     gone: Tensor | None = None  # (1, H or 1, 1, 1)
+    replaced: Tensor | None = None  # (B or 1, H, Nq, 1)
+    outputs: Tensor | None = None  # what replaces them, (B or 1, H, Nq or 1, Dv)
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is removed."""
-        return self.cells is None and self.gone is None
+        """Whether nothing is edited."""
+        return all(x is None for x in (self.cells, self.gone, self.replaced))
 
     def __or__(self, other: CallEdit) -> CallEdit:
-        """Return the union of two edits."""
-        pairs = ((self.cells, other.cells), (self.gone, other.gone))
+        """Return both edits; a replacement of the other one comes last."""
+        outputs = other.outputs if self.outputs is None else self.outputs
+        if self.outputs is not None and other.outputs is not None:
+            assert other.replaced is not None
+            outputs = torch.where(other.replaced, other.outputs, self.outputs)
         return CallEdit(
-            *(y if x is None else x if y is None else x | y for x, y in pairs)
+            unite(self.cells, other.cells),
+            unite(self.gone, other.gone),
+            unite(self.replaced, other.replaced),
+            outputs,
         )
 
     def clear(self, out: Tensor, blank: Tensor | None = None) -> Tensor:
-        """Set removed heads, and blank rows, of (…, H, Nq, D) to 0."""
+        """Replace outputs of (…, H, Nq, Dv); removed heads and blank rows are 0."""
+        if self.replaced is not None and self.outputs is not None:
+            if self.outputs.shape[-1] != out.shape[-1]:
+                raise ShapeError(
+                    f"its heads output {out.shape[-1]} numbers, and the source has "
+                    f"{self.outputs.shape[-1]}"
+                )
+            here, new = (drop_axes(x, out.ndim) for x in (self.replaced, self.outputs))
+            out = torch.where(here, new.to(out.dtype), out)
         for taken in (self.gone, blank):
             if taken is not None:
                 out = out.masked_fill(drop_axes(taken, out.ndim), 0)
         return out
+
+
+def unite(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Return where one of two masks is True."""
+    return other if one is None else one if other is None else one | other
 
 
 NOTHING = CallEdit()

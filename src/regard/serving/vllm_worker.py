@@ -258,7 +258,6 @@ class Recorder:
             notes={
                 "rank": self.rank,
                 "requests": [clean_name(x.name) for x in requests],
-                "decoders": [name for name, x in coverage.items() if not x.reason],
             },
         )
 

@@ -29,10 +29,9 @@ from numpy.typing import NDArray
 
 from regard.arrays import to_numpy
 from regard.errors import OptionError, RegardError
-from regard.masks.algebra import And, Mask, Or, PerHead
-from regard.masks.primitives import Band
 from regard.recording.record import Record, Recording
 from regard.show.background_jobs import Jobs, LruCache
+from regard.show.layer_kinds import find_kind, is_causal
 from regard.show.log_codes import encode_weights
 from regard.show.text_blocks import describe_text
 from regard.show.text_rollout import describe_ways
@@ -110,6 +109,7 @@ class MapSource:
         self.passes, self.chores = Jobs("passes"), Jobs("chores")
         self.clock = itertools.count(1)
         self.rows: dict[tuple[int, int], list[dict[str, Any]]] = {}  # of the table
+        self.few: list[dict[str, Any]] = []  # its numbers of too few queries
 
     def close(self) -> None:
         """Stop all jobs and wait for them to end."""
@@ -140,7 +140,8 @@ class MapSource:
         whole = len(self.rows) == len(self.records)
         table = [row for key in self.records for row in self.rows[key]] if whole else []
         every = 0 if self.is_long else len(self.records)
-        return {"table": table, "tableDone": len(self.rows), "tableAll": every}
+        done = {"table": table, "few": self.few if whole else []}
+        return done | {"tableDone": len(self.rows), "tableAll": every}
 
     @cached_property
     def is_long(self) -> bool:
@@ -167,6 +168,7 @@ class MapSource:
             ],
             "layers": [
                 {"name": name, "heads": r.heads, "keyHeads": int(r.k.shape[0])}
+                | {"kind": find_kind(self.recording, r)}
                 for name, r in ((x, firsts[x]) for x in self.names)
             ],
             "records": [
@@ -334,9 +336,11 @@ class MapSource:
         record = self.find(sequence, layer)
         one = replace(self.recording, records=(record,), sequences=(sequence,))
         place = {"sequence": sequence, "layer": layer}
+        table = make_table(one)
+        self.few += [x.pack() | place for x in table.few]
         self.rows[sequence, layer] = [
             {name: x for name, x in row.items() if name != "name"} | place
-            for row in make_table(one).list_rows()
+            for row in table.list_rows()
         ]
         self.tell(self.chores, "table", len(self.rows), len(self.records))
 
@@ -366,24 +370,6 @@ def describe_record(sequence: int, layer: int, record: Record) -> dict[str, Any]
         "qPositions": None if is_run(q) else q.tolist(),  # None: qStart, qStart + 1, …
         "kPositions": None if is_run(k) else k.tolist(),
     }
-
-
-def is_causal(record: Record) -> bool:
-    """Return whether the mask is known to let no query attend to a later key."""
-    if record.mask is None or isinstance(record.mask, Mask):
-        return record.mask is not None and forbids_ahead(record.mask)
-    q, k = (to_numpy(x) for x in (record.q_positions, record.k_positions))
-    rows = range(record.q.shape[1])
-    return not any(to_numpy(record.mask[:, i, :])[:, k > q[i]].any() for i in rows)
-
-
-def forbids_ahead(mask: Any) -> bool:
-    """Return whether the structure of a formula rules out later keys."""
-    if isinstance(mask, Band):
-        return mask.lo is not None and mask.lo >= 0
-    if isinstance(mask, And):
-        return any(map(forbids_ahead, mask.parts))
-    return isinstance(mask, Or | PerHead) and all(map(forbids_ahead, mask.parts))
 
 
 def name_top(weights: NDArray[np.float64], bits: float) -> dict[str, Any]:

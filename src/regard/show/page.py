@@ -154,6 +154,7 @@ def prepare(
     """Return the parts of a page that are always the same: description and masks."""
     source = MapSource(recording)
     rows = list_rows(source, chosen, table)
+    few = source.few if table is None else [x.pack() for x in table.few]
     wanted = {(x.sequence, x.layer, h) for x in chosen for h in x.heads}
     named = ("sequence", "layer", "head")
     kept = [row for row in rows if tuple(row[name] for name in named) in wanted]
@@ -173,7 +174,8 @@ def prepare(
     meta["sequences"] = [
         x | {"ways": x["ways"] | {"rollout": NO_ROLLOUT}} for x in meta["sequences"]
     ]
-    return {"meta": meta | {"note": NOTE, "rounded": None}, "blobs": blobs}
+    meta |= {"few": few, "note": NOTE, "rounded": None}
+    return {"meta": meta, "blobs": blobs}
 
 
 def add_values(

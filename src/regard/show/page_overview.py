@@ -17,7 +17,7 @@ Next: page_file.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
@@ -97,7 +97,7 @@ def write_overview(
     """Return the HTML file, and what it holds."""
     meta, blobs = fixed["meta"], dict(fixed["blobs"])
     base = len(write_html(meta, blobs))
-    strongest = list_exact(meta["table"], chosen)
+    strongest = list_exact(leave_out_few(meta), chosen)
     first = list(islice(strongest, 1))  # its cells come before the lists
     kept = sum(measure_blob(x) for _, _, cells, _ in first for x in cells.values())
     kept = kept if kept <= FIRST * (limit - base) else 0
@@ -197,6 +197,18 @@ def fit_overview(
             )
         side //= 2
         made = [(level + 1, found) for level, found in made]
+
+
+def leave_out_few(meta: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of the table without the numbers of too few queries."""
+    few = {(x["sequence"], x["layer"], x["statistic"]) for x in meta["few"]}
+    return [
+        {
+            name: None if (row["sequence"], row["layer"], name) in few else x
+            for name, x in row.items()
+        }
+        for row in meta["table"]
+    ]
 
 
 def fit_text(

@@ -41,7 +41,7 @@ from regard.errors import OptionError, RegardError
 from regard.recording.record import Recording
 from regard.show.map_requests import NAMES, answer
 from regard.show.map_source import MapSource, MissingError, UnfinishedError
-from regard.show.script_bundle import ASSETS
+from regard.show.script_bundle import ASSETS, join_modules
 from regard.show.server_address import bind_door, is_local, is_numeric_host, name_host
 from regard.show.zoom_levels import Sheet
 
@@ -59,6 +59,7 @@ except ModuleNotFoundError as missing:
 
 HOST = "127.0.0.1"
 KINDS = {".js": "text/javascript", ".css": "text/css"}
+START = "start.js"  # sent with all of its imports
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' data: blob:; connect-src 'self'; "
@@ -213,7 +214,9 @@ def make_app(
                 pool, answer_request, answers[path], asked
             )
         elif asset is not None and path.startswith("/assets/"):
-            reply = Response(asset.read_bytes(), media_type=KINDS[asset.suffix])
+            whole = asset.name == START  # with its imports: one request, not twenty
+            text = join_modules(START).encode() if whole else asset.read_bytes()
+            reply = Response(text, media_type=KINDS[asset.suffix])
         else:
             reply = send_error(404, "there is nothing at this path.")
         await reply(scope, receive, send)

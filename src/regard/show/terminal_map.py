@@ -50,8 +50,8 @@ from regard.show.palette import (
 if TYPE_CHECKING:
     from regard.stats.table import HeadTable
 
-LINES = 48  # most lines of a map
-GAP = 2  # columns between maps
+LINES, GAP = 48, 2  # most lines of a map; columns between maps
+AXES = "heads from left to right; of each, queries down, keys across"
 GALLERY = LogScale(1e-4, 1)
 STEPS = ("dots", "scores", "capped", "logits", "weights", "out")
 MARK = "\u200e"  # keeps right-to-left letters from reversing the line
@@ -369,7 +369,7 @@ def draw_gallery(
             for n, parts in enumerate(drawn):
                 lines.append(f"{beside.get(n, ''):<9}{' '.join(parts)}".rstrip(" "))
             lines.append("")
-    told = f"heads from left to right; {write_pooling(find_coarsest(grid))}"
+    told = f"{AXES}; {write_pooling(find_coarsest(grid))}"
     return "\n".join([*lines, write_legend(GALLERY, color), told.rstrip("; ")])
 
 

@@ -28,7 +28,14 @@ from regard.stats.alignment import Pair, align_records, align_tokens
 from regard.stats.nonfinite import mark_nonfinite
 from regard.stats.registry import LOST, PLACE, STATISTICS, find_statistic
 from regard.stats.rows import span_pairs
-from regard.stats.table import ALL_HEADS, HeadTable, Rows, describe
+from regard.stats.table import (
+    ALL_HEADS,
+    HeadTable,
+    Rows,
+    describe,
+    find_tokens,
+    measure_rows,
+)
 
 TILE = (256, 1024)  # rows and keys of the weights that are compared at once
 MOVED = ("moved", "moved_most", "moved_at")
@@ -133,7 +140,9 @@ def compare_heads(
         if named is None:
             known = align_tokens(first, second)
             rows, keys = align_records(mine, theirs, known)
-            part = compare_weights(mine, theirs, rows, keys, (first, second))
+            both = ((one, mine), (other, theirs))
+            named_by = tuple(find_tokens(*pair, sequence) for pair in both)
+            part = compare_weights(mine, theirs, rows, keys, named_by)
             said[known.how] = None
         else:
             part = compare_spans(mine, theirs, *named)
@@ -184,7 +193,7 @@ def compare_weights(
     other: Record,
     rows: Pair,
     keys: Pair,
-    tokens: tuple[Sequence[int], Sequence[int]],
+    tokens: Sequence[Sequence[int]],
 ) -> Rows:
     """Return a row for each head: how much moved, and the statistics of both."""
     kinds = ("i4", "i4", f"U{max(1, len(one.name))}", "i4")
@@ -198,7 +207,8 @@ def compare_weights(
     found["moved_most"] = moved[np.arange(one.heads), top]
     found["moved_at"] = to_numpy(one.q_positions)[rows[0]][top]
     mine, theirs = (
-        dict(describe(x, y)) for x, y in zip((one, other), tokens, strict=True)
+        dict(describe(x, measure_rows(x, y, tuple(STATISTICS))))
+        for x, y in zip((one, other), tokens, strict=True)
     )
     for name in STATISTICS:
         found[name], found[f"{name}_other"] = mine[name], theirs[name]

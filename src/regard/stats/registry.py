@@ -6,6 +6,8 @@
                  None           the record does not have the statistic
     reduction    one number for each head: the mean, or the max, over its queries;
                  queries without a value (NamedArray.missing) are skipped
+    enough       how many queries need a value; with fewer, the number is shown with
+                 the words `too_few`, and there is no badge (few_queries.py)
 
 The table, the terminal, the map, the atlas, the command line and the documentation read
 these entries, in this order. To add a statistic, add an entry here, or register one at
@@ -38,6 +40,9 @@ Tokens = Sequence[int]  # of the whole sequence, by position; () if unknown
 PLACE = ("sequence", "layer", "name", "head")  # the first columns of a table
 LOST = "nan_rows"  # the last column: how many queries have NaN in some statistic
 NEAR = 64  # tokens that count as local
+# n values from 0 to 1 have a mean with a standard error of at most 0.5 / √n: here 0.1,
+# which is the threshold of the badge
+REPEATS = 25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +74,8 @@ class Statistic:
     charted: bool = False  # drawn by default by draw_table and plot_table
     ranked: bool = False  # `regard show` names the head with the largest value
     in_atlas: bool = True  # measured by an atlas by default
+    enough: int = 0  # queries that need a value
+    too_few: str = "too few queries have a value to tell"
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier() or self.name in (*PLACE, LOST):
@@ -106,10 +113,11 @@ class Statistic:
 
     def pack(self) -> dict[str, Any]:
         """Return what a web page needs, ready for JSON."""
-        names = ("name", "unit", "description", "ascending")
+        names = ("name", "unit", "description", "summary", "ascending")
         packed = {name: getattr(self, name) for name in names}
         badge = None if self.badge is None else asdict(self.badge)
-        return packed | {"label": self.label or self.name, "badge": badge}
+        few = {"enough": self.enough, "tooFew": self.too_few}
+        return packed | few | {"label": self.label or self.name, "badge": badge}
 
 
 STATISTICS: dict[str, Statistic] = {}
@@ -235,6 +243,8 @@ for entry in (
         request=ask_if_known,
         badge=Badge(label="ind", least=0.1, light="#a8320a", dark="#ffb08a"),
         ranked=True,
+        enough=REPEATS,
+        too_few="tokens repeat too rarely to tell",
     ),
     Statistic(
         name="local",

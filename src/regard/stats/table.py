@@ -6,8 +6,9 @@
 
 Means are over the queries that have a value: the first token has no previous token. A
 query whose value is NaN makes the mean NaN, which is printed as "nan"; a statistic
-without any value is printed as "–". A layer costs two full calls of the kernel, a
-narrow one, and one walk for the largest logit.
+without any value is printed as "–", and one that too few queries have is named below
+the table (few_queries.py). A layer costs two full calls of the kernel, a narrow one,
+and one walk for the largest logit.
 
 Next: lens/watch.py
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
@@ -28,6 +29,7 @@ from regard.display import Displayed, write_code, write_html_table, write_line
 from regard.errors import OptionError
 from regard.recording.indices import read_index
 from regard.recording.record import Record, Recording
+from regard.stats.few_queries import FewQueries, find_few, list_few
 from regard.stats.named_array import NamedArray
 from regard.stats.over_queries import find_nan, max_of, mean_of, to_float64
 from regard.stats.plan import Ask, DirectAsk, make_plan
@@ -58,6 +60,7 @@ class HeadTable(Displayed):
 
     rows: Rows
     cut: int = 0  # heads with NaN that `head` removed
+    few: tuple[FewQueries, ...] = ()  # numbers of too few queries, by record
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -172,7 +175,8 @@ class HeadTable(Displayed):
         width = max(100, sum(len(name) + 7 for name in self.columns))
         # without force_jupyter=False, rich draws into the cell of a notebook instead
         Console(file=page, width=width, force_jupyter=False).print(drawn)
-        return "\n".join([page.getvalue().rstrip("\n"), *self.list_nan()])
+        notes = [*self.list_few(), *self.list_nan()]
+        return "\n".join([page.getvalue().rstrip("\n"), *notes])
 
     def to_html(self) -> str:
         """Return the first rows, shaded from the least to the largest of a column."""
@@ -194,7 +198,14 @@ class HeadTable(Displayed):
                 f"{write_count(more, 'more row')}:",
                 'table.sort("entropy"), table.by_layer(), table.to_pandas()',
             )
-        return text + "".join(map(write_line, self.list_nan()))
+        return text + "".join(map(write_line, [*self.list_few(), *self.list_nan()]))
+
+    def list_few(self) -> list[str]:
+        """Return lines about statistics that too few queries of the rows have."""
+        here = {tuple(x) for x in self.rows[["sequence", "layer"]].tolist()}
+        several = len({sequence for sequence, _ in here}) > 1
+        shown = (x for x in self.few if (x.sequence, x.layer) in here)
+        return list_few(shown, several=several)
 
     def list_nan(self) -> list[str]:
         """Return lines that list the rows with NaN, and count those not listed."""
@@ -290,18 +301,33 @@ def make_table(
     """
     names = list(dict.fromkeys(record.name for record in recording.records))
     fields, parts = make_fields(names), []
+    few: list[FewQueries] = []
     pairs = zip(recording.records, recording.sequences, strict=True)
     for n, (record, sequence) in enumerate(pairs, start=1):
-        tokens = recording.tokens[sequence] if sequence < len(recording.tokens) else ()
+        layer = names.index(record.name)
         rows = np.zeros(record.heads, fields)
-        rows["sequence"], rows["layer"] = sequence, names.index(record.name)
+        rows["sequence"], rows["layer"] = sequence, layer
         rows["name"], rows["head"] = record.name, np.arange(record.heads)
-        for name, values in describe(record, tokens):
+        tokens = find_tokens(recording, record, sequence)
+        found = measure_rows(record, tokens, tuple(STATISTICS))
+        for name, values in describe(record, found):
             rows[name] = values
+        few += find_few(found, sequence, layer)
         parts.append(rows)
         if progress is not None:
             progress(n, len(recording.records))
-    return HeadTable(np.concatenate(parts) if parts else np.zeros(0, fields))
+    rows = np.concatenate(parts) if parts else np.zeros(0, fields)
+    return HeadTable(rows, few=tuple(few))
+
+
+def find_tokens(recording: Recording, record: Record, sequence: int) -> Sequence[int]:
+    """Return the tokens of a record's queries; () if they are not known.
+
+    The queries of a decoder are not the tokens that its encoder read.
+    """
+    if record.name in recording.notes.get("decoders", ()):
+        return ()
+    return recording.tokens[sequence] if sequence < len(recording.tokens) else ()
 
 
 def make_fields(names: Sequence[str]) -> np.dtype[Any]:
@@ -311,9 +337,10 @@ def make_fields(names: Sequence[str]) -> np.dtype[Any]:
     return np.dtype([*zip(PLACE, kinds, strict=True), *numbers, (LOST, "i4")])
 
 
-def describe(record: Record, tokens: Sequence[int]) -> Iterator[tuple[str, Rows]]:
+def describe(
+    record: Record, found: Mapping[str, NamedArray]
+) -> Iterator[tuple[str, Rows]]:
     """Yield each statistic and "nan_rows", (H,)."""
-    found = measure_rows(record, tokens, tuple(STATISTICS))
     lost = np.zeros((record.heads, record.q.shape[1]), bool)
     for name, named in found.items():
         lost |= find_nan(named)

@@ -1,33 +1,47 @@
-/* All heads at a glance: a small map of each, by layer or in the order of a number.
+/* All heads at a glance: a small map of each.
 
-   A pixel is the strongest link of its cells. The statistics, and the thresholds of their
-   badges, come with the data (stats/registry.py): no name of a statistic stands here.
+     by layer         the layers of a kind together: encoder, decoder, cross, vision
+     by behaviour     grouped by the badge that stands out most (head_table.js)
+     by a number      in its order, heads without it last
 
-   Next: page.js */
+   A pixel is the strongest link of its cells.
 
-import { showToken } from "./ink.js";
+   Next: head_table.js, page.js */
 
-/* A column that is no statistic: how many queries of a head have NaN. */
-const NAN = { name: "nan_rows", label: "NaN", badge: { label: "NaN", least: 1, keys: 0, light: "#c00000", dark: "#c00000" } };
+import { badgesOf, behaviourOf, listBadges, listHeads, numberOf, showValue, tellBadge } from "./head_table.js";
+import { showCount, showToken } from "./ink.js";
+
+/* What the layers of a kind have in common; show/layer_kinds.py finds the kinds. */
+const KINDS = {
+  encoder: "a query may also look at later keys",
+  decoder: "a query looks at itself and at what came before",
+  cross: "the keys are of another sequence than the queries",
+  vision: "queries and keys are patches of a picture",
+};
 const LAYERS = 2; // asked for together
+const TITLE = 36; // pixels of the line above a kind
 const FRAME_TIME = 8; // ms
 const PAUSE = 2000; // ms after a layer that did not come
 
 export class Gallery {
-  constructor(element, source, { linkTo, onError }) {
-    Object.assign(this, { element, source, linkTo, onError });
+  constructor(element, source, { linkTo, onError, onPaint, tell }) {
+    Object.assign(this, { element, source, linkTo, onError, onPaint, tell });
     this.maps = new Map(); // layer -> its small maps
     this.unpainted = new Set(); // layers
     element.addEventListener("keydown", (event) => this.walk(event));
-    element.addEventListener("focusin", ({ target }) => this.setStop(target));
+    element.addEventListener("focusin", ({ target }) => {
+      this.setStop(target);
+      this.describe(target.closest(".card"));
+    });
+    element.addEventListener("pointerover", ({ target }) => this.describe(target.closest(".card")));
     element.addEventListener("pointerdown", ({ target }) => this.renewLink(target.closest(".card")));
   }
 
   /* Draw the heads of a sequence; maps come as they are ready. */
-  show({ meta, sequence, sort, only, ink }) {
+  show({ meta, sequence, sort, only, box, isInBox, ink }) {
     const asked = sequence === this.sequence;
-    Object.assign(this, { meta, sequence, sort, only, ink });
-    const order = JSON.stringify([sequence, sort, only, meta.table.length, this.element.clientWidth]);
+    Object.assign(this, { meta, sequence, sort, only, isInBox, ink });
+    const order = JSON.stringify([sequence, sort, only, box, meta.table.length, this.element.clientWidth]);
     if (order !== this.order) this.build(); // new colours alone need no new cards
     this.order = order;
     if (!asked) {
@@ -57,8 +71,8 @@ export class Gallery {
     this.places = listHeads(meta, sequence);
     this.cards = new Map(); // "layer/head" -> its card
     this.heads = new Map(); // card -> its head
-    const heads = sort === "layer" ? this.makeLayers() : this.makeOrder();
-    this.element.replaceChildren(...(meta.overview ? [this.makeNote()] : []), heads);
+    const heads = { layer: () => this.makeKinds(), behaviour: () => this.makeBehaviours() }[sort]?.() ?? [this.makeOrder()];
+    this.element.replaceChildren(...(meta.overview ? [this.makeNote()] : []), ...heads);
     if (!this.cards.size) this.element.append(make("p", "empty", "no head is like that"));
     this.setStop(this.element.querySelector("a.card"));
   }
@@ -91,6 +105,7 @@ export class Gallery {
       const start = at * rows * columns;
       const picture = this.ink.paint(codes.subarray(start, start + rows * columns), rows, columns);
       card?.querySelector(".small").replaceChildren(picture);
+      this.onPaint({ layer, head: numbers[at] }, picture);
     }
   }
 
@@ -110,33 +125,60 @@ export class Gallery {
     return note;
   }
 
-  makeLayers() {
-    const chosen = this.places.filter((row) => this.isChosen(row));
-    const layers = Map.groupBy(chosen, (row) => row.layer);
+  /* The layers of each kind under a line that says what the kind is, with their modules. */
+  makeKinds() {
+    const layers = Map.groupBy(this.places.filter((row) => this.isChosen(row)), (row) => row.layer);
     const widest = Math.max(1, ...[...layers.values()].map((rows) => rows.length));
     this.element.style.setProperty("--widest", Math.min(widest, 16));
-    this.element.style.setProperty("--map", `${this.chooseSize(widest, layers.size)}px`);
-    const all = make("div", "layers");
-    all.append(...[...layers].map(([layer, rows]) => {
-      const box = make("div", "layer");
-      box.setAttribute("role", "group");
-      box.setAttribute("aria-label", `layer ${layer} ${showToken(this.meta.layers[layer]?.name ?? "", 60)}`);
-      const name = make("span", "name", `L${layer}`);
-      name.title = this.meta.layers[layer]?.name ?? "";
-      const heads = make("div", "heads");
-      heads.append(...rows.map((row) => this.makeCard(row, `h${row.head}`)));
-      box.append(name, heads);
-      return box;
-    }));
-    return all;
+    const kinds = Map.groupBy(layers, ([layer]) => this.meta.layers[layer]?.kind ?? "");
+    const counts = [...kinds.values()].map((some) => some.length);
+    this.element.style.setProperty("--map", `${this.chooseSize(widest, counts)}px`);
+    return [...kinds].flatMap(([kind, some]) => {
+      const modules = nameModules(some.map(([layer]) => this.meta.layers[layer]?.name ?? ""));
+      const shown = modules.slice(0, 2).map((name) => showToken(name, 60)).join(", ") + (modules.length > 2 ? ", …" : "");
+      const count = `${showCount(some.length)} ${some.length === 1 ? "layer" : "layers"}`;
+      const all = make("div", "layers");
+      all.append(...some.map(([layer, rows]) => this.makeLayer(layer, rows)));
+      return [makeTitle(kind || "layers", [count, shown, KINDS[kind]]), all];
+    });
   }
 
-  /* The largest maps with which all are in sight; 64 pixels if none are. */
-  chooseSize(heads, layers) {
-    const { clientWidth, clientHeight } = this.element;
+  makeLayer(layer, rows) {
+    const box = make("div", "layer");
+    box.setAttribute("role", "group");
+    box.setAttribute("aria-label", `layer ${layer} ${showToken(this.meta.layers[layer]?.name ?? "", 60)}`);
+    const heads = make("div", "heads");
+    heads.append(...rows.map((row) => this.makeCard(row, `h${row.head}`)));
+    box.append(make("span", "name", `L${layer}`), heads);
+    return box;
+  }
+
+  /* Heads of one behaviour under a line that defines it, the clearest first. */
+  makeBehaviours() {
+    this.element.style.setProperty("--map", "64px");
+    const chosen = this.places.filter((row) => this.isChosen(row));
+    const groups = Map.groupBy(chosen, (row) => behaviourOf(this.meta, row));
+    const rule = "Heads are grouped by the badge whose number is the largest multiple of its threshold, and sorted by that number.";
+    return [make("p", "note", rule), ...[...listBadges(this.meta), undefined].filter((badge) => groups.has(badge)).flatMap((statistic) => {
+      const rows = groups.get(statistic);
+      const count = `${showCount(rows.length)} ${rows.length === 1 ? "head" : "heads"}`;
+      if (statistic) rows.sort((a, b) => b[statistic.name] - a[statistic.name]);
+      const words = statistic ? tellBadge(this.meta, statistic) : this.meta.table.length ? "no number reaches its threshold" : "the numbers are not here yet";
+      const heads = make("div", "heads order");
+      heads.append(...rows.map((row) => this.makeCard(row, `L${row.layer} h${row.head}`, statistic ? showValue(row, statistic.name) : "")));
+      return [makeTitle(statistic?.label ?? "no badge", [count, words]), heads];
+    })];
+  }
+
+  /* The largest maps with which all are in sight; 64 pixels if none are.
+     counts: the layers of each kind */
+  chooseSize(heads, counts) {
+    const { clientWidth, offsetTop, parentElement } = this.element;
+    const clientHeight = parentElement.clientHeight + parentElement.offsetTop - offsetTop; // below the guide
     const fits = (size) => {
       const columns = Math.floor(clientWidth / (heads * (size + 2) + 34));
-      return columns > 0 && Math.ceil(layers / columns) * (size + 28) < clientHeight;
+      const rows = counts.reduce((total, layers) => total + Math.ceil(layers / columns), 0);
+      return columns > 0 && rows * (size + 28) + counts.length * TITLE < clientHeight;
     };
     return [192, 160, 128, 96].find(fits) ?? 64;
   }
@@ -144,7 +186,7 @@ export class Gallery {
   makeOrder() {
     const { ascending } = this.meta.statistics.find(({ name }) => name === this.sort);
     const sign = ascending ? -1 : 1;
-    const value = (row) => sign * (row[this.sort] ?? -sign * Infinity); // what is not known comes last
+    const value = (row) => sign * (numberOf(row, this.sort) ?? -sign * Infinity); // what is not known comes last
     const rows = this.places.filter((row) => this.isChosen(row)).sort((a, b) => value(b) - value(a));
     const heads = make("div", "heads order");
     heads.append(...rows.map((row) => this.makeCard(row, `L${row.layer} h${row.head}`, showValue(row, this.sort))));
@@ -158,7 +200,6 @@ export class Gallery {
     const cells = this.hasCells(row) ? "cells" : "";
     const seen = [name, value, cells, ...badges.map(({ badge }) => badge.label)].filter(Boolean).join(" ");
     card.setAttribute("aria-label", `${seen}: layer ${row.layer} head ${row.head} ${badges.map((badge) => badge.name).join(", ")}`);
-    card.title = listBadges(this.meta).map((badge) => `${badge.name} ${showValue(row, badge.name)}`).join("\n");
     const line = make("span", "line");
     line.append(make("span", "", name));
     if (value) line.append(" ", make("span", "value", value));
@@ -181,7 +222,25 @@ export class Gallery {
     return exact.some((x) => x.sequence === sequence && x.layer === layer && x.head === head);
   }
 
+  /* Say what is known of a head: its module, and the number of each badge. */
+  describe(card) {
+    const row = this.heads?.get(card);
+    if (!row) return;
+    const numbers = listBadges(this.meta).filter(({ name, tooFew }) => tooFew || row[name]);
+    const name = showToken(this.meta.layers[row.layer]?.name ?? "", 60);
+    const told = numbers.map((statistic) => `${statistic.label} ${showValue(row, statistic.name)}${this.has(row, statistic) ? ` (badge: at least ${statistic.badge.least})` : ""}`);
+    this.tell(`layer ${row.layer} head ${row.head}, ${name}: ${told.join(", ")}`);
+  }
+
+  has(row, statistic) {
+    return badgesOf(this.meta, row).includes(statistic);
+  }
+
   isChosen(row) {
+    return this.isInBox(row) && this.isOfKind(row);
+  }
+
+  isOfKind(row) {
     return !this.only || badgesOf(this.meta, row).some(({ name }) => name === this.only);
   }
 
@@ -218,34 +277,6 @@ export class Gallery {
   }
 }
 
-/* Every head of a sequence, with its numbers as soon as they are known. */
-export function listHeads(meta, sequence) {
-  const known = new Map(meta.table.map((row) => [`${row.sequence}/${row.layer}/${row.head}`, row]));
-  return meta.records.filter((record) => record.sequence === sequence && record.nq && record.nk).flatMap(({ layer, heads, nk }) =>
-    heads.map((head) => ({ sequence, layer, head, nk, ...known.get(`${sequence}/${layer}/${head}`) })),
-  );
-}
-
-/* The columns of the table that have a badge. */
-export function listBadges(meta) {
-  return [NAN, ...meta.statistics.filter(({ badge }) => badge)];
-}
-
-/* Those of them that a head has, without what another badge implies. */
-export function badgesOf(meta, row) {
-  const found = listBadges(meta).filter(({ name, badge }) => row[name] >= badge.least && row.nk >= badge.keys);
-  return found.filter(({ badge }) => !found.some(({ name }) => name === badge.unless));
-}
-
-export function showNumber(x) {
-  return x === null || x === undefined || Number.isNaN(x) ? "–" : Number(x.toPrecision(3)).toString();
-}
-
-/* A number of the table: null is NaN if a query has it, else no query has the number. */
-export function showValue(row, name) {
-  return row[name] === null && row.nan_rows ? "NaN" : showNumber(row[name]);
-}
-
 /* The card in the nearest other row that is nearest across. */
 function findNearest(cards, card) {
   const from = card.getBoundingClientRect();
@@ -258,6 +289,19 @@ function findNearest(cards, card) {
     if (far < least) [best, least] = [other, far];
   }
   return best;
+}
+
+/* The modules of some layers, each number that differs as "#": blocks.#.attention */
+function nameModules(names) {
+  const shapes = Map.groupBy(names.map((name) => name.split(/(\d+)/)), (parts) => parts.filter((_, at) => at % 2 === 0).join("#"));
+  return [...shapes.values()].map((some) => some[0].map((part, at) => (some.every((parts) => parts[at] === part) ? part : "#")).join(""));
+}
+
+/* A line above some heads: a name, and words about it. */
+function makeTitle(name, words) {
+  const title = make("h2", "group", name);
+  title.append(make("span", "faint", ` · ${words.filter(Boolean).join(" · ")}`));
+  return title;
 }
 
 /* Make an element; text is only ever text. */

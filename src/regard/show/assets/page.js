@@ -3,16 +3,20 @@
      #v=text&sel=12-20&hs=18.8&w=attending&mix=max&sc=linear     the text; #: the same
      #l=18&h=8&i=5810&j=1811&z=24&s=max&lo=-4&t=dark&pin=5808&col=1809&vs=20.6&cmp=diff
      #v=heads, #sort=induction&only=sink                         the gallery
+     #v=heads&px=entropy&py=sink&box=0,2,0.5,1                   heads chosen in its plot
 
    Every change goes one way: at (the state) -> apply -> text, gallery or plane -> address.
 
    Next: text_view.js, gallery.js, map_canvas.js */
 
-import { Gallery, listBadges, make } from "./gallery.js";
+import { Gallery, make } from "./gallery.js";
+import { GalleryGuide } from "./gallery_guide.js";
+import { listBadges, listHeads } from "./head_table.js";
 import { Ink, showCount, showShare, showToken } from "./ink.js";
 import { press } from "./keys.js";
 import { NEAR, Panel } from "./panel.js";
 import { Plane } from "./map_canvas.js";
+import { Scatter } from "./scatter.js";
 import { Tiles } from "./source.js";
 import { TextView } from "./text_view.js";
 
@@ -24,6 +28,7 @@ const ADDRESS = {
   pin: ["row", Number], col: ["column", Number],
   vs: ["other", String], cmp: ["compare", String],
   sort: ["sort", String], only: ["only", String],
+  px: ["plotX", String], py: ["plotY", String], box: ["box", String],
   v: ["view", String], sel: ["passage", String], hs: ["heads", String],
   w: ["show", String], mix: ["mix", String], by: ["by", String], two: ["versus", String], sc: ["scale", String], tl: ["least", Number],
 };
@@ -31,7 +36,7 @@ const START = {
   sequence: 0, how: "max", low: -3, sort: "layer", only: "", compare: "",
   show: "attended", mix: "mean", by: "weight", versus: "", scale: "log", least: -2,
 };
-const PLACES = ["v", "l", "h", "sort", "only"]; // of the address: with none of them, it is the text
+const PLACES = ["v", "l", "h", "sort", "only", "px", "py", "box"]; // of the address: with none of them, it is the text
 
 export class Page {
   constructor(root, source, address) {
@@ -63,13 +68,18 @@ export class Page {
     this.text = new TextView(this);
     const linkTo = ({ layer, head }) => `#${this.addressOf({ ...this.at, layer, head, view: undefined })}`;
     const onError = (error) => this.panel.say(error.message);
-    this.gallery = new Gallery(this.part.gallery, this.source, { linkTo, onError });
+    this.guide = new GalleryGuide(this);
+    this.scatter = new Scatter(this, { linkTo, onOpen: (row) => this.address.go(linkTo(row).slice(1)) });
+    const onPaint = (place, picture) => this.guide.paintSample(place, picture);
+    const tell = (sentence) => this.panel.say(sentence);
+    this.gallery = new Gallery(this.part.cards, this.source, { linkTo, onError, onPaint, tell });
     const count = this.meta.sequences.length;
     this.part.sequences.hidden = count < 2;
     const names = this.meta.compared?.names.map((name) => showToken(name, 24).replaceAll("·", " "));
     fillSelect(this.part.sequence, Array.from({ length: count }, (_, at) => [at, names?.[at] ?? at]), 0);
     const choices = (entries) => entries.map(({ name, label }) => [name, label]);
-    fillSelect(this.part.sort, [["layer", "layer and head"], ...choices(this.meta.statistics)], "layer");
+    fillSelect(this.part.sort, [["layer", "layer and head"], ["behaviour", "behaviour"], ...choices(this.meta.statistics)], "layer");
+    for (const axis of ["plotX", "plotY"]) fillSelect(this.part[axis], choices(this.meta.statistics), "");
     fillSelect(this.part.only, [["", "all heads"], ...choices(listBadges(this.meta))], "");
     this.listen();
     this.readAddress();
@@ -115,7 +125,7 @@ export class Page {
   /* An address may be old, or mistyped. */
   mendState() {
     const { at, part } = this;
-    for (const name of ["how", "sort", "only", "compare", "sequence", "mix", "by", "scale"]) {
+    for (const name of ["how", "sort", "only", "compare", "sequence", "mix", "by", "scale", "plotX", "plotY"]) {
       const known = [...part[name].options].some(({ value }) => value === `${at[name]}`);
       if (!known) at[name] = START[name];
     }
@@ -263,8 +273,13 @@ export class Page {
   }
 
   applyGallery() {
-    const { sequence, sort, only } = this.at;
-    this.gallery.show({ meta: this.meta, sequence, sort, only, ink: this.ink });
+    const { sequence, sort, only, box, plotX, plotY } = this.at;
+    const rows = listHeads(this.meta, sequence);
+    if (box || plotX || plotY) this.part.plot.open = true;
+    this.guide.show(rows);
+    this.scatter.show(rows);
+    const isInBox = (row) => this.scatter.has(row);
+    this.gallery.show({ meta: this.meta, sequence, sort, only, box: [box, plotX, plotY], isInBox, ink: this.ink });
     this.showTableState();
     const { size } = this.gallery.cards;
     this.panel.say(`${showCount(size)} ${size === 1 ? "head" : "heads"}; a pixel is the strongest link of its cells`);

@@ -2,11 +2,12 @@
 
    Tokens come from whatever text a model read: they become text nodes, never markup.
 
-   Next: ink.js */
+   Next: picture_view.js, ink.js */
 
-import { badgesOf, make, showNumber, showValue } from "./gallery.js";
+import { make } from "./gallery.js";
+import { badgesOf, rowOf, showNumber, showValue, tellFew } from "./head_table.js";
 import { isMasked, showCount, showToken, showWeight, weightOf } from "./ink.js";
-import { drawPatches, tellSpecial } from "./patches.js";
+import { PictureView } from "./picture_view.js";
 
 export const NEAR = 14; // pixels of a cell when going to a token
 const AROUND = 9; // tokens of text on either side
@@ -18,6 +19,7 @@ export class Panel {
     Object.assign(this, { page, part, source, plane, meta });
     this.found = []; // tokens
     this.turn = -1; // which of them was gone to
+    this.picture = new PictureView(this);
   }
 
   get at() {
@@ -30,8 +32,7 @@ export class Panel {
   }
 
   showNumbers() {
-    const { sequence, layer, head } = this.at;
-    const row = this.meta.table.find((x) => x.sequence === sequence && x.layer === layer && x.head === head) ?? {};
+    const row = rowOf(this.meta, this.at);
     const items = this.meta.statistics.flatMap(({ name, description, unit }) => {
       const title = Object.assign(make("dt", "", name), { title: `${description}, in ${unit}` });
       return [title, make("dd", "", showValue(row, name))];
@@ -42,6 +43,9 @@ export class Panel {
     items.push(make("dt", "", "queries"), make("dd", "", showCount(record.nq)));
     items.push(make("dt", "", "keys"), make("dd", "", showCount(record.nk)));
     items.push(make("dt", "", "badges"), make("dd", "", badges.join(", ") || "none"));
+    for (const statistic of this.meta.statistics.filter(({ name }) => row.few?.[name])) {
+      items.push(make("dt", "wide", statistic.name), make("dd", "wide", tellFew(statistic, [row])));
+    }
     this.part.numbers.replaceChildren(...items);
   }
 
@@ -135,6 +139,7 @@ export class Panel {
     const links = [];
     this.plane.pins = { row: rowPinned ? row : null, column: columnPinned ? column : null, links };
     this.plane.refresh();
+    this.picture.show();
     const asked = (this.pinning = Symbol("only the last answer counts"));
     const place = { sequence, layer, head };
     const show = async (element, kind, index, ask) => {
@@ -162,7 +167,7 @@ export class Panel {
     ]);
   }
 
-  showLinks(element, kind, index, { entropy, total, top, weights, nan }, cellOf) {
+  showLinks(element, kind, index, { entropy, total, top, nan }, cellOf) {
     const others = kind === "query" ? "key" : "query";
     const table = make("table");
     table.append(make("caption", "", kind === "query" ? "the keys it looks at most" : "the queries that look at it most"));
@@ -199,19 +204,8 @@ export class Panel {
     element.replaceChildren(
       make("h2", "", `pinned ${this.nameCell(kind, index)}`),
       make("p", "", [kind === "query" ? spread : "", sum, nan ? `NaN in ${showCount(nan)} weights` : ""].filter(Boolean).join(" · ")),
-      ...(weights ? this.showPicture(index, weights) : []),
       table,
     );
-  }
-
-  /* Of a vision model: where the pinned query looks. */
-  showPicture(index, weights) {
-    const picture = this.meta.pictures[this.at.sequence];
-    const { position } = this.plane.labels.query(index);
-    const canvas = drawPatches(picture, weights, position, this.page.ink, this.plane.colours);
-    canvas.setAttribute("role", "img");
-    canvas.setAttribute("aria-label", "the weights of the pinned query over the picture; the table has the largest");
-    return [canvas, make("p", "", tellSpecial(picture, weights))];
   }
 
   // ---- searching

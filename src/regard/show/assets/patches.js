@@ -4,7 +4,7 @@
 
    The picture is grey, and the thinner the more weight there is.
 
-   Next: panel.js */
+   Next: source.js */
 
 import { fromBase64 } from "./source.js";
 

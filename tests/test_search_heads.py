@@ -1,0 +1,172 @@
+"""Every head patched in turn, against patches that are made one at a time."""
+
+import re
+
+import pytest
+import torch
+from intervened_models import FAMILIES, HEADS, largest, open_family, read, stir, tokens
+from test_patch_heads import PATCHED_FAMILIES, change_inputs, record
+from torch import nn
+
+from regard.ablate import average_outputs, patch_heads, search_heads
+from regard.ablate.active import ACTIVE
+from regard.ablate.search_heads import HeadSearch
+from regard.ablate.skip_prefix import Prefix, find_done
+from regard.errors import OptionError
+from regard.nn.decoder import CausalTransformer
+from regard.plain.config import Config
+from regard.seen import watch
+
+
+def measure(logits):
+    flat = logits.flatten(1)
+    return flat[:, 1] - flat[:, 0]
+
+
+def take_first(inputs):
+    return {name: x[:1] for name, x in inputs.items()}
+
+
+def check_undone(model):
+    assert not ACTIVE
+    assert not [x for x in model.modules() if "forward" in vars(x)]
+    assert not [x for x in model.modules() if x._forward_hooks or x._forward_pre_hooks]
+
+
+@pytest.mark.parametrize("name", PATCHED_FAMILIES)
+def test_a_search_is_a_patch_of_each_head(name):
+    family, model, inputs = open_family(name)
+    one, other = take_first(inputs), take_first(change_inputs(inputs))
+    source = record(model, other)
+    done = []
+    found = search_heads(
+        model, one, source, measure, batch=3, progress=lambda *x: done.append(x)
+    )
+    assert found.skipped
+    assert found.layers == family.layers
+    assert found.before == float(measure(read(model, one))[0])
+    expected = torch.zeros(len(family.layers), HEADS).double()
+    for i in range(len(family.layers)):
+        for head in range(HEADS):
+            with patch_heads(model, source, [(i, head)]):
+                expected[i, head] = float(measure(read(model, one))[0])
+    assert largest(found.values, expected) < 1e-5
+    assert found.changes.abs().max() > 1e-3
+    assert done[-1] == (expected.numel(), expected.numel())
+    assert [x for x, _ in done] == sorted({x for x, _ in done})
+    check_undone(model)
+
+
+def test_a_search_of_our_own_model_with_means():
+    config = Config(vocabulary=60, width=32, layers=3, heads=4, kv_heads=2, context=64)
+    model = stir(CausalTransformer(config), 0.3).double()
+    text = tokens(8)[:1]
+    with torch.no_grad(), watch(model, keep="qkv") as source:
+        model(tokens(8))
+    means = average_outputs(source)
+    found = search_heads(model, text, means, measure)
+    assert found.skipped
+    for i in range(3):
+        for head in range(HEADS):
+            with torch.no_grad(), patch_heads(model, means, [(i, head)]):
+                value = float(measure(model(text))[0])
+            assert float(found.values[i, head]) == pytest.approx(value, abs=1e-12)
+
+
+class Remembers(nn.Module):
+    """A block after which a layer behaves in another way: it counts its calls."""
+
+    def __init__(self, inside):
+        super().__init__()
+        self.inside, self.calls = inside, 0
+
+    def forward(self, x, *args, **named):
+        self.calls += 1
+        return self.inside(x, *args, **named)
+
+
+def test_a_model_that_cannot_skip_is_run_as_a_whole():
+    config = Config(vocabulary=60, width=32, layers=2, heads=4, kv_heads=2, context=64)
+    model = stir(CausalTransformer(config), 0.3)
+    first = model.blocks[0] = Remembers(model.blocks[0])
+
+    def disturb(_module, args):
+        new = args[0]
+        if first.calls == disturb.before:  # the first block was skipped
+            new = new + torch.linspace(0, 9, new.shape[-1])
+        disturb.before = first.calls
+        return (new, *args[1:])
+
+    disturb.before = 0
+    text, other = tokens(8)[:1], tokens(8)[1:]
+    with torch.no_grad(), watch(model, keep="qkv") as source:
+        model(other)
+    hook = model.blocks[1].register_forward_pre_hook(disturb)
+    found = search_heads(model, text, source, measure)
+    assert not found.skipped
+    with torch.no_grad(), patch_heads(model, source, [(1, 2)]):
+        value = float(measure(model(text))[0])
+    assert float(found.values[1, 2]) == pytest.approx(value, abs=1e-5)
+    hook.remove()
+    check_undone(model)
+
+
+def test_only_what_ends_before_a_layer_is_skipped():
+    events = [("enter", ""), ("enter", "embed"), ("leave", "embed")]
+    for i in range(2):
+        events += [("enter", f"h.{i}"), ("enter", f"h.{i}.norm")]
+        events += [("leave", f"h.{i}.norm"), ("enter", f"h.{i}.attn")]
+        events += [("enter", "shared"), ("leave", "shared")]
+        events += [("leave", f"h.{i}.attn"), ("leave", f"h.{i}")]
+    events.append(("leave", ""))
+    assert sorted(find_done(events, "h.0.attn")) == ["embed", "h.0.norm"]
+    assert sorted(find_done(events, "h.1.attn")) == ["embed", "h.0", "h.1.norm"]
+    assert sorted(find_done(events, "h.1.attn#2")) == ["embed", "h.0", "h.1.norm"]
+
+
+def test_outputs_of_skipped_modules_are_copies():
+    _, model, inputs = open_family("llama")
+    one = take_first(inputs)
+    layer = FAMILIES["llama"].layers[1]
+    before = read(model, one)
+    prefix = Prefix(model, lambda model: read(model, one), [layer])
+
+    def spoil(_module, args, named):
+        (args[0] if args else named["hidden_states"]).mul_(2)
+
+    with prefix.skip(layer, 1):
+        hook = model.model.layers[1].register_forward_pre_hook(spoil, with_kwargs=True)
+        read(model, one)
+        hook.remove()
+        assert torch.equal(read(model, one), before)
+    assert torch.equal(read(model, one), before)
+    check_undone(model)
+
+
+def test_what_cannot_be_searched_is_refused():
+    _, model, inputs = open_family("llama")
+    source = record(model, take_first(inputs))
+    with pytest.raises(OptionError, match=re.escape("input_ids has shape (2, 10)")):
+        search_heads(model, inputs, source, measure)
+    one = take_first(inputs)
+    with pytest.raises(OptionError, match=r"measure returned \(\), expected a number"):
+        search_heads(model, one, source, lambda logits: logits.sum())
+    with pytest.raises(OptionError, match="measure returned float"):
+        search_heads(model, one, source, lambda logits: float(logits.sum()))
+    model.train()
+    with pytest.raises(OptionError, match="in training mode"):
+        search_heads(model, one, source, measure)
+    check_undone(model)
+
+
+def test_the_text_lists_the_largest_changes():
+    values = torch.tensor([[1.0, 3.5], [float("nan"), 0.25]])
+    found = HeadSearch(layers=("a", "b"), values=values, before=1.0, skipped=True)
+    assert str(found).splitlines() == [
+        "without a patch   1",
+        "layer  head     patched   change",
+        "    0     1         3.5     +2.5",
+        "    1     1        0.25    -0.75",
+        "    0     0           1       +0",
+    ]
+    assert found.changes[0].tolist() == [0, 2.5]
