@@ -137,7 +137,10 @@ def give_show():
             num_hidden_layers=1,
         )
     ).eval()
-    return give_seen() | {
+    taken = give_seen()
+    return taken | {
+        "before": taken["seen"],
+        "after": taken["seen"],
         "q": q,
         "k": k,
         "v": v,
