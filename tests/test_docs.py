@@ -110,7 +110,8 @@ def give_lens():
         part.save_pretrained("their-model")  # in the folder of the test
     given = {"messages": messages, "text": text, "tokens": inputs["input_ids"]}
     given |= {"model": model, "inputs": inputs, "tokenizer": tokenizer}
-    return {**given, "folder": "their-model"}
+    given |= {"clean": given["tokens"], "corrupted": given["tokens"].flip(1)}
+    return {**given, "folder": "their-model", "answer": 7}
 
 
 def give_seen():

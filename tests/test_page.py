@@ -207,7 +207,7 @@ def make_layers(n=300, layers=3):
 
 
 LAYERS = make_layers()
-TIGHT = 290_000
+TIGHT = 330_000
 
 
 @pytest.fixture
@@ -286,8 +286,8 @@ def test_a_larger_limit_holds_more_and_the_largest_all(overview):
 
 
 def test_an_overview_is_of_the_heads_that_are_wanted():
-    page = make_page(LAYERS, heads={1: None, 2: [7, 3]}, limit=235_000)
-    assert (page.heads, page.size <= 235_000) == (10, True)
+    page = make_page(LAYERS, heads={1: None, 2: [7, 3]}, limit=275_000)
+    assert (page.heads, page.size <= 275_000) == (10, True)
     assert {x.layer for x in page.exact} <= {1, 2}
     meta = read_meta(page)
     assert [x["heads"] for x in meta["records"]] == [list(range(8)), [7, 3]]

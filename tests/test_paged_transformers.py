@@ -446,8 +446,9 @@ def test_one_watch_after_another_and_one_in_another(name):
     for each in (outer, inner):
         compare(model, each, again)
         for mine, theirs in zip(each.records, seen.records, strict=True):
-            assert torch.equal(mine.q, theirs.q)
-            assert torch.equal(mine.lse, theirs.lse)
+            # batches of other sizes round in another way: a busy machine makes them
+            torch.testing.assert_close(mine.q, theirs.q)
+            torch.testing.assert_close(mine.lse, theirs.lse)
 
 
 def test_a_wrapped_model_and_a_part_of_it():

@@ -428,10 +428,13 @@ def test_meta_names_everything_there_is(open_source):
     assert (meta["model"], meta["title"]) == ("Bart", "Bart")
     titled = replace(recording, notes={"title": "bart-base"})
     assert MapSource(titled).meta()["title"] == "bart-base"
-    assert meta["sequences"] == [
-        {"tokens": [1, 2, 3], "texts": ["a", "b", "c"], "count": 3, "blocks": []},
-        {"tokens": [], "texts": [], "count": 0, "blocks": []},
-    ]
+    keys = "layer.0 has other keys than queries; it needs layers over the same tokens"
+    few = "it needs at least two layers that read these tokens"
+    values = 'record the values with regard.watch(model, keep="qkv")'
+    ways = [{"value": values, "rollout": x} for x in (keys, few)]
+    abc = {"tokens": [1, 2, 3], "texts": ["a", "b", "c"], "count": 3, "blocks": []}
+    empty = {"tokens": [], "texts": [], "count": 0, "blocks": []}
+    assert meta["sequences"] == [abc | {"ways": ways[0]}, empty | {"ways": ways[1]}]
     assert meta["layers"] == [
         {"name": "layer.0", "heads": 2, "keyHeads": 1, "kind": "decoder"},
         {"name": "cross", "heads": 2, "keyHeads": 1, "kind": "cross"},

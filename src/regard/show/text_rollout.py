@@ -45,9 +45,12 @@ def find_rollout_obstacle(records: Sequence[Record]) -> str:
     for record in records:
         for positions in (record.q_positions, record.k_positions):
             if not np.array_equal(to_numpy(positions), first):
+                other = "keys than queries"
+                if record is not records[0]:
+                    other = f"queries or keys than {records[0].name}"
                 return (
-                    f"{record.name} has other queries or keys than {records[0].name}; "
-                    "it needs layers over the same tokens"
+                    f"{record.name} has other {other}; it needs layers over the same "
+                    "tokens"
                 )
     if sum(math.prod(x.shape) for x in records) > CELLS:
         return "it would take minutes for so many tokens"
