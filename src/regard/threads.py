@@ -36,7 +36,7 @@ from typing import TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-SMALL = 2**22  # multiply-adds that one thread does in some tenths of a millisecond
+SMALL = 2**23  # multiply-adds that one thread does in half a millisecond
 LARGE = 2**29  # for each thread: longer than a thread waits for a busy core
 FRESH = 0.5  # seconds for which a count of the free cores is used
 SAMPLES, PAUSE = 3, 0.0005  # a daemon that runs for a moment does not count
