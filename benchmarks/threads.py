@@ -47,6 +47,7 @@ TOKENS = (100, 1_000, 8_000)
 DEFAULT = "default"
 SETTINGS = (DEFAULT, *map(str, sorted({1, 2, count_cores()})))
 ROUNDS = {100: 9, 1_000: 5, 8_000: 3}
+PAUSE = 0.1  # seconds: threads of the process before may spin for a moment
 QUICK = 15  # rounds of the engine: on busy cores, one of its runs varies by a third
 CALLS = {100: 200, 1_000: 10, 8_000: 1}  # of the engine, in one measurement
 LAYERS = {100: 6, 1_000: 2, 8_000: 1}
@@ -183,6 +184,7 @@ def measure(what: str, n: int, runs: Mapping[str, Callable[[], float]]) -> Any:
     for turn in range(rounds):
         order = list(runs)[turn % len(runs) :] + list(runs)[: turn % len(runs)]
         for setting in order:
+            time.sleep(PAUSE)
             best[setting] = min(best[setting], runs[setting]())
     others = min(x for setting, x in best.items() if setting != DEFAULT)
     seconds = {setting: round(x, 4) for setting, x in best.items()}
