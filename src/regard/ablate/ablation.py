@@ -142,10 +142,15 @@ class Ablation:
         return self.keys is None and self.replacement is None
 
     @property
-    def needs_positions(self) -> bool:
-        """Whether an edit depends on which tokens the queries and keys are."""
+    def needs_queries(self) -> bool:
+        """Whether an edit depends on which tokens the queries are."""
         replaced = self.replacement is not None and self.replacement.by_position
-        return replaced or self.keys is not None or self.queries is not None
+        return replaced or self.queries is not None
+
+    @property
+    def needs_positions(self) -> bool:
+        """Whether an edit depends on which tokens the queries or the keys are."""
+        return self.needs_queries or self.keys is not None
 
     def heads_of(self, number: int, name: str) -> tuple[int, ...] | None:
         """Return the chosen heads of a layer: EVERY_HEAD for all, None for none."""

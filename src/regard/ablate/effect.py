@@ -62,11 +62,7 @@ def effect(
     """
     check_model(model)
     expect_function("run", run, "model")
-    if model.training:
-        raise OptionError(
-            "the model is in training mode, and its dropout would differ between the "
-            "two runs. Call model.eval() first."
-        )
+    check_evaluating(model)
     with torch.no_grad():
         old, old_loss = read_logits(run(model))
         with knock_out(model, heads, layers=layers, keys=keys, queries=queries):
@@ -87,6 +83,15 @@ def effect(
         after=tuple(guess(second)),
         loss=losses,
     )
+
+
+def check_evaluating(model: nn.Module) -> None:
+    """Raise OptionError if a model is in training mode."""
+    if model.training:
+        raise OptionError(
+            "the model is in training mode, and its dropout would differ between the "
+            "two runs. Call model.eval() first."
+        )
 
 
 def read_logits(done: Any) -> tuple[Tensor, float | None]:

@@ -201,15 +201,12 @@ class AblationLocator:
                 f"{name} computes attention with a softmax of its own, and what its "
                 "heads output cannot be replaced there; knock_out can remove them."
             )
-        if not whole and not (call.sure and not self.ablation.needs_positions):
+        if not whole and (self.ablation.needs_positions or not call.sure):
             raise OptionError(
                 f"{name} attends in pieces, {call.n_q} queries at a time, and which "
                 "tokens they are cannot be told. Name other layers with layers=[…]."
             )
-        by_query = self.ablation.queries is not None or (
-            self.ablation.keys is None and self.ablation.needs_positions
-        )
-        if not known and by_query:
+        if not known and self.ablation.needs_queries:
             raise OptionError(
                 f"{name} attends from {call.n_q} queries to {call.n_k} keys, and which "
                 "tokens the queries are cannot be told. Leave queries= out."

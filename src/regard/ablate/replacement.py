@@ -28,6 +28,7 @@ class Replacement(Protocol):
     """The outputs that heads get instead of their own."""
 
     by_position: bool  # whether they depend on the positions of the queries
+    heads: dict[str, int]  # the number of heads of each layer that can be replaced
 
     def find_outputs(self, layer: str, q_at: Tensor, taken: Tensor) -> Tensor:
         """Return outputs for a call, (B or 1, H, Nq or 1, Dv).
@@ -35,9 +36,6 @@ class Replacement(Protocol):
         q_at: positions of its queries, (B or 1, Nq)
         taken: which of them are replaced, (B or 1, Nq)
         """
-
-    def count_heads(self) -> dict[str, int]:
-        """Return the number of heads of each layer that can be replaced."""
 
 
 def find_recording(source: Any) -> Recording:
@@ -75,12 +73,8 @@ class RecordedOutputs:
     by_position = True
 
     def __init__(self, recording: Recording) -> None:
-        self.recording = recording
+        self.recording, self.heads = recording, count_recorded_heads(recording)
         self.known: dict[str, list[tuple[Tensor, Tensor]]] = {}
-
-    def count_heads(self) -> dict[str, int]:
-        """Return the number of heads of each layer."""
-        return count_recorded_heads(self.recording)
 
     def find_outputs(self, layer: str, q_at: Tensor, taken: Tensor) -> Tensor:
         """Return the recorded outputs; those that are not taken are 0."""
@@ -130,12 +124,8 @@ class MeanOutputs:
     by_position = False
 
     def __init__(self, recordings: Sequence[Recording]) -> None:
-        self.recordings = recordings
+        self.recordings, self.heads = recordings, count_recorded_heads(recordings[0])
         self.known: dict[str, Tensor] = {}
-
-    def count_heads(self) -> dict[str, int]:
-        """Return the number of heads of each layer."""
-        return count_recorded_heads(self.recordings[0])
 
     def find_outputs(self, layer: str, q_at: Tensor, taken: Tensor) -> Tensor:
         """Return the means, (1, H, 1, Dv)."""

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.ablate.ablation import check_model, read_ablation
-from regard.ablate.effect import read_logits
+from regard.ablate.effect import check_evaluating, read_logits
 from regard.ablate.intervene import intervene
 from regard.ablate.replacement import read_replacement
 from regard.ablate.skip_prefix import Prefix
@@ -112,13 +112,9 @@ def search_heads(
     """
     check_model(model)
     expect_function("measure", measure, "logits")
-    if model.training:
-        raise OptionError(
-            "the model is in training mode, and its dropout would differ between the "
-            "runs. Call model.eval() first."
-        )
+    check_evaluating(model)
     replacement = read_replacement(source)
-    heads = replacement.count_heads()
+    heads = replacement.heads
     sequence = RepeatedInputs(model, inputs)
     shape = len(heads), max(heads.values())
     values = torch.full(shape, math.nan, dtype=torch.float64)

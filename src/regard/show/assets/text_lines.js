@@ -11,6 +11,8 @@
 
 import { showSigns } from "./ink.js";
 
+export const ROW = 28; // pixels of a line
+const SPARE = 12; // lines above and below those in sight
 const LONGEST = 120; // characters of a token that are shown
 const WIDE = 0.98; // of a line that is filled: the text of the page may be a hair wider
 const CLOSED = /[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef]/u; // written without spaces
@@ -24,6 +26,20 @@ export function readToken(text) {
 
 export function isSpecial(text) {
   return SPECIAL.test(text);
+}
+
+/* Make the rows of the lines in sight of a box, and drop those that are far away.
+   rows: elements by number of the line; count: all lines. Return the rows in sight. */
+export function keepInSight({ scrollTop, clientHeight }, rows, count, makeRow) {
+  const first = Math.max(0, Math.floor(scrollTop / ROW) - SPARE);
+  const end = Math.min(count, Math.ceil((scrollTop + clientHeight) / ROW) + SPARE);
+  for (const [at, row] of rows) {
+    if (at >= first && at < end) continue;
+    row.remove();
+    rows.delete(at);
+  }
+  for (let at = first; at < end; at++) if (!rows.has(at)) rows.set(at, makeRow(at));
+  return rows.values();
 }
 
 /* Return the lines, {first, end} of tokens; the line of a block's name has no tokens. */

@@ -7,10 +7,7 @@
 
 import { make } from "./gallery.js";
 import { isMasked, weightOf } from "./ink.js";
-import { breakLines, findLine, isFromRight, readToken } from "./text_lines.js";
-
-const ROW = 28; // pixels of a line, as in text_view.js
-const SPARE = 12;
+import { breakLines, findLine, isFromRight, keepInSight, readToken, ROW } from "./text_lines.js";
 
 export class SideText {
   constructor(view) {
@@ -45,17 +42,7 @@ export class SideText {
   }
 
   draw() {
-    const { scrollTop, clientHeight } = this.part.beside;
-    const first = Math.max(0, Math.floor(scrollTop / ROW) - SPARE);
-    const end = Math.min(this.lines.length, Math.ceil((scrollTop + clientHeight) / ROW) + SPARE);
-    for (const [at, row] of this.rows) {
-      if (at >= first && at < end) continue;
-      row.remove();
-      this.rows.delete(at);
-    }
-    for (let at = first; at < end; at++) {
-      const row = this.rows.get(at) ?? this.makeRow(at);
-      this.rows.set(at, row);
+    for (const row of keepInSight(this.part.beside, this.rows, this.lines.length, (at) => this.makeRow(at))) {
       for (const token of row.children) this.paint(token);
     }
   }

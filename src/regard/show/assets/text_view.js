@@ -13,10 +13,8 @@ import { isMasked, showCount, showToken, showWeight, weightOf } from "./ink.js";
 import { TextPanel } from "./text_panel.js";
 import { leastChange, TextPair } from "./text_pair.js";
 import { SideText } from "./text_side.js";
-import { breakLines, findLine, isFromRight, isSpecial, readToken } from "./text_lines.js";
+import { breakLines, findLine, isFromRight, isSpecial, keepInSight, readToken, ROW } from "./text_lines.js";
 
-const ROW = 28; // pixels of a line
-const SPARE = 12; // lines above and below those in sight
 const FAINTEST = 0.01; // place on the scale that is tinted
 const GAP = 1; // pixels between tokens, as in map.css
 const RED = [255, 0, 0]; // NaN, as in the map
@@ -204,18 +202,8 @@ export class TextView {
 
   /* Make the lines in sight, and drop those that are far away. */
   draw() {
-    const { scrollTop, clientHeight } = this.part.reading;
-    const first = Math.max(0, Math.floor(scrollTop / ROW) - SPARE);
-    const end = Math.min(this.lines.length, Math.ceil((scrollTop + clientHeight) / ROW) + SPARE);
-    for (const [at, row] of this.rows) {
-      if (at >= first && at < end) continue;
-      row.remove();
-      this.rows.delete(at);
-    }
     const chosen = this.dragged ?? this.chosen;
-    for (let at = first; at < end; at++) {
-      const row = this.rows.get(at) ?? this.makeRow(at);
-      this.rows.set(at, row);
+    for (const row of keepInSight(this.part.reading, this.rows, this.lines.length, (at) => this.makeRow(at))) {
       for (const token of row.children) this.paint(token, chosen);
     }
   }
@@ -244,7 +232,7 @@ export class TextView {
     const place = scale === "linear" ? weight / (this.largest || 1) : 1 - Math.log10(weight) / least;
     if (place < FAINTEST) return { css: "", text: "" };
     const bytes = Number.isNaN(weight) ? RED : this.page.ink.bytesAt(Math.min(1, place));
-    return { css: `rgb(${bytes.join(" ")})`, text: luminance(bytes) > DARKEST ? "#000000" : "#ffffff" };
+    return writeColours(bytes);
   }
 
   /* The colour of a change: of one hue if B has more, of another if A has. */
@@ -254,7 +242,7 @@ export class TextView {
     const place = scale === "linear" ? size / (this.largest || 1) : 1 - Math.log10(size) / least;
     if (!Number.isNaN(change) && !(place >= FAINTEST)) return { css: "", text: "" };
     const bytes = Number.isNaN(change) ? RED : this.page.ink.signAt(Math.sign(change) * Math.min(1, place));
-    return { css: `rgb(${bytes.join(" ")})`, text: luminance(bytes) > DARKEST ? "#000000" : "#ffffff" };
+    return writeColours(bytes);
   }
 
   paintChange(token, at) {
@@ -497,6 +485,11 @@ function showRounded(weight) {
 }
 
 /* The relative luminance of a colour, as WCAG 2 defines it. */
+/* A colour, and that of text on it. */
+function writeColours(bytes) {
+  return { css: `rgb(${bytes.join(" ")})`, text: luminance(bytes) > DARKEST ? "#000000" : "#ffffff" };
+}
+
 function luminance(bytes) {
   const [red, green, blue] = bytes.map((byte) => (byte <= 10 ? byte / 3294.6 : ((byte / 255 + 0.055) / 1.055) ** 2.4));
   return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
