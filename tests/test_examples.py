@@ -72,8 +72,8 @@ def read(pattern, text):
 # -- what they are ------------------------------------------------------------------------
 
 
-def test_there_are_ten_examples_and_the_page_has_them_all():
-    assert len(NAMES) == 10
+def test_there_are_eleven_examples_and_the_page_has_them_all():
+    assert len(NAMES) == 11
     assert sorted(re.findall(r"(?m)^\| `(\w+)\.py` \|", PAGE)) == NAMES
 
 
@@ -189,6 +189,17 @@ def test_induction_heads_are_missed_and_their_map_is_served(desk, smollm):
     whole, one, many, others = read(r"(?m)^(?:loss|without) .* ([\d.]+)$", text)
     assert whole < one < many
     assert others - whole < 0.1 * (many - whole)
+
+
+def test_the_heads_that_move_a_name_are_found_with_intervals(desk):
+    text = run("names")
+    assert "in 6 of 6 prompts" in text
+    rows = re.findall(
+        r"(?m)^ +\d+ +\d+ +([+-][\d.]+) +([+-][\d.]+) to ([+-][\d.]+)$", text
+    )
+    assert len(rows) == 10
+    for change, low, high in (map(float, row) for row in rows):
+        assert low < change < high
 
 
 def test_the_policy_that_asks_the_last_token_keeps_the_answer(desk):

@@ -239,14 +239,15 @@ def test_gradients_flow_through_what_is_not_replaced(parts):
     hook.remove()
 
 
+@pytest.mark.parametrize("parts", ["q", "k", "v"])
 @pytest.mark.parametrize("name", ["llama", "llama-eager", "gpt2"])
-def test_parts_are_replaced_with_a_cache_and_with_padding(name):
+def test_parts_are_replaced_with_a_cache_and_with_padding(name, parts):
     _, model, inputs = open_family(name)
     text = inputs["input_ids"]
     source = record(model, {"input_ids": text.flip(1)})
-    with patch_heads(model, source, [(0, 1), (1, 2)], parts="v"):
+    with patch_heads(model, source, [(0, 1), (1, 2)], parts=parts):
         whole = read(model, inputs)
-    with torch.no_grad(), patch_heads(model, source, [(0, 1), (1, 2)], parts="v"):
+    with torch.no_grad(), patch_heads(model, source, [(0, 1), (1, 2)], parts=parts):
         done = model(input_ids=text[:, :6], use_cache=True)
         steps = [done.logits]
         for i in range(6, text.shape[1]):
@@ -258,7 +259,7 @@ def test_parts_are_replaced_with_a_cache_and_with_padding(name):
     assert largest(torch.cat(steps, 1), whole) < 1e-5 * size
     padded = torch.nn.functional.pad(text, (3, 0))
     mask = (torch.arange(padded.shape[1]) >= 3).long().expand_as(padded)
-    with patch_heads(model, source, [(0, 1), (1, 2)], parts="v"):
+    with patch_heads(model, source, [(0, 1), (1, 2)], parts=parts):
         shifted = read(
             model,
             {

@@ -3,10 +3,18 @@
 Next: knock_out.py
 """
 
+from regard.ablate.average_searches import average_searches
 from regard.ablate.effect import effect
 from regard.ablate.knock_out import knock_out
 from regard.ablate.patch_heads import patch_heads
 from regard.ablate.replacement import average_outputs
 from regard.ablate.search_heads import search_heads
 
-__all__ = ["average_outputs", "effect", "knock_out", "patch_heads", "search_heads"]
+__all__ = [
+    "average_outputs",
+    "average_searches",
+    "effect",
+    "knock_out",
+    "patch_heads",
+    "search_heads",
+]

@@ -16,7 +16,7 @@ Next: effect.py
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,6 +36,7 @@ from regard.ablate.skip_prefix import Prefix
 from regard.arguments import expect_function, suggest
 from regard.display import Displayed
 from regard.errors import OptionError
+from regard.lens.chosen_layers import Layer, is_chosen, read_layers
 
 Measure = Callable[[Tensor], Tensor]
 Progress = Callable[[int, int], object]
@@ -48,7 +49,7 @@ class HeadSearch(Displayed):
     """A measure with each head patched."""
 
     layers: tuple[str, ...]
-    values: Tensor  # (L, H), float64; NaN where a layer has fewer heads
+    values: Tensor  # (L, H), float64; NaN where no head was patched
     before: float  # without a patch
     skipped: bool  # whether modules before the patched layer were not run again
 
@@ -103,6 +104,7 @@ def search_heads(
     source: Any,
     measure: Measure,
     *,
+    layers: Sequence[Layer] | None = None,
     batch: int = 16,
     progress: Progress | None = None,
 ) -> HeadSearch:
@@ -111,6 +113,7 @@ def search_heads(
     inputs: of one sequence: tokens (1, N), or the keyword arguments of the model
     source: a recording of one sequence with values, or average_outputs(recordings)
     measure: called with logits (B, N, vocabulary); returns a number for each of B
+    layers: whose heads are patched, by name or number; all layers unless given
     batch: heads in one forward pass
     progress: called with the heads done and their total
     """
@@ -131,12 +134,14 @@ def search_heads(
         plain = sequence.run()
         before = float(read_measure(measure, plain)[0])
         prefix = find_prefix(sequence, plain, list(heads))
+        chosen = read_layers(layers, [name for name, _ in model.named_modules()])
         rows = [
             (i, layer, tuple(range(first, min(first + batch, count))))
             for i, (layer, count) in enumerate(heads.items())
+            if is_chosen(chosen, i, layer)
             for first in range(0, count, batch)
         ]
-        done = 0
+        done, total = 0, sum(len(some) for *_, some in rows)
         for i, layer, some in rows:
             ablation = read_ablation(
                 model, [(layer, h) for h in some], None, (None, None), replacement
@@ -149,7 +154,7 @@ def search_heads(
             values[i, list(some)] = read_measure(measure, logits)
             done += len(some)
             if progress is not None:
-                progress(done, sum(heads.values()))
+                progress(done, total)
     return HeadSearch(
         layers=tuple(heads), values=values, before=before, skipped=prefix is not None
     )
