@@ -1,5 +1,6 @@
 """regard doctor: promises hold here, and each injected fault is detected and named."""
 
+import dataclasses
 import getpass
 import json
 import math
@@ -22,6 +23,8 @@ from regard.doctor.statistics_results import check_recorded_statistics
 from regard.doctor.watched_families import FAMILIES, check_family
 from regard.engine import flash
 from regard.errors import OptionError
+from regard.seen import Seen
+from regard.stats.registry import list_statistics
 
 CPU = torch.device("cpu")
 RIGHT = flash.forward
@@ -215,13 +218,29 @@ def test_a_layer_that_was_not_recorded_is_detected(monkeypatch):
 
 
 def test_a_wrong_statistic_is_detected(monkeypatch):
-    real = statistics_results.define_weights
+    real = statistics_results.define_record
     monkeypatch.setattr(
-        statistics_results, "define_weights", lambda x: real(x).roll(1, -1)
+        statistics_results,
+        "define_record",
+        lambda x: dataclasses.replace(real(x), k=real(x).k.roll(1, -2)),
     )
     found = broken(check_recorded_statistics(CPU))
-    assert {"sink", "previous", "self", "distance", "received"} <= set(found)
-    assert "entropy" not in found  # it does not depend on the order of keys
+    missing = {x.name for x in list_statistics()} - set(found)
+    assert missing <= {"logit"}  # the largest of all may be the same
+    assert "received" in found
+
+
+def test_an_lse_of_the_device_that_is_wrong_is_detected(monkeypatch):
+    real = statistics_results.record_model
+
+    def record(device):
+        seen = real(device)
+        one, *rest = seen.recording.records
+        wrong = dataclasses.replace(one, lse=one.lse + 0.01)
+        return Seen(dataclasses.replace(seen.recording, records=(wrong, *rest)))
+
+    monkeypatch.setattr(statistics_results, "record_model", record)
+    assert "received" in broken(check_recorded_statistics(CPU))
 
 
 def test_memory_that_grows_with_the_square_is_detected(monkeypatch):
