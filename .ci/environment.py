@@ -8,7 +8,7 @@
     python3 .ci/environment.py --llama   makes .venv.llama: the same as .venv, and
                                          llama.cpp, which is compiled (15 minutes)
     python3 .ci/environment.py --llama --cached     fails if it was not compiled before
-    python3 .ci/environment.py --triton  makes .venv.triton: the same as .venv, and Triton
+    python3 .ci/environment.py --triton  makes .venv.triton: the same, and Triton
 
 The shared environment holds the pinned dependencies, about 3 GB, and is named by a hash
 of everything that decides its contents, so a second clone installs nothing:

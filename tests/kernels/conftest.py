@@ -20,13 +20,17 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 @pytest.fixture(autouse=True)
 def interpreter(monkeypatch):
     """Let the kernels run on the CPU."""
-    import triton.language as tl
-    from triton.runtime import interpreter as runs
+    import triton.language as tl  # noqa: PLC0415 (it may not be installed)
+    from triton.runtime import interpreter as runs  # noqa: PLC0415
 
-    from regard.kernels import available
+    from regard.kernels import available  # noqa: PLC0415
 
     monkeypatch.setattr(available, "DEVICES", ("cpu",))
-    multiply, patch, load = runs.InterpreterBuilder.create_dot, runs._patch_lang, tl.load
+    multiply, patch, load = (
+        runs.InterpreterBuilder.create_dot,
+        runs._patch_lang,
+        tl.load,
+    )
 
     def widen(x):
         if x.dtype.scalar != tl.bfloat16:
@@ -38,7 +42,9 @@ def interpreter(monkeypatch):
         return multiply(self, widen(a), widen(b), *rest)
 
     def patch_once(fn):
-        return patch(fn) if tl.load is load else runs._LangPatchScope()
+        used = [x for x in fn.__globals__.values() if x is tl or x is tl.core]
+        done = all(x.load is not load for x in used)
+        return runs._LangPatchScope() if done else patch(fn)
 
     monkeypatch.setattr(runs.InterpreterBuilder, "create_dot", multiply_wide)
     monkeypatch.setattr(runs, "_patch_lang", patch_once)

@@ -1,8 +1,8 @@
 """Which arrays the kernels can read: the rule, in one place.
 
 The tensors are on a GPU of NVIDIA or AMD (torch calls both "cuda"), in one dtype of up
-to 32 bits, with D up to 256, without gradients; and Triton is installed. All others take
-the engine's kernels (stats/replay.py). Neither torch nor Triton is imported here.
+to 32 bits, with D up to 256, without gradients; and Triton is installed. All others
+take the engine's kernels (stats/replay.py). Neither torch nor Triton is imported here.
 
 Next: ../stats/kernel_pass.py
 """

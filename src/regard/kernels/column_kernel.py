@@ -4,8 +4,8 @@
     largest    max_i log w_ij    the largest weight that it receives, as its log
     sums       Σ_i w_ij G_i      for each feature of the queries
 
-The same tiles as those of the rows, walked in the other direction: a block of keys stays,
-and the queries pass by.
+The same tiles as those of the rows, walked in the other direction: a block of keys
+stays, and the queries pass by.
 
 Next: tile_lists.py
 """
@@ -29,7 +29,7 @@ from regard.kernels.weigh_tile import (
 
 
 class ColumnResults(NamedTuple):
-    """Where the kernel writes, all float32 and contiguous; None: not requested."""
+    """Where the kernel writes, all float32 and contiguous."""
 
     total: Any  # (H, Nk)
     largest: Any

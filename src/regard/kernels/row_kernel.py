@@ -7,8 +7,8 @@
     picked     w_ij at j = target_i      one key of each query: an offset, induction
     top        the largest logits of each query and their keys, in no order
 
-A feature costs one multiplication for each cell, in float32. Each tile belongs to one of
-two loops: tiles proved full need no mask; the others read a word of bits for each query.
+A feature costs one multiplication for each cell, in float32. There are two loops: tiles
+proved full need no mask; the others read a word of bits for each query.
 
 Next: column_kernel.py
 """
@@ -34,7 +34,7 @@ NO_KEY = tl.constexpr(2**31 - 1)  # in a slot of `top` that is still empty
 
 
 class RowResults(NamedTuple):
-    """Where the kernel writes, all float32 and contiguous; None: not requested."""
+    """Where the kernel writes, all float32 and contiguous."""
 
     total: Any  # (H, Nq)
     entropy: Any

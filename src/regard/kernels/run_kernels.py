@@ -82,10 +82,11 @@ def run_rows(
     targets: (Nq, T), the index of one key for each query; -1 for none
     top: how many of the largest logits
     """
-    heads, n_q, _ = call.shape
-    values, n_features = pad_features(features)
-    n_targets = 0 if targets is None else targets.shape[1]
-    slots = find_power(top) if top else 0
+    heads, n_q, n_k = call.shape
+    values = pad_features(features, n_k, call.q)
+    if targets is None:
+        targets = call.q.new_zeros(n_q, 0)
+    shape = choose_shape(call, values.shape[2], targets.shape[1], find_power(top))
 
     def make(*more: int) -> Tensor:
         return torch.zeros(heads, n_q, *more, device=call.q.device)
@@ -94,20 +95,24 @@ def run_rows(
         total=make(),
         entropy=make(),
         largest=make() - math.inf,
-        sums=make(0 if values is None else values.shape[2]),
-        targets=None if targets is None else targets.to(torch.int32).contiguous(),
-        picked=make(n_targets),
-        top_logits=make(slots) - math.inf,
-        top_keys=make(slots).to(torch.int32),
+        sums=make(shape.features),
+        targets=targets.to(torch.int32).contiguous(),
+        picked=make(shape.n_targets),
+        top_logits=make(shape.top) - math.inf,
+        top_keys=make(shape.top).to(torch.int32),
     )
-    launch(summarize_rows, "rows", call, results, values, n_targets, slots)
-    lost = results.total.isnan()
+    launch(summarize_rows, call, read_operands(call, values), results, shape)
+    lost = call.lse.isnan()  # also where the mask allows no key
+
+    def mark(x: Tensor) -> Tensor:
+        return x.masked_fill(lost if x.ndim == 2 else lost[..., None], math.nan)
+
     return RowStatistics(
-        results.total,
-        results.entropy,
-        results.largest.masked_fill(lost, math.nan),
-        results.sums[..., :n_features],
-        results.picked,
+        mark(results.total),
+        mark(results.entropy),
+        mark(results.largest),
+        mark(results.sums[..., : 0 if features is None else features.shape[2]]),
+        mark(results.picked),
         *sort_top(results.top_logits, results.top_keys, top),
     )
 
@@ -117,37 +122,28 @@ def run_columns(call: KernelCall, features: Tensor | None = None) -> ColumnStati
 
     features: of the queries, (1 or H, Nq, F), F at most 8
     """
-    heads, _, n_k = call.shape
-    values, n_features = pad_features(features)
-    zeros = torch.zeros(heads, n_k, device=call.q.device)
-    sums = zeros.new_zeros(heads, n_k, 0 if values is None else values.shape[2])
-    results = ColumnResults(zeros, zeros - math.inf, sums)
-    launch(summarize_columns, "columns", call, results, values)
-    largest = results.largest.exp().masked_fill(zeros.isnan(), math.nan)
-    return ColumnStatistics(zeros, largest, sums[..., :n_features])
+    heads, n_q, n_k = call.shape
+    values = pad_features(features, n_q, call.q)
+    shape = choose_shape(call, values.shape[2])
+    total = torch.zeros(heads, n_k, device=call.q.device)
+    sums = total.new_zeros(heads, n_k, shape.features)
+    results = ColumnResults(total, total - math.inf, sums)
+    launch(summarize_columns, call, read_operands(call, values), results, shape)
+    largest = results.largest.exp().masked_fill(total.isnan(), math.nan)
+    sums = sums[..., : 0 if features is None else features.shape[2]]
+    return ColumnStatistics(total, largest, sums)
 
 
 def launch(
-    kernel: Any,
-    side: Side,
-    call: KernelCall,
-    results: Any,
-    features: Tensor | None,
-    n_targets: int = 0,
-    top: int = 0,
+    kernel: Any, call: KernelCall, operands: Operands, results: Any, shape: KernelShape
 ) -> None:
     """Run a kernel on every block of queries, or of keys."""
     heads, n_q, n_k = call.shape
     if not n_q * n_k:
         return
-    shape = choose_shape(call, features, n_targets, top)
-    operands = read_operands(call, features)
-    tiled = TiledMask(
-        everything() if call.mask is None else call.mask,
-        call.start,
-        call.shape,
-        (shape.rows, shape.keys),
-    )
+    side: Side = "rows" if kernel is summarize_rows else "columns"
+    mask = everything() if call.mask is None else call.mask
+    tiled = TiledMask(mask, call.start, call.shape, (shape.rows, shape.keys))
     for lists in tiled.list_tiles(side, call.q):
         n_blocks = lists.ends.shape[1]
         per_head = n_blocks * 4 if len(lists.ends) > 1 else 0
@@ -159,7 +155,7 @@ def launch(
 
 
 def choose_shape(
-    call: KernelCall, features: Tensor | None, n_targets: int = 0, top: int = 0
+    call: KernelCall, n_features: int, n_targets: int = 0, top: int = 0
 ) -> KernelShape:
     """Return the size of a program."""
     D, single = call.q.shape[2], torch.float32 in (call.q.dtype, call.k.dtype)
@@ -171,15 +167,15 @@ def choose_shape(
         D=D,
         width=width,
         chunk=min(width, 16) if single else width,
-        features=0 if features is None else features.shape[2],
+        features=n_features,
         n_targets=n_targets,
         top=top,
-        precision=choose_precision(call.q),
+        precision=choose_precision(),
         warps=8,
     )
 
 
-def choose_precision(q: Tensor) -> str:
+def choose_precision() -> str:
     """Return how products of float32 are computed: to the precision of float32.
 
     On NVIDIA's, three products of tf32 do; AMD's multiply float32 itself.
@@ -187,33 +183,31 @@ def choose_precision(q: Tensor) -> str:
     return "ieee" if torch.version.hip else "tf32x3"
 
 
-def read_operands(call: KernelCall, features: Tensor | None) -> Operands:
+def read_operands(call: KernelCall, features: Tensor) -> Operands:
     """Return the tensors and their strides, contiguous along the last axis."""
 
     def pack(x: Tensor) -> tuple[Tensor, int, int]:
         x = x if x.stride(2) == 1 else x.contiguous()
         return x, x.stride(0) if len(x) > 1 else 0, x.stride(1)
 
-    group = 1 if features is None else call.q.shape[0] // features.shape[0]
     return Operands(
         *pack(call.q),
         *pack(call.k),
         call.lse.to(torch.float32).contiguous(),
         *((None, 0, 0) if call.bias is None else pack(call.bias)),
         features,
-        group,
+        call.q.shape[0] // features.shape[0],
         float(call.scale),
         None if call.softcap is None else float(call.softcap),
     )
 
 
-def pad_features(features: Tensor | None) -> tuple[Tensor | None, int]:
-    """Return features padded with zeros to a power of two, and how many there are."""
-    if features is None or not features.shape[2]:
-        return None, 0
-    n = features.shape[2]
-    padded = torch.nn.functional.pad(features.float(), (0, find_power(n) - n))
-    return padded.contiguous(), n
+def pad_features(features: Tensor | None, n: int, like: Tensor) -> Tensor:
+    """Return features in float32, padded with zeros to a power of two."""
+    if features is None:
+        return torch.zeros(1, n, 0, device=like.device)
+    missing = find_power(features.shape[2]) - features.shape[2]
+    return torch.nn.functional.pad(features.float(), (0, missing)).contiguous()
 
 
 def sort_top(logits: Tensor, keys: Tensor, top: int) -> tuple[Tensor, Tensor]:
@@ -227,5 +221,5 @@ def sort_top(logits: Tensor, keys: Tensor, top: int) -> tuple[Tensor, Tensor]:
 
 
 def find_power(n: int) -> int:
-    """Return the smallest power of two that is at least n."""
-    return 1 << (n - 1).bit_length()
+    """Return the smallest power of two that is at least n; 0 for 0."""
+    return 1 << (n - 1).bit_length() if n else 0

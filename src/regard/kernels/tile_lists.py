@@ -5,8 +5,8 @@
         undecided   the same; bit j of a word: the query may attend to column j
 
 Tiles proved empty are in no list. A tile that reaches past the end of an axis is
-undecided, and the bits of what is not there are 0. The lists are made for some blocks at
-a time, so bits never take more than 32 MB, even if every tile is undecided.
+undecided, and the bits of what is not there are 0. The lists are made for some blocks
+at a time, so that bits take 32 MB, or those of one block, if all tiles are undecided.
 
 Next: run_kernels.py
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor
 
 from regard.masks.algebra import Mask
-from regard.masks.tiles import EMPTY, FULL, UNDECIDED, Numbers, prove_tiles
+from regard.masks.tiles import FULL, UNDECIDED, Numbers, prove_tiles
 
 AT_ONCE = 2**15  # undecided tiles in a list: 1 kB of bits each, if they have 128 rows
 CELLS = 2**22  # evaluated at once
@@ -59,7 +60,7 @@ class TiledMask:
         undecided = (kinds == UNDECIDED).sum((0, 2)).cumsum()
         cuts = np.flatnonzero(np.diff((undecided - 1) // AT_ONCE)) + 1
         ends = [0, *cuts.tolist(), kinds.shape[1]]
-        for first, last in zip(ends, ends[1:], strict=False):
+        for first, last in pairwise(ends):
             yield self.make_lists(kinds, first, last, side, like)
 
     def prove(self) -> Numbers:

@@ -33,7 +33,7 @@ class Operands(NamedTuple):
     bias: Any  # (H or 1, Nq, Nk), contiguous in Nk, or None
     bias_head: Any
     bias_row: Any
-    features: Any  # (1, Hk or H, N, F) float32, contiguous, or None
+    features: Any  # (1, Hk or H, N, F) float32, contiguous
     features_group: Any  # query heads that share features
     scale: Any
     softcap: Any  # or None
@@ -83,7 +83,7 @@ def load_chunk(rows, first, SHAPE: tl.constexpr):
     """Return a chunk of the width of some rows, with zeros past D, (rows, chunk)."""
     d = first + tl.arange(0, SHAPE.chunk)
     where = rows[:, None] + d[None, :]
-    if SHAPE.D == SHAPE.width:
+    if SHAPE.width == SHAPE.D:
         return tl.load(where)
     return tl.load(where, mask=d[None, :] < SHAPE.D, other=0.0)
 

@@ -45,9 +45,9 @@ class KernelPass:
 
         wanted: features (1 or heads, N, F), and measures of one column each
         """
-        from regard.kernels import run_kernels  # noqa: PLC0415 (it needs Triton)
-
         import torch  # noqa: PLC0415
+
+        from regard.kernels import run_kernels  # noqa: PLC0415 (it needs Triton)
 
         call, heads = read_call(self.record, self.within), self.record.heads
         blocks = [x for x in wanted if x is not None and not isinstance(x, Measure)]

@@ -6,9 +6,8 @@
 
 An Ask requests a statistic: features of the keys, or of the queries, and a function of
 their sums. Asks of the same record, side and mask are concatenated up to the width of
-the kernel, so 64 features cost as much as one. A DirectAsk does not use the kernel. On a
-GPU, a pass of kernels/ takes the place of the engine's kernel, and a Measure that of
-features.
+the kernel, so 64 features cost as much as one. A DirectAsk does not use the kernel. On
+a GPU, a pass (kernel_pass.py) replaces the engine's kernel, and a Measure the features.
 
 Next: rows.py
 """
