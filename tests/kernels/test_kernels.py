@@ -10,8 +10,8 @@ from attention_cases import DTYPES, draw_case, name_masks
 
 from regard import masks
 from regard.kernels import tile_lists
-from regard.kernels.run_kernels import KernelCall, run_columns, run_rows
-from regard.stats.kernel_pass import read_call
+from regard.kernels.run_kernels import KernelInput, run_columns, run_rows
+from regard.stats.kernel_pass import read_kernel_input
 
 # a row without keys: -inf - -inf, which the kernel discards
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in subtract")
@@ -70,7 +70,7 @@ def check_columns(case, found):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_both_kernels_are_the_definition(seed, mask, dtype):
     case = draw_case(seed, mask, dtype)
-    call = read_call(case.record)
+    call = read_kernel_input(case.record)
     rows = run_rows(call, case.key_features, case.targets, case.top)
     check_rows(case, rows)
     check_top(case, rows)
@@ -81,7 +81,7 @@ def make_call(n_q=150, n_k=150, width=16, heads=2, **options):
     make = torch.Generator().manual_seed(0)
     q, k = (torch.randn(heads, n, width, generator=make) for n in (n_q, n_k))
     options = {"mask": masks.causal(), "lse": torch.full((heads, n_q), 6.0), **options}
-    return KernelCall(q=q, k=k, scale=width**-0.5, **options)
+    return KernelInput(q=q, k=k, scale=width**-0.5, **options)
 
 
 def test_of_equal_logits_the_earlier_keys_come_first():

@@ -113,7 +113,7 @@ def test_a_full_table_takes_two_passes_and_is_that_of_the_engine(
     recording = make_recording()
     found, expected = compute_both(monkeypatch, make_table, recording)
     assert (
-        count_passes == ["summarize_rows"] * 2
+        count_passes == ["summarize_queries"] * 2
     )  # all cells; those of the last 64 tokens
     for name in found.statistics:
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-4)

@@ -21,7 +21,7 @@ from regard.kernels.weigh_tile import (
     compute_logs,
     finish_logits,
     load_chunk,
-    multiply,
+    multiply_tile,
     point_to_rows,
     store_features,
     sum_features,
@@ -37,7 +37,7 @@ class ColumnResults(NamedTuple):
 
 
 @triton.jit
-def summarize_columns(operands, lists, results, sizes, SHAPE: tl.constexpr):
+def summarize_keys(operands, lists, results, sizes, SHAPE: tl.constexpr):
     """Write the statistics of one block of keys of one head."""
     head = tl.program_id(1)
     columns = (sizes.first + tl.program_id(0)) * SHAPE.keys + tl.arange(0, SHAPE.keys)
@@ -56,10 +56,10 @@ def summarize_columns(operands, lists, results, sizes, SHAPE: tl.constexpr):
     block = (k, k_rows, at, head)
     for entry in range(tl.load(mine), undecided):
         tile = (tl.load(lists.tiles + entry), None)
-        state = add_tile(state, block, tile, operands, sizes, SHAPE)
+        state = add_queries(state, block, tile, operands, sizes, SHAPE)
     for entry in range(undecided, end):
         tile = (tl.load(lists.tiles + entry), words)
-        state = add_tile(state, block, tile, operands, sizes, SHAPE)
+        state = add_queries(state, block, tile, operands, sizes, SHAPE)
         words += SHAPE.rows
     total, largest, sums = state
     there = columns < sizes.n_k
@@ -71,7 +71,7 @@ def summarize_columns(operands, lists, results, sizes, SHAPE: tl.constexpr):
 
 
 @triton.jit
-def add_tile(state, block, tile, operands, sizes, SHAPE: tl.constexpr):
+def add_queries(state, block, tile, operands, sizes, SHAPE: tl.constexpr):
     """Return the state of a block of keys after one more tile."""
     total, largest, sums = state
     (k, k_rows, columns, head), (number, words) = block, tile
@@ -79,9 +79,9 @@ def add_tile(state, block, tile, operands, sizes, SHAPE: tl.constexpr):
     rows = tl.minimum(rows, sizes.n_q - 1)
     q_rows = point_to_rows(operands.q, head, operands.q_head, rows, operands.q_row)
     lse = tl.load(operands.lse + head.to(tl.int64) * sizes.n_q + rows)
-    product = multiply(load_chunk(q_rows, 0, SHAPE), q_rows, k, k_rows, SHAPE)
+    product = multiply_tile(load_chunk(q_rows, 0, SHAPE), q_rows, k, k_rows, SHAPE)
     logits = finish_logits(product, operands, head, rows, columns, words)
-    logs = compute_logs(logits, lse)
+    logs = compute_logs(logits, lse, operands, words)
     weights = tl.exp(logs)
     total += tl.sum(weights, 0)
     largest = tl.maximum(largest, tl.max(logs, 0))

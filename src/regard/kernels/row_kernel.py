@@ -24,12 +24,13 @@ from regard.kernels.weigh_tile import (
     compute_logs,
     finish_logits,
     load_chunk,
-    multiply,
+    multiply_tile,
     point_to_rows,
     store_features,
     sum_features,
 )
 
+LOWEST = tl.constexpr(-1e4)  # the exp of any lower number is 0
 NO_KEY = tl.constexpr(2**31 - 1)  # in a slot of `top` that is still empty
 
 
@@ -47,7 +48,7 @@ class RowResults(NamedTuple):
 
 
 @triton.jit
-def summarize_rows(operands, lists, results, sizes, SHAPE: tl.constexpr):
+def summarize_queries(operands, lists, results, sizes, SHAPE: tl.constexpr):
     """Write the statistics of one block of queries of one head."""
     head = tl.program_id(1)
     rows = (sizes.first + tl.program_id(0)) * SHAPE.rows + tl.arange(0, SHAPE.rows)
@@ -71,16 +72,16 @@ def summarize_rows(operands, lists, results, sizes, SHAPE: tl.constexpr):
     block = (q, q_rows, lse, rows, head)
     for entry in range(tl.load(mine), undecided):
         tile = (tl.load(lists.tiles + entry), None)
-        state = add_tile(state, block, tile, operands, results, sizes, SHAPE)
+        state = add_keys(state, block, tile, operands, results, sizes, SHAPE)
     for entry in range(undecided, end):
         tile = (tl.load(lists.tiles + entry), words)
-        state = add_tile(state, block, tile, operands, results, sizes, SHAPE)
+        state = add_keys(state, block, tile, operands, results, sizes, SHAPE)
         words += SHAPE.rows
     store_rows(state, results, rows, head, sizes, SHAPE)
 
 
 @triton.jit
-def add_tile(
+def add_keys(
     state,
     block,
     tile,
@@ -97,20 +98,21 @@ def add_tile(
     k_rows = point_to_rows(
         operands.k, head // sizes.group, operands.k_head, at, operands.k_row
     )
-    product = multiply(q, q_rows, load_chunk(k_rows, 0, SHAPE), k_rows, SHAPE)
+    product = multiply_tile(q, q_rows, load_chunk(k_rows, 0, SHAPE), k_rows, SHAPE)
     logits = finish_logits(product, operands, head, row, at, words)
-    logs = compute_logs(logits, lse)
+    logs = compute_logs(logits, lse, operands, words)
     weights = tl.exp(logs)
     total += tl.sum(weights, 1)
-    # 0 log 0 is 0; NaN stays NaN
-    entropy -= tl.sum(weights * tl.where(logs == -float("inf"), 0.0, logs), 1)
+    entropy -= tl.sum(weights * tl.maximum(logs, LOWEST), 1)  # 0 log 0 is 0
     largest = tl.maximum(largest, tl.max(logits, 1))
     if SHAPE.features:
         sums = sum_features(sums, weights, operands, head, at, sizes.n_k, 1)
     if SHAPE.n_targets:
         store_picked(weights, columns, rows, head, results, sizes, SHAPE)
     if SHAPE.top:
-        top_logits, top_keys = insert(top_logits, top_keys, logits, columns, SHAPE.top)
+        top_logits, top_keys = insert_top(
+            top_logits, top_keys, logits, columns, SHAPE.top
+        )
     return total, entropy, largest, sums, top_logits, top_keys
 
 
@@ -129,7 +131,7 @@ def store_picked(weights, columns, rows, head, results, sizes, SHAPE: tl.constex
 
 
 @triton.jit
-def insert(logits, keys, candidates, columns, TOP: tl.constexpr):
+def insert_top(logits, keys, candidates, columns, TOP: tl.constexpr):
     """Return the TOP largest of both, (rows, TOP); of equal ones, the earlier keys.
 
     Each turn takes the best candidate of every row. It ends when no row has a candidate

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.kernels.column_kernel import ColumnResults, summarize_columns
-from regard.kernels.row_kernel import RowResults, summarize_rows
+from regard.kernels.column_kernel import ColumnResults, summarize_keys
+from regard.kernels.row_kernel import RowResults, summarize_queries
 from regard.kernels.tile_lists import Side, TiledMask
-from regard.kernels.weigh_tile import KernelShape, Operands, Sizes, TileList
+from regard.kernels.weigh_tile import GridSizes, KernelShape, Operands, TileList
 from regard.masks.algebra import Mask
 from regard.masks.patterns import everything
 
@@ -30,7 +30,7 @@ LEAST = 16  # the least width of a matrix product
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelCall:
+class KernelInput:
     """The attention of one layer over one sequence, on one device."""
 
     q: Tensor  # (H, Nq, D) float16, bfloat16 or float32
@@ -71,7 +71,7 @@ class ColumnStatistics:
 
 
 def run_rows(
-    call: KernelCall,
+    call: KernelInput,
     features: Tensor | None = None,
     targets: Tensor | None = None,
     top: int = 0,
@@ -101,7 +101,7 @@ def run_rows(
         top_logits=make(shape.top) - math.inf,
         top_keys=make(shape.top).to(torch.int32),
     )
-    launch(summarize_rows, call, read_operands(call, values), results, shape)
+    launch(summarize_queries, call, pack_operands(call, values), results, shape)
     lost = call.lse.isnan()  # also where the mask allows no key
 
     def mark(x: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ def run_rows(
     )
 
 
-def run_columns(call: KernelCall, features: Tensor | None = None) -> ColumnStatistics:
+def run_columns(call: KernelInput, features: Tensor | None = None) -> ColumnStatistics:
     """Return the statistics of all keys.
 
     features: of the queries, (1 or H, Nq, F), F at most 8
@@ -128,34 +128,34 @@ def run_columns(call: KernelCall, features: Tensor | None = None) -> ColumnStati
     total = torch.zeros(heads, n_k, device=call.q.device)
     sums = total.new_zeros(heads, n_k, shape.features)
     results = ColumnResults(total, total - math.inf, sums)
-    launch(summarize_columns, call, read_operands(call, values), results, shape)
+    launch(summarize_keys, call, pack_operands(call, values), results, shape)
     largest = results.largest.exp().masked_fill(total.isnan(), math.nan)
     sums = sums[..., : 0 if features is None else features.shape[2]]
     return ColumnStatistics(total, largest, sums)
 
 
 def launch(
-    kernel: Any, call: KernelCall, operands: Operands, results: Any, shape: KernelShape
+    kernel: Any, call: KernelInput, operands: Operands, results: Any, shape: KernelShape
 ) -> None:
     """Run a kernel on every block of queries, or of keys."""
     heads, n_q, n_k = call.shape
     if not n_q * n_k:
         return
-    side: Side = "rows" if kernel is summarize_rows else "columns"
+    side: Side = "rows" if kernel is summarize_queries else "columns"
     mask = everything() if call.mask is None else call.mask
     tiled = TiledMask(mask, call.start, call.shape, (shape.rows, shape.keys))
     for lists in tiled.list_tiles(side, call.q):
         n_blocks = lists.ends.shape[1]
         per_head = n_blocks * 4 if len(lists.ends) > 1 else 0
         listed = TileList(lists.ends, per_head, lists.tiles, lists.bits)
-        sizes = Sizes(n_q, n_k, heads // call.k.shape[0], lists.first)
+        sizes = GridSizes(n_q, n_k, heads // call.k.shape[0], lists.first)
         kernel[n_blocks, heads](
             operands, listed, results, sizes, SHAPE=shape, num_warps=shape.warps
         )
 
 
 def choose_shape(
-    call: KernelCall, n_features: int, n_targets: int = 0, top: int = 0
+    call: KernelInput, n_features: int, n_targets: int = 0, top: int = 0
 ) -> KernelShape:
     """Return the size of a program."""
     D, single = call.q.shape[2], torch.float32 in (call.q.dtype, call.k.dtype)
@@ -183,7 +183,7 @@ def choose_precision() -> str:
     return "ieee" if torch.version.hip else "tf32x3"
 
 
-def read_operands(call: KernelCall, features: Tensor) -> Operands:
+def pack_operands(call: KernelInput, features: Tensor) -> Operands:
     """Return the tensors and their strides, contiguous along the last axis."""
 
     def pack(x: Tensor) -> tuple[Tensor, int, int]:

@@ -39,7 +39,7 @@ class Operands(NamedTuple):
     softcap: Any  # or None
 
 
-class Sizes(NamedTuple):
+class GridSizes(NamedTuple):
     """The lengths of the axes that are known when a kernel starts."""
 
     n_q: Any
@@ -89,7 +89,7 @@ def load_chunk(rows, first, SHAPE: tl.constexpr):
 
 
 @triton.jit
-def multiply(q, q_rows, k, k_rows, SHAPE: tl.constexpr):
+def multiply_tile(q, q_rows, k, k_rows, SHAPE: tl.constexpr):
     """Return q kᵀ of a tile; q and k are the first chunks of their rows."""
     product = tl.dot(q, tl.trans(k), input_precision=SHAPE.precision)
     for first in range(SHAPE.chunk, SHAPE.width, SHAPE.chunk):
@@ -118,10 +118,12 @@ def finish_logits(product, operands, head, rows, columns, words):
 
 
 @triton.jit
-def compute_logs(logits, lse):
+def compute_logs(logits, lse, operands, words):
     """Return the log weights; NaN in lse does not reach cells that are masked."""
-    hidden = logits == -float("inf")
-    return tl.where(hidden, -float("inf"), logits - lse[:, None])
+    logs = logits - lse[:, None]
+    if (words is not None) or (operands.bias is not None):
+        logs = tl.where(logits == -float("inf"), logits, logs)
+    return logs
 
 
 @triton.jit

@@ -26,7 +26,7 @@ from regard.definition.attention import compute_logits
 from regard.errors import OptionError, ShapeError
 from regard.masks.algebra import Mask
 from regard.recording.record import Record
-from regard.stats.kernel_pass import Measure, has_kernels
+from regard.stats.kernel_pass import RowMeasure, has_kernels
 from regard.stats.named_array import NamedArray
 from regard.stats.nonfinite import mark_nonfinite
 from regard.stats.plan import Ask, DirectAsk, answer_one
@@ -123,7 +123,7 @@ def ask_targets(record: Record, targets: Numbers, which: str) -> Ask | DirectAsk
         return Ask(
             record=mark_nonfinite(record),
             side="rows",
-            features=Measure("picked", columns),
+            features=RowMeasure("picked", columns),
             finish=lambda sums, _: name(sums[..., 0]),
         )
     return DirectAsk(what=f"{record.name}: {how}", cost=0.0, compute=compute)

@@ -1,7 +1,7 @@
 """A call of the kernels for GPUs that answers everything that is asked of one side.
 
-    Measure("entropy")                 a number of each query, as the kernel finds it
-    Measure("picked", targets)         its weight on one key, by column; -1: none
+    RowMeasure("entropy")                 a number of each query, as the kernel finds it
+    RowMeasure("picked", targets)         its weight on one key, by column; -1: none
 
 Features are summed as in replay.py. A plan does not know which of the two it runs.
 
@@ -25,7 +25,7 @@ from regard.stats.mask_layout import read_mask_layout
 
 
 @dataclass(frozen=True, eq=False)
-class Measure:
+class RowMeasure:
     """A number of each query that a pass over the weights finds by itself."""
 
     name: Literal["entropy", "largest_logit", "picked"]
@@ -40,31 +40,33 @@ class KernelPass:
     side: Literal["rows", "columns"]
     within: Mask | None = None
 
-    def answer(self, wanted: Sequence[Array | Measure | None]) -> tuple[Array, Array]:
+    def answer(
+        self, wanted: Sequence[Array | RowMeasure | None]
+    ) -> tuple[Array, Array]:
         """Return what is wanted, (H, N, columns), and the sums of the weights, (H, N).
 
         wanted: features (1 or heads, N, F), and measures of one column each
         """
         import torch  # noqa: PLC0415
 
-        from regard.kernels import run_kernels  # noqa: PLC0415 (it needs Triton)
+        from regard.kernels.run_kernels import run_columns, run_rows  # noqa: PLC0415
 
-        call, heads = read_call(self.record, self.within), self.record.heads
-        blocks = [x for x in wanted if x is not None and not isinstance(x, Measure)]
+        call, heads = read_kernel_input(self.record, self.within), self.record.heads
+        blocks = [x for x in wanted if x is not None and not isinstance(x, RowMeasure)]
         lead = max((len(x) for x in blocks), default=1)
         shared = [x.repeat_interleave(lead // len(x), 0) for x in blocks]
         features = torch.cat(shared, -1) if blocks else None
         if self.side == "columns":
-            found: Any = run_kernels.run_columns(call, features)
+            found: Any = run_columns(call, features)
             return found.sums, found.total
-        picks = [x.targets for x in wanted if isinstance(x, Measure)]
+        picks = [x.targets for x in wanted if isinstance(x, RowMeasure)]
         picks = [x for x in picks if x is not None]
         targets = convert(np.stack(picks, 1), call.q) if picks else None
-        found = run_kernels.run_rows(call, features, targets)
+        found = run_rows(call, features, targets)
         sums, picked = iter(found.sums.split(1, -1)), iter(found.picked.split(1, -1))
         columns = [found.total.new_empty(heads, call.q.shape[1], 0)]
         for x in wanted:
-            if not isinstance(x, Measure):
+            if not isinstance(x, RowMeasure):
                 columns += [next(sums) for _ in range(0 if x is None else x.shape[-1])]
             elif x.targets is not None:
                 columns.append(next(picked))
@@ -78,13 +80,13 @@ def has_kernels(record: Record) -> bool:
     return can_run(record.q, record.k)
 
 
-def read_call(record: Record, within: Mask | None = None) -> Any:
+def read_kernel_input(record: Record, within: Mask | None = None) -> Any:
     """Return a record as the kernels read it: its mask by row and column."""
-    from regard.kernels.run_kernels import KernelCall  # noqa: PLC0415
+    from regard.kernels.run_kernels import KernelInput  # noqa: PLC0415
 
     lies, q = read_mask_layout(record, within), record.q
     mask = lies.mask
-    return KernelCall(
+    return KernelInput(
         q=q,
         k=record.k,
         lse=convert(record.lse, q),

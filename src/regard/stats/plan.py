@@ -7,7 +7,7 @@
 An Ask requests a statistic: features of the keys, or of the queries, and a function of
 their sums. Asks of the same record, side and mask are concatenated up to the width of
 the kernel, so 64 features cost as much as one. A DirectAsk does not use the kernel. On
-a GPU, a pass (kernel_pass.py) replaces the engine's kernel, and a Measure the features.
+a GPU, a pass (kernel_pass.py) replaces that kernel, and a RowMeasure the features.
 
 Next: rows.py
 """
@@ -23,7 +23,7 @@ from regard.errors import OptionError
 from regard.kernels.available import FEATURES
 from regard.masks.algebra import Mask
 from regard.recording.record import Record
-from regard.stats.kernel_pass import KernelPass, Measure, has_kernels
+from regard.stats.kernel_pass import KernelPass, RowMeasure, has_kernels
 from regard.stats.mask_layout import count_cells
 from regard.stats.named_array import NamedArray
 from regard.stats.replay import KernelReplay, replay_columns, replay_rows
@@ -37,7 +37,7 @@ class Ask:
 
     record: Record
     side: Literal["rows", "columns"]
-    features: Array | Measure | None  # (1 or heads, N, F); None: the weights alone
+    features: Array | RowMeasure | None  # (1 or heads, N, F); None: the weights alone
     finish: Finish
     within: Mask | None = None  # restricts the cells, if side is "rows"
     unit: Record | None = None  # whose forward call costs 1; by default, `record`
@@ -45,7 +45,7 @@ class Ask:
     @property
     def width(self) -> int:
         """The number of features."""
-        if isinstance(self.features, Measure):
+        if isinstance(self.features, RowMeasure):
             return 1
         return 0 if self.features is None else int(self.features.shape[-1])
 
@@ -68,10 +68,10 @@ class FeatureBlock:
     first: int
     last: int  # one past it
 
-    def cut(self) -> Array | Measure | None:
+    def cut(self) -> Array | RowMeasure | None:
         """Return these features, (1 or heads, N, F)."""
         found = self.ask.features
-        if found is None or isinstance(found, Measure):
+        if found is None or isinstance(found, RowMeasure):
             return found
         return found[..., self.first : self.last]
 

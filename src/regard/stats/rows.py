@@ -28,7 +28,7 @@ from regard.errors import MaskError, OptionError
 from regard.masks.algebra import Mask
 from regard.recording.record import Record
 from regard.stats.features import Spans, mark_spans, read_features
-from regard.stats.kernel_pass import Measure, has_kernels
+from regard.stats.kernel_pass import RowMeasure, has_kernels
 from regard.stats.named_array import NamedArray
 from regard.stats.nonfinite import mark_nonfinite
 from regard.stats.plan import Ask, DirectAsk, Finish, answer_one
@@ -219,7 +219,7 @@ def ask_measure(record: Record, name: Literal["entropy", "largest_logit"]) -> As
     return Ask(
         record=mark_nonfinite(record),
         side="rows",
-        features=Measure(name),
+        features=RowMeasure(name),
         finish=finish,
     )
 
