@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -75,6 +76,13 @@ def test_both_kernels_are_the_definition(seed, mask, dtype):
     check_rows(case, rows)
     check_top(case, rows)
     check_columns(case, run_columns(call, case.query_features))
+
+
+def test_the_page_has_the_number_of_combinations():
+    page = Path(__file__).parents[2] / "docs" / "accelerators.md"
+    n_masks = len(name_masks(1))
+    told = f"{len(SEEDS) * n_masks * len(DTYPES)} combinations of {n_masks} masks"
+    assert told in " ".join(page.read_text("utf-8").split())
 
 
 def make_call(n_q=150, n_k=150, width=16, heads=2, **options):
