@@ -15,7 +15,7 @@ from regard.recording.record import Record
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 HEADS = ((1, 1), (1, 1), (2, 1), (2, 2), (4, 2))
 WIDTHS = (16, 24, 32, 64, 80, 128, 200, 256)
-# tiles are 128 x 64, and 64 x 32 from a width of 129
+# tiles are 128 x 64, 128 x 32 or 64 x 32
 LENGTHS = (
     (1, 1),
     (1, 150),

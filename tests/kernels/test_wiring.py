@@ -133,13 +133,26 @@ def test_a_watched_model_gets_its_table_from_the_kernels(count_passes):
 
 def test_features_fill_as_few_passes_as_they_can(count_passes):
     (record,) = make_recording().records
-    marks = np.arange(150)[:, None] % 2 == 0
-    asks = {"entropy": ask_entropy(record), "spans": ask_span_mass(record, SPANS)}
-    found = make_plan({**asks, "even": ask_mass(record, marks)}).run()
-    assert len(count_passes) == 2  # 13 columns, 8 in a pass
-    weights = torch.as_tensor(record.weights())
-    expected = weights[..., ::2].sum(-1)
-    np.testing.assert_allclose(found["even"].values[..., 0], expected, atol=1e-5)
+    make = torch.Generator().manual_seed(0)
+    own, shared = (torch.rand(h, 150, 1, generator=make) for h in (4, 2))
+    plan = make_plan(
+        {
+            "entropy": ask_entropy(record),
+            "spans": ask_span_mass(record, SPANS),
+            "own": ask_mass(record, own),
+            "shared": ask_mass(record, shared),
+        }
+    )
+    found = plan.run()
+    assert len(count_passes) == 2  # 14 columns, 8 in a pass
+    weights = record.weights()
+    expected = {
+        "own": weights @ own,
+        "shared": weights @ shared.repeat_interleave(2, 0),
+        "spans": torch.stack([weights[..., i:j].sum(-1) for i, j in SPANS], -1),
+    }
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name].values, values, atol=1e-5)
 
 
 def test_the_rule_that_decides_where_the_kernels_run(monkeypatch):

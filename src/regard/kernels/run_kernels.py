@@ -4,8 +4,9 @@
     run_columns(call, features)              ─▶   ColumnStatistics, another one
 
 One pass computes everything that is asked of its side. Tiles have 128 queries and 64
-keys; from D = 129, 64 and 32, because q and k of a tile are in shared memory. A bias is
-the record's own array: the kernels read the values of one tile at a time.
+keys; fewer in float32, with a bias, many features or D above 128, so that registers
+suffice (benchmarks/compile_kernels.py). A bias is the record's own array, of which the
+kernels read one tile at a time.
 
 Next: ../stats/kernel_pass.py
 """
@@ -160,7 +161,11 @@ def choose_shape(
     """Return the size of a program."""
     D, single = call.q.shape[2], torch.float32 in (call.q.dtype, call.k.dtype)
     width = max(LEAST, find_power(D))
-    rows, keys = (128, 64) if width <= 128 else (64, 32)
+    rows, keys = 128, 64
+    if single or call.bias is not None or top > 4:  # registers are needed elsewhere
+        keys = 32
+    if width > 128 or n_features > 4:
+        rows, keys = 64, 32
     return KernelShape(
         rows=rows,
         keys=keys,
@@ -190,15 +195,24 @@ def pack_operands(call: KernelInput, features: Tensor) -> Operands:
         x = x if x.stride(2) == 1 else x.contiguous()
         return x, x.stride(0) if len(x) > 1 else 0, x.stride(1)
 
+    q, q_head, q_row = pack(call.q)
+    k, k_head, k_row = pack(call.k)
+    bias, bias_head, bias_row = (None, 0, 0) if call.bias is None else pack(call.bias)
     return Operands(
-        *pack(call.q),
-        *pack(call.k),
-        call.lse.to(torch.float32).contiguous(),
-        *((None, 0, 0) if call.bias is None else pack(call.bias)),
-        features,
-        call.q.shape[0] // features.shape[0],
-        float(call.scale),
-        None if call.softcap is None else float(call.softcap),
+        q=q,
+        q_head=q_head,
+        q_row=q_row,
+        k=k,
+        k_head=k_head,
+        k_row=k_row,
+        lse=call.lse.to(torch.float32).contiguous(),
+        bias=bias,
+        bias_head=bias_head,
+        bias_row=bias_row,
+        features=features,
+        features_group=call.q.shape[0] // features.shape[0],
+        scale=float(call.scale),
+        softcap=None if call.softcap is None else float(call.softcap),
     )
 
 

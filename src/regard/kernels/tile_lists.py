@@ -58,7 +58,7 @@ class TiledMask:
         if side == "columns":
             kinds = np.swapaxes(kinds, 1, 2)
         undecided = (kinds == UNDECIDED).sum((0, 2)).cumsum()
-        cuts = np.flatnonzero(np.diff((undecided - 1) // AT_ONCE)) + 1
+        cuts = np.flatnonzero(np.diff((undecided.clip(1) - 1) // AT_ONCE)) + 1
         ends = [0, *cuts.tolist(), kinds.shape[1]]
         for first, last in pairwise(ends):
             yield self.make_lists(kinds, first, last, side, like)
@@ -68,7 +68,7 @@ class TiledMask:
         proved = prove_tiles(
             self.mask, self.shape, block=self.block, q_start=self.start
         )
-        kinds = proved.kinds[0]
+        kinds: Numbers = proved.kinds[0]
         for axis in (1, 2):
             if self.shape[axis] % self.block[axis - 1]:
                 last = np.take(kinds, [-1], axis)
@@ -87,7 +87,7 @@ class TiledMask:
         heads = np.arange(self.shape[0])[None, :, None, None]
         mask = self.mask.place(np.empty(0))
         cells = mask(zero, heads, zero + self.start, zero)
-        return cells.ndim == 4 and cells.shape[1] > 1
+        return bool(cells.ndim == 4 and cells.shape[1] > 1)
 
     def make_lists(
         self, kinds: Numbers, first: int, last: int, side: Side, like: Tensor

@@ -59,8 +59,8 @@ class KernelPass:
         if self.side == "columns":
             found: Any = run_columns(call, features)
             return found.sums, found.total
-        picks = [x.targets for x in wanted if isinstance(x, RowMeasure)]
-        picks = [x for x in picks if x is not None]
+        measures = [x for x in wanted if isinstance(x, RowMeasure)]
+        picks = [x.targets for x in measures if x.targets is not None]
         targets = convert(np.stack(picks, 1), call.q) if picks else None
         found = run_rows(call, features, targets)
         sums, picked = iter(found.sums.split(1, -1)), iter(found.picked.split(1, -1))
