@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -153,6 +154,18 @@ def test_features_fill_as_few_passes_as_they_can(count_passes):
     }
     for name, values in expected.items():
         np.testing.assert_allclose(found[name].values, values, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("capability", "runs"), [((7, 5), False), ((8, 0), True), ((10, 0), True)]
+)
+def test_older_gpus_keep_the_engine(capability, runs, monkeypatch):
+    """A stand-in for a tensor: there is no GPU here."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    q = SimpleNamespace(device=torch.device("cuda", 0))
+    assert available.is_supported(q) is runs
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert available.is_supported(q)
 
 
 def test_the_rule_that_decides_where_the_kernels_run(monkeypatch):
