@@ -87,7 +87,8 @@ def run_rows(
     values = pad_features(features, n_k, call.q)
     if targets is None:
         targets = call.q.new_zeros(n_q, 0)
-    shape = choose_shape(call, values.shape[2], targets.shape[1], find_power(top))
+    n_targets = targets.shape[1]
+    shape = choose_shape("rows", call, values.shape[2], n_targets, find_power(top))
 
     def make(*more: int) -> Tensor:
         return torch.zeros(heads, n_q, *more, device=call.q.device)
@@ -125,7 +126,7 @@ def run_columns(call: KernelInput, features: Tensor | None = None) -> ColumnStat
     """
     heads, n_q, n_k = call.shape
     values = pad_features(features, n_q, call.q)
-    shape = choose_shape(call, values.shape[2])
+    shape = choose_shape("columns", call, values.shape[2])
     total = torch.zeros(heads, n_k, device=call.q.device)
     sums = total.new_zeros(heads, n_k, shape.features)
     results = ColumnResults(total, total - math.inf, sums)
@@ -156,15 +157,15 @@ def launch(
 
 
 def choose_shape(
-    call: KernelInput, n_features: int, n_targets: int = 0, top: int = 0
+    side: Side, call: KernelInput, n_features: int, n_targets: int = 0, top: int = 0
 ) -> KernelShape:
-    """Return the size of a program."""
+    """Return the size of a program: the largest tile for which registers suffice."""
     D, single = call.q.shape[2], torch.float32 in (call.q.dtype, call.k.dtype)
     width = max(LEAST, find_power(D))
     rows, keys = 128, 64
-    if single or call.bias is not None or top > 4:  # registers are needed elsewhere
+    if single or max(n_features, top) > 4:
         keys = 32
-    if width > 128 or n_features > 4:
+    if width > 128 or call.bias is not None or (side == "rows" and n_features > 4):
         rows, keys = 64, 32
     return KernelShape(
         rows=rows,
