@@ -42,6 +42,7 @@ LATER = {
     "ablate": "regard.ablate",
     "check": "regard.judge.run_check:check",
     "compare": "regard.seen:compare_seen",
+    "doctor": "regard.doctor",
     "effect": "regard.ablate:effect",
     "engine": "regard.engine",
     "judge": "regard.judge",

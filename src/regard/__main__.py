@@ -13,6 +13,7 @@ import click
 from regard.atlas.__main__ import atlas
 from regard.commands.check import check
 from regard.commands.compare import compare
+from regard.commands.doctor import doctor
 from regard.commands.generate import generate
 from regard.commands.recordings import recordings
 from regard.commands.show import show
@@ -32,7 +33,7 @@ def main(*, debug: bool) -> None:
     """Attention you can read, see and scale."""
 
 
-ALL = (learn, show, compare, why, generate, train, check, atlas, recordings)
+ALL = (learn, show, compare, why, generate, train, check, atlas, recordings, doctor)
 for command in ALL:
     main.add_command(command)
 

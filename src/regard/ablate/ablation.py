@@ -1,7 +1,8 @@
 """An ablation: whole heads, or some of the keys that they attend to.
 
     no keys     the output of the chosen heads is 0, or that of a replacement
-    keys        the chosen heads cannot attend to these keys, from some or all queries
+    keys        the chosen heads cannot attend to these keys, from some or all queries;
+                or k and v of these keys are replaced
 
 A list of slices hides other keys in each sequence of a batch, so that one pass
 compares several ablations of a text.
@@ -16,13 +17,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from regard.ablate.replacement import Replacement
+from regard.ablate.replacement import CallPlace, Replacement
 from regard.errors import OptionError
 from regard.lens.call_edit import NOTHING, CallEdit
 from regard.lens.chosen_layers import (
@@ -131,7 +132,7 @@ class Ablation:
 
     heads: tuple[tuple[Layer, int], ...] | None  # None: all heads
     layers: tuple[Layer, ...] | None  # of which layers; None: of all
-    keys: Tokens | TokensBySequence | None  # None: the heads are removed
+    keys: Tokens | TokensBySequence | None  # None: the heads are removed, or all keys
     queries: Tokens | TokensBySequence | None  # None: from all queries
     replacement: Replacement | None = None  # of the outputs; None: 0
     rows: tuple[int, ...] | None = None  # one head for each sequence of the batch
@@ -247,20 +248,25 @@ def mark_heads(
     return some
 
 
-def make_edit(
-    ablation: Ablation, layer: str, some: Tensor, q_at: Tensor, k_at: Tensor
+def make_replacement(
+    ablation: Ablation, replacement: Replacement, place: CallPlace
 ) -> CallEdit:
-    """Return the edit of a call.
+    """Return the edit of a call whose outputs are replaced at some of its tokens."""
+    q_taken, k_taken = place.q_taken, place.k_taken
+    if ablation.queries is not None:
+        q_taken = q_taken & ablation.queries.holds(place.q_at)
+    if ablation.keys is not None:
+        k_taken = k_taken & ablation.keys.holds(place.k_at)
+    chosen = replace(place, q_taken=q_taken, k_taken=k_taken)
+    return CallEdit(replaced=(replacement.replace(chosen),))
+
+
+def make_edit(ablation: Ablation, some: Tensor, q_at: Tensor, k_at: Tensor) -> CallEdit:
+    """Return the edit of a call from which something is removed.
 
     some: the chosen heads, (1 or B, H, 1, 1)
     q_at, k_at: positions, (B or 1, Nq or Nk)
     """
-    if ablation.replacement is not None:
-        taken = q_at >= 0  # padding keeps its own outputs
-        if ablation.queries is not None:
-            taken = taken & ablation.queries.holds(q_at)
-        outputs = ablation.replacement.find_outputs(layer, q_at, taken)
-        return CallEdit(replaced=some & taken[:, None, :, None], outputs=outputs)
     if ablation.keys is None:
         return CallEdit(gone=some)
     cells = ablation.keys.holds(k_at)[:, None, None].expand(-1, 1, q_at.shape[1], -1)

@@ -12,12 +12,14 @@ Next: intercept.py
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import wraps
 from typing import Any
 
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from regard.ablate.active import edited
 from regard.ablate.running_modules import RunningModules
@@ -89,6 +91,9 @@ class EditedCalls:
         done: list[Any] = []  # what the function returned, or raised
 
         def keep(*args: Any, **named: Any) -> Any:
+            if done:  # the call is run again, with other inputs: no watch hears it
+                with _disable_current_modes():
+                    return inspect.unwrap(original)(*args, **named)
             try:
                 done.append(original(*args, **named))
             except BaseException as error:

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 from torch import Tensor, nn
@@ -137,6 +137,7 @@ class Mode(TorchFunctionMode):  # type: ignore[misc]
         thread, asked = threading.get_ident(), named.get("need_weights", True)
 
         def make(before: Any) -> Any:
+            @wraps(before)  # a call that is run again is not kept
             def keep(*args: Any, **named: Any) -> Any:
                 kept.append((args, named))
                 return before(*args, **named)

@@ -27,8 +27,10 @@ from regard.ablate.ablation import (
     Tokens,
     TokensBySequence,
     make_edit,
+    make_replacement,
     mark_heads,
 )
+from regard.ablate.replacement import CallPlace
 from regard.ablate.running_modules import RunningModules
 from regard.ablate.verify import Heard, Verifier
 from regard.errors import OptionError
@@ -96,12 +98,13 @@ class AblationLocator:
         """Return the edit that the ablation makes to a call."""
         if not self.here.stack:  # another model's
             return NOTHING
-        name = self.here.name
+        name, replacement = self.here.name, self.ablation.replacement
         layer = self.name_layer(name)
         chosen = self.ablation.heads_of(self.order.index(layer), layer)
         start, first = self.find_place(name, layer, call)
         self.lengths[layer] = call.n_k
-        apart = self.ablation.keys is None or chosen != EVERY_HEAD
+        hides_keys = self.ablation.keys is not None and replacement is None
+        apart = not hides_keys or chosen != EVERY_HEAD
         self.verifier.expect(name, chosen if apart else None)
         if chosen is None or not call.n_q:
             return NOTHING
@@ -109,10 +112,20 @@ class AblationLocator:
         self.check_call(name, call, chosen, known=start is not None, valid=valid)
         place = (0 if start is None else start, first)
         q_at, k_at = self.find_positions(name, call, place, valid)
-        if self.ablation.replacement is not None:  # by sequence
-            q_at = q_at.expand(call.like.shape[0], -1)
         some = mark_heads(self.ablation, chosen, call.heads or 1, k_at.device)
-        return make_edit(self.ablation, layer, some, q_at, k_at)
+        if replacement is None:
+            return make_edit(self.ablation, some, q_at, k_at)
+        q_at, k_at = (x.expand(call.like.shape[0], -1) for x in (q_at, k_at))
+        spot = CallPlace(
+            layer=layer,
+            heads=some,
+            q_at=q_at,
+            k_at=k_at,
+            q_taken=q_at >= 0,  # padding keeps what it has
+            k_taken=k_at >= 0,
+            scale=call.scale,
+        )
+        return make_replacement(self.ablation, replacement, spot)
 
     def find_positions(
         self,
@@ -129,7 +142,9 @@ class AblationLocator:
         fixed = self.now.before is not None and not cross  # empty at its end
         filled = int(q_at.max()) + 1 - first if fixed else call.n_k
         q_at, k_at = number(q_at, None if cross else valid), number(k_at, valid)
-        for what, at in (("queries", q_at), ("keys", k_at[:, :filled])):
+        there = torch.arange(call.n_k, device=device) < filled
+        k_at = torch.where(there, k_at, -1)
+        for what, at in (("queries", q_at), ("keys", k_at)):
             self.reached[what] = max(self.reached[what], int(at.max()) + 1)
         return q_at, k_at
 

@@ -1,41 +1,59 @@
-"""What replaces the output of a head: its output in another run, or a mean.
+"""What replaces the output of a head: that of another run, a mean, or a function.
 
     recorded   z[h, i] of another recording, at the same position i
     mean       the mean of z[h, i] over all queries and sequences of some recordings
+    function   f(z), of the outputs of the layer
+    inputs     the output of the same call, with q, k or v of another recording
 
     z[h, i] = sum over keys j of  weights[h, i, j] v[j]
 
-Both are computed for a layer when it is first asked for, from recordings with values:
-regard.watch(model, keep="qkv").
+Outputs are computed for a layer when it is first asked for, from recordings with
+values: regard.watch(model, keep="qkv").
 
 Next: patch_heads.py
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from regard.errors import OptionError
+from regard.lens.call_edit import NewInput, ReplacedHeads
 from regard.recording.head_outputs import compute_outputs
 from regard.recording.record import Record, Recording
 
 
+@dataclass(frozen=True, kw_only=True)
+class CallPlace:
+    """Where a call is: its layer, and which tokens its queries and keys are."""
+
+    layer: str
+    heads: Tensor  # (B or 1, H, 1, 1), which are replaced
+    q_at: Tensor  # (B, Nq), positions; padding is at -1
+    k_at: Tensor  # (B, Nk)
+    q_taken: Tensor  # (B, Nq), which queries are replaced
+    k_taken: Tensor  # (B, Nk), which keys and values are replaced
+    scale: float | None  # of q · k
+
+    @property
+    def here(self) -> Tensor:
+        """The heads and queries that are replaced, (B, H, Nq, 1)."""
+        return self.heads & self.q_taken[:, None, :, None]
+
+
 class Replacement(Protocol):
-    """The outputs that heads get instead of their own."""
+    """What heads output instead of their own outputs."""
 
-    by_position: bool  # whether they depend on the positions of the queries
-    heads: dict[str, int]  # the number of heads of each layer that can be replaced
+    by_position: bool  # whether it depends on the positions of the queries
 
-    def find_outputs(self, layer: str, q_at: Tensor, taken: Tensor) -> Tensor:
-        """Return outputs for a call, (B or 1, H, Nq or 1, Dv).
-
-        q_at: positions of its queries, (B or 1, Nq)
-        taken: which of them are replaced, (B or 1, Nq)
-        """
+    def replace(self, place: CallPlace) -> ReplacedHeads:
+        """Return what replaces the outputs of a call."""
 
 
 def find_recording(source: Any) -> Recording:
@@ -67,6 +85,9 @@ def find_records_of(recording: Recording, layer: str) -> list[Record]:
     return [found[n].to("torch") for n in sorted(found)]
 
 
+Rows = tuple[Tensor, Tensor]  # values of tokens (H, N, D), and their positions (N,)
+
+
 class RecordedOutputs:
     """The outputs of heads in a recording, at the same positions."""
 
@@ -74,28 +95,81 @@ class RecordedOutputs:
 
     def __init__(self, recording: Recording) -> None:
         self.recording, self.heads = recording, count_recorded_heads(recording)
-        self.known: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        self.known: dict[str, list[Rows]] = {}
 
-    def find_outputs(self, layer: str, q_at: Tensor, taken: Tensor) -> Tensor:
+    def replace(self, place: CallPlace) -> ReplacedHeads:
         """Return the recorded outputs; those that are not taken are 0."""
+        layer = place.layer
         if layer not in self.known:
             records = find_records_of(self.recording, layer)
             self.known[layer] = [
                 (compute_outputs(x).detach(), x.q_positions) for x in records
             ]
         known = self.known[layer]
-        batch = len(taken)
-        if len(known) not in (1, batch):
+        return ReplacedHeads(
+            place.here, gather_rows(layer, known, place.q_at, place.q_taken)
+        )
+
+
+@dataclass(frozen=True)
+class RecordedInputs:
+    """q, k or v of a recording, at the same positions: the call is run with them."""
+
+    recording: Recording
+    parts: str  # some of "qkv"
+    by_position = True
+
+    def replace(self, place: CallPlace) -> ReplacedHeads:
+        """Return the recorded arrays."""
+        layer = place.layer
+        records = find_records_of(self.recording, layer)
+        for record in records:
+            self.check_record(record, place)
+        inputs = {}
+        for name in self.parts:
+            at, taken = place.k_at, place.k_taken
+            if name == "q":
+                at, taken = place.q_at, place.q_taken
+            known = [
+                (getattr(x, name), x.q_positions if name == "q" else x.k_positions)
+                for x in records
+            ]
+            values = gather_rows(layer, known, at, taken)
+            inputs[name] = NewInput(taken, values)
+        return ReplacedHeads(place.here, inputs=inputs)
+
+    def check_record(self, record: Record, place: CallPlace) -> None:
+        """Raise OptionError if the arrays of a record are not those of the call."""
+        if "v" in self.parts and record.v is None:
             raise OptionError(
-                f"{layer} was called with {batch} sequences, and the source has "
-                f"{len(known)}; expected one for all of them, or one for each."
+                f"{record.name} was recorded without values. Record with "
+                'regard.watch(model, keep="qkv").'
             )
-        at = q_at.expand(batch, -1)
-        rows = [
-            place_rows(layer, *known[i % len(known)], at[i], taken[i])
-            for i in range(batch)
-        ]
-        return torch.stack(rows)
+        scale = place.scale
+        same = scale is not None and math.isclose(scale, record.scale, rel_tol=1e-5)
+        if self.parts != "v" and not same:
+            raise OptionError(
+                f"{record.name} multiplies q · k by {scale}, and its record by "
+                f"{record.scale}, so that q and k cannot be taken from it. Replace "
+                'outputs or values: parts="z" or parts="v".'
+            )
+
+
+def gather_rows(layer: str, known: list[Rows], at: Tensor, taken: Tensor) -> Tensor:
+    """Return known rows at the positions of a call, (B, H, N, D); 0 if not taken.
+
+    at, taken: positions and which of them are wanted, (B, N)
+    """
+    batch = len(taken)
+    if len(known) not in (1, batch):
+        raise OptionError(
+            f"{layer} was called with {batch} sequences, and the source has "
+            f"{len(known)}; expected one for all of them, or one for each."
+        )
+    rows = [
+        place_rows(layer, *known[i % len(known)], at[i], taken[i]) for i in range(batch)
+    ]
+    return torch.stack(rows)
 
 
 def place_rows(
@@ -113,7 +187,7 @@ def place_rows(
         raise OptionError(
             f"{layer}: token {missing} is to be replaced, but the source has tokens "
             f"{int(positions.min())} to {int(positions.max())}, counted from 0. Name "
-            "the tokens to replace: queries=slice(0, 4)."
+            "the tokens to replace: queries=slice(0, 4), or keys= for k and v."
         )
     return z[:, found] * taken[:, None]
 
@@ -127,21 +201,61 @@ class MeanOutputs:
         self.recordings, self.heads = recordings, count_recorded_heads(recordings[0])
         self.known: dict[str, Tensor] = {}
 
-    def find_outputs(self, layer: str, q_at: Tensor, taken: Tensor) -> Tensor:
-        """Return the means, (1, H, 1, Dv)."""
+    def replace(self, place: CallPlace) -> ReplacedHeads:
+        """Return the means."""
+        layer = place.layer
         if layer not in self.known:
             found = [x for r in self.recordings for x in find_records_of(r, layer)]
             totals = [compute_outputs(x).detach().double().sum(1) for x in found]
             count = sum(x.q.shape[1] for x in found)
             self.known[layer] = (torch.stack(totals).sum(0) / count)[None, :, None]
-        return self.known[layer].to(q_at.device)
+        return ReplacedHeads(place.here, self.known[layer].to(place.q_at.device))
 
 
-def read_replacement(source: Any) -> Replacement:
-    """Return what replaces outputs: a mean, or what was recorded."""
-    if isinstance(source, MeanOutputs):
-        return source
-    return RecordedOutputs(find_recording(source))
+@dataclass(frozen=True)
+class ChangedOutputs:
+    """A function of the outputs (B, H, Nq, Dv) of a layer."""
+
+    function: Callable[[Tensor], Tensor]
+    by_position = False
+
+    def replace(self, place: CallPlace) -> ReplacedHeads:
+        """Return the function."""
+        return ReplacedHeads(place.here, self.compute)
+
+    def compute(self, z: Tensor) -> Tensor:
+        """Return new outputs, or raise."""
+        new = self.function(z)
+        if isinstance(new, Tensor) and new.shape == z.shape:
+            return new
+        shape = tuple(new.shape) if isinstance(new, Tensor) else type(new).__name__
+        raise OptionError(
+            f"the function returned {shape}, expected outputs like those it was given, "
+            f"{tuple(z.shape)}"
+        )
+
+
+def read_replacement(source: Any, parts: str = "z") -> Replacement:
+    """Return what replaces outputs: a function, a mean, or what was recorded."""
+    inputs = "qk" if parts == "pattern" else parts
+    if parts != "z" and (not inputs or not set(inputs) <= set("qkv")):
+        raise OptionError(
+            f"parts={parts!r}, expected 'z', 'pattern', or some of 'q', 'k' and 'v' "
+            "together: parts='qk'."
+        )
+    if isinstance(source, MeanOutputs) or callable(source):
+        if parts != "z":
+            raise OptionError(
+                f"parts={parts!r} of {type(source).__name__}, expected a recording: a "
+                "mean and a function replace outputs only. Leave parts= out."
+            )
+        return source if isinstance(source, MeanOutputs) else ChangedOutputs(source)
+    recording = find_recording(source)
+    return (
+        RecordedOutputs(recording)
+        if parts == "z"
+        else RecordedInputs(recording, inputs)
+    )
 
 
 def average_outputs(*sources: Any) -> MeanOutputs:

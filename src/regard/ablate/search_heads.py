@@ -27,7 +27,11 @@ from torch import Tensor, nn
 from regard.ablate.ablation import check_model, read_ablation
 from regard.ablate.effect import check_evaluating, read_logits
 from regard.ablate.intervene import intervene
-from regard.ablate.replacement import read_replacement
+from regard.ablate.replacement import (
+    MeanOutputs,
+    RecordedOutputs,
+    read_replacement,
+)
 from regard.ablate.skip_prefix import Prefix
 from regard.arguments import expect_function, suggest
 from regard.display import Displayed
@@ -114,6 +118,11 @@ def search_heads(
     expect_function("measure", measure, "logits")
     check_evaluating(model)
     replacement = read_replacement(source)
+    if not isinstance(replacement, RecordedOutputs | MeanOutputs):
+        raise OptionError(
+            f"source is a {type(source).__name__}, expected a recording, or "
+            "average_outputs(recordings)."
+        )
     heads = replacement.heads
     sequence = RepeatedInputs(model, inputs)
     shape = len(heads), max(heads.values())

@@ -2,7 +2,8 @@
 
     hidden cells     are removed from the mask, or from the scores
     a removed head   outputs 0, before the output projection
-    a replaced head  outputs what it is given, at some queries
+    a replaced head  outputs what it is given, at some queries, or what the same call
+                     outputs with another q, k or v
     a row without any visible key outputs 0
 
 An adapter describes a call before it runs (PendingCall), and runs it under a CallEdit;
@@ -14,8 +15,8 @@ Next: adapters/adapter.py
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 
-from regard.errors import ShapeError
+from regard.errors import OptionError, ShapeError
 from regard.lens.captured_call import CapturedCall, may_see
 from regard.lens.mask_store import hides
 
@@ -40,6 +41,7 @@ class PendingCall:
     aligned: bool = False  # query 0 is at key 0, unless a cache shifts it
     sure: bool = True  # it is a whole attention call, not a part that looks like one
     find_hidden: Callable[[], Tensor | None]  # cells that it hides itself
+    scale: float | None = None  # of q · k; None: unknown
 
     @classmethod
     def of(cls, call: CapturedCall) -> PendingCall:
@@ -50,8 +52,76 @@ class PendingCall:
             n_q=call.q.shape[2],
             n_k=call.k.shape[2],
             aligned=call.causal,
+            scale=call.scale,
             find_hidden=partial(find_hidden, call.mask, causal=call.causal),
         )
+
+
+@dataclass(frozen=True)
+class NewInput:
+    """Values for q, k or v of one call, at some of its tokens."""
+
+    taken: Tensor  # (B or 1, N), where they replace those of the call
+    values: Tensor  # (B or 1, H, N, D); H: the heads of q or k, or a divisor of them
+
+    def put(self, x: Tensor) -> Tensor:
+        """Return q, k or v (B, H, N, D) of a call, with the new values."""
+        _, heads, n, width = x.shape
+        known = self.values.shape[1]
+        if heads % known or self.values.shape[2:] != (n, width):
+            raise ShapeError(
+                f"its shape is {tuple(x.shape)}, and that of the source "
+                f"{tuple(self.values.shape)}"
+            )
+        values = self.values.repeat_interleave(heads // known, 1)
+        return torch.where(self.taken[:, None, :, None], values.to(x.dtype), x)
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """A call that can be run again with another q, k or v."""
+
+    call: Callable[[Tensor, Tensor, Tensor], Tensor]  # returns (…, H, Nq, Dv)
+    arrays: tuple[Tensor, Tensor, Tensor]
+
+    def run(self, inputs: Mapping[str, NewInput]) -> Tensor:
+        """Return the output with some of q, k and v replaced."""
+        q, k, v = (
+            inputs[name].put(x) if name in inputs else x
+            for name, x in zip("qkv", self.arrays, strict=True)
+        )
+        return self.call(q, k, v)
+
+
+@dataclass(frozen=True)
+class ReplacedHeads:
+    """Heads and queries of a call whose outputs are replaced, and by what.
+
+    outputs: (B or 1, H, Nq or 1, Dv), or a function of the outputs (B, H, Nq, Dv)
+    inputs: new q, k or v; the outputs are those of the same call with them
+    """
+
+    here: Tensor  # (B or 1, H, Nq, 1), bool
+    outputs: Tensor | Callable[[Tensor], Tensor] | None = None
+    inputs: Mapping[str, NewInput] = field(default_factory=dict)
+
+    def apply(self, out: Tensor, rerun: Rerun | None) -> Tensor:
+        """Return outputs (…, H, Nq, Dv) of a call with these heads replaced."""
+        if self.inputs:
+            if rerun is None:
+                raise ShapeError("its q, k and v cannot be replaced")
+            new = rerun.run(self.inputs)
+        elif isinstance(self.outputs, Tensor):
+            new = drop_axes(self.outputs, out.ndim)
+        else:
+            assert self.outputs is not None
+            new = self.outputs(out)
+        if new.shape[-1] != out.shape[-1]:
+            raise ShapeError(
+                f"its heads output {out.shape[-1]} numbers, and the source has "
+                f"{new.shape[-1]}"
+            )
+        return torch.where(drop_axes(self.here, out.ndim), new.to(out.dtype), out)
 
 
 @dataclass(frozen=True)
@@ -60,37 +130,41 @@ class CallEdit:
 
     cells: Tensor | None = None  # (B or 1, H or 1, Nq, Nk)
     gone: Tensor | None = None  # (1, H or 1, 1, 1)
-    replaced: Tensor | None = None  # (B or 1, H, Nq, 1)
-    outputs: Tensor | None = None  # what replaces them, (B or 1, H, Nq or 1, Dv)
+    replaced: tuple[ReplacedHeads, ...] = ()  # in this order
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is edited."""
-        return all(x is None for x in (self.cells, self.gone, self.replaced))
+        return self.cells is None and self.gone is None and not self.replaced
 
     def __or__(self, other: CallEdit) -> CallEdit:
         """Return both edits; a replacement of the other one comes last."""
-        outputs = other.outputs if self.outputs is None else self.outputs
-        if self.outputs is not None and other.outputs is not None:
-            assert other.replaced is not None
-            outputs = torch.where(other.replaced, other.outputs, self.outputs)
+        both = [x for x in (*self.replaced, *other.replaced) if x.inputs]
+        if self.replaced and other.replaced and both:
+            first, *rest = (x.here for x in (*self.replaced, *other.replaced))
+            if any(bool((first & x).any()) for x in rest):
+                raise OptionError(
+                    "two interventions replace the same head and query, one of them "
+                    'by new inputs. Name both in one call: parts="qv".'
+                )
         return CallEdit(
             unite(self.cells, other.cells),
             unite(self.gone, other.gone),
-            unite(self.replaced, other.replaced),
-            outputs,
+            self.replaced + other.replaced,
         )
 
-    def clear(self, out: Tensor, blank: Tensor | None = None) -> Tensor:
-        """Replace outputs of (…, H, Nq, Dv); removed heads and blank rows are 0."""
-        if self.replaced is not None and self.outputs is not None:
-            if self.outputs.shape[-1] != out.shape[-1]:
-                raise ShapeError(
-                    f"its heads output {out.shape[-1]} numbers, and the source has "
-                    f"{self.outputs.shape[-1]}"
-                )
-            here, new = (drop_axes(x, out.ndim) for x in (self.replaced, self.outputs))
-            out = torch.where(here, new.to(out.dtype), out)
+    def clear(
+        self,
+        out: Tensor,
+        blank: Tensor | None = None,
+        rerun: Rerun | None = None,
+    ) -> Tensor:
+        """Replace outputs of (…, H, Nq, Dv); removed heads and blank rows are 0.
+
+        rerun: how to run the call again; None if that is not possible
+        """
+        for each in self.replaced:
+            out = each.apply(out, rerun)
         for taken in (self.gone, blank):
             if taken is not None:
                 out = out.masked_fill(drop_axes(taken, out.ndim), 0)

@@ -17,7 +17,14 @@ from torch import Tensor, nn
 from regard.definition.attention import Attended
 from regard.engine.choose import attend
 from regard.lens.adapters.adapter import Adapter, Place
-from regard.lens.call_edit import CallEdit, PendingCall, drop_axes, find_hidden, hide
+from regard.lens.call_edit import (
+    CallEdit,
+    PendingCall,
+    Rerun,
+    drop_axes,
+    find_hidden,
+    hide,
+)
 from regard.lens.captured_call import CapturedCall, make_four
 from regard.lens.monkeypatch import list_files
 from regard.masks.algebra import Mask
@@ -80,7 +87,17 @@ def expect_engine(
         return find_hidden(write_mask(mask, q, k, options))
 
     heads, n_q, n_k = q.shape[-3], q.shape[-2], k.shape[-2]
-    return PendingCall(like=q, heads=heads, n_q=n_q, n_k=n_k, find_hidden=find)
+    scale = options.get("scale")
+    if scale is None:
+        scale = q.shape[-1] ** -0.5
+    return PendingCall(
+        like=q,
+        heads=heads,
+        n_q=n_q,
+        n_k=n_k,
+        find_hidden=find,
+        scale=None if isinstance(scale, Tensor) else float(scale),
+    )
 
 
 def run_engine(  # noqa: PLR0917 (its signature)
@@ -97,8 +114,12 @@ def run_engine(  # noqa: PLR0917 (its signature)
     if edit.cells is not None:
         cells = write_mask(mask, q, k, options)
         mask = drop_axes(hide(cells, edit.cells), q.ndim)
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return original(q, k, v, mask, **options).out
+
     done = original(q, k, v, mask, **options)
-    return replace(done, out=edit.clear(done.out))
+    return replace(done, out=edit.clear(done.out, rerun=Rerun(run, (q, k, v))))
 
 
 def write_both(

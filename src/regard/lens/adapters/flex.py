@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.lens.adapters.adapter import Adapter
-from regard.lens.call_edit import CallEdit, PendingCall
+from regard.lens.call_edit import CallEdit, PendingCall, Rerun
 
 
 def expect_flex(
@@ -22,6 +22,7 @@ def expect_flex(
     _v: Tensor,
     _bend: Any,
     block_mask: Any,
+    scale: float,
     *_rest: Any,
     **_named: Any,
 ) -> PendingCall:
@@ -39,7 +40,12 @@ def expect_flex(
 
     _, heads, n_q, _ = q.shape
     return PendingCall(
-        like=q, heads=heads, n_q=n_q, n_k=k.shape[2], find_hidden=find_hidden
+        like=q,
+        heads=heads,
+        n_q=n_q,
+        n_k=k.shape[2],
+        find_hidden=find_hidden,
+        scale=scale,
     )
 
 
@@ -56,8 +62,12 @@ def run_flex(  # noqa: PLR0917 (its signature)
     """Run it with an edited score function."""
     if edit.cells is not None:
         bend = bend_less(bend, edit.cells.expand(*q.shape[:2], -1, -1))
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return original(q, k, v, bend, *rest, **named)[0]
+
     out, *more = original(q, k, v, bend, *rest, **named)
-    return (edit.clear(out), *more)
+    return (edit.clear(out, rerun=Rerun(run, (q, k, v))), *more)
 
 
 def bend_less(bend: Callable[..., Tensor], cells: Tensor) -> Callable[..., Tensor]:

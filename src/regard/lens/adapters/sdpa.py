@@ -13,7 +13,14 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from regard.lens.adapters.adapter import Adapter
-from regard.lens.call_edit import CallEdit, PendingCall, drop_axes, find_hidden, hide
+from regard.lens.call_edit import (
+    CallEdit,
+    PendingCall,
+    Rerun,
+    drop_axes,
+    find_hidden,
+    hide,
+)
 
 
 def expect_sdpa(  # noqa: PLR0917 (the signature of the kernel)
@@ -23,6 +30,7 @@ def expect_sdpa(  # noqa: PLR0917 (the signature of the kernel)
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,  # noqa: ARG001
     is_causal: bool = False,  # noqa: FBT001, FBT002
+    scale: float | None = None,
     **_options: Any,
 ) -> PendingCall:
     """Return what is known of a call before it runs."""
@@ -32,6 +40,7 @@ def expect_sdpa(  # noqa: PLR0917 (the signature of the kernel)
         n_q=query.shape[-2],
         n_k=key.shape[-2],
         aligned=is_causal,
+        scale=query.shape[-1] ** -0.5 if scale is None else scale,
         find_hidden=partial(find_hidden, attn_mask, causal=is_causal),
     )
 
@@ -52,7 +61,12 @@ def run_sdpa(  # noqa: PLR0917 (the signature of the kernel)
     if edit.cells is not None:
         mask = drop_axes(hide(mask, edit.cells, causal=causal), query.ndim)
         causal = False
-    return edit.clear(original(query, key, value, mask, dropout_p, causal, **options))
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return original(q, k, v, mask, dropout_p, causal, **options)
+
+    arrays = (query, key, value)
+    return edit.clear(run(*arrays), rerun=Rerun(run, arrays))
 
 
 SDPA = Adapter(

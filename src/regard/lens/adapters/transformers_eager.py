@@ -21,6 +21,7 @@ from regard.lens.adapters.adapter import Adapter, Place
 from regard.lens.call_edit import (
     CallEdit,
     PendingCall,
+    Rerun,
     SafeSoftmax,
     find_hidden,
     lower,
@@ -43,14 +44,18 @@ def expect_eager(
     key: Tensor,
     value: Tensor,  # noqa: ARG001
     attention_mask: Tensor | None,
-    *_args: Any,
-    **_options: Any,
+    *args: Any,
+    **options: Any,
 ) -> PendingCall:
     """Return what is known of a call before it runs."""
     (_, heads, n_q, _), n_k, mask = query.shape, key.shape[2], attention_mask
     mask = None if mask is None else mask[..., :n_k]
     find = partial(find_hidden, mask)
-    return PendingCall(like=query, heads=heads, n_q=n_q, n_k=n_k, find_hidden=find)
+    scale = args[0] if args else options.get("scaling")
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    return PendingCall(
+        like=query, heads=heads, n_q=n_q, n_k=n_k, find_hidden=find, scale=scale
+    )
 
 
 def run_eager(  # noqa: PLR0917 (their signature)
@@ -69,10 +74,15 @@ def run_eager(  # noqa: PLR0917 (their signature)
     if edit.cells is not None:
         mask = query.new_zeros(1, 1, 1, n_k) if mask is None else mask
         mask, blank = lower(mask[..., :n_k], edit.cells)
-    with nullcontext() if blank is None else SafeSoftmax():
-        done = original(module, query, key, value, mask, *args, **options)
-    out, weights, *rest = done
-    out = edit.clear(out.transpose(1, 2), blank).transpose(1, 2)
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        with nullcontext() if blank is None else SafeSoftmax():
+            return original(module, q, k, v, mask, *args, **options)
+
+    arrays = (query, key, value)
+    rerun = Rerun(lambda *new: run(*new)[0].transpose(1, 2), arrays)
+    out, weights, *rest = run(*arrays)
+    out = edit.clear(out.transpose(1, 2), blank, rerun).transpose(1, 2)
     if weights is not None and blank is not None:
         weights = weights.masked_fill(blank, 0)
     return (out, weights, *rest)
