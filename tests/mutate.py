@@ -4,6 +4,10 @@
     python tests/mutate.py definition masks   those in files that begin so
     python tests/mutate.py --table            what is known so far, without running any
 
+Edits of the kernels for GPUs are run only in Triton's interpreter:
+
+    TRITON_INTERPRET=1 .venv.triton/bin/python tests/mutate.py kernels stats/kernel_pass
+
 The edits are listed in tests/mutations/*.diff. Each is made in a copy of the source; the
 tests of that part then run on the copy until the first failure. A survivor is a defect
 of the tests, and so is an edit that is no longer located.
@@ -23,6 +27,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
@@ -73,6 +78,7 @@ def main() -> int:
         x
         for x in follow_files(read_lists(), read_sources())
         if x.file.startswith(chosen)
+        and (INTERPRETED or not any(name.startswith("kernels/") for name in x.tests))
     ]
     if not edits:
         sys.exit(f"no edit is in a file that begins with {' or '.join(chosen)}")

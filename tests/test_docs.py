@@ -47,10 +47,14 @@ PAGES = [
     ROOT / "README.md",
     *sorted(x for x in ROOT.glob("docs/**/*.md") if x.parent.name != "lessons"),
 ]
+NEED_TRITON = {  # tests/kernels runs them
+    f"regard.kernels.{name}"
+    for name in ("weigh_tile", "row_kernel", "column_kernel", "run_kernels")
+}
 MODULES = [
     module.name
     for module in pkgutil.walk_packages(regard.__path__, "regard.")
-    if not module.name.endswith("__main__")
+    if not module.name.endswith("__main__") and module.name not in NEED_TRITON
 ]
 VLLM = "it needs vLLM, which has an environment of its own"
 NOT_RUN = {  # page: reasons
@@ -387,6 +391,8 @@ def test_there_are_commands_and_wrong_ones_are_noticed():
         ("threads", "docs/scale.md"),
         ("sources", "docs/howto/read-a-rag-answer.md"),
         ("five_tasks", "docs/show.md"),
+        ("compile_kernels", "docs/accelerators.md"),
+        ("kernel_bounds", "docs/accelerators.md"),
     ],
 )
 def test_the_numbers_of_the_pages_were_measured(name, page, monkeypatch):

@@ -26,9 +26,10 @@ from regard.definition.attention import compute_logits
 from regard.errors import OptionError, ShapeError
 from regard.masks.algebra import Mask
 from regard.recording.record import Record
+from regard.stats.kernel_pass import RowMeasure, has_kernels
 from regard.stats.named_array import NamedArray
 from regard.stats.nonfinite import mark_nonfinite
-from regard.stats.plan import DirectAsk, answer_one
+from regard.stats.plan import Ask, DirectAsk, answer_one
 from regard.stats.replay import to_compute_dtype
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
@@ -63,7 +64,7 @@ def offset(record: Record, n: int) -> NamedArray:
     return answer_one(ask_offset(record, n))
 
 
-def ask_offset(record: Record, n: int) -> DirectAsk:
+def ask_offset(record: Record, n: int) -> Ask | DirectAsk:
     """Return a request for the weights on the keys n positions before the queries."""
     return ask_targets(record, to_numpy(record.q_positions) - n, f"{n} before")
 
@@ -76,7 +77,7 @@ def induction(record: Record, tokens: Sequence[int] | Array) -> NamedArray:
     return answer_one(ask_induction(record, tokens))
 
 
-def ask_induction(record: Record, tokens: Sequence[int] | Array) -> DirectAsk:
+def ask_induction(record: Record, tokens: Sequence[int] | Array) -> Ask | DirectAsk:
     """Return a request for the weights on the induction targets of the queries."""
     targets, at = find_targets(tokens), to_numpy(record.q_positions)
     if at.size and at.max() >= targets.size:
@@ -101,21 +102,30 @@ def find_targets(tokens: Sequence[int] | Array) -> Numbers:
     return np.asarray(targets, dtype=np.int64)
 
 
-def ask_targets(record: Record, targets: Numbers, which: str) -> DirectAsk:
+def ask_targets(record: Record, targets: Numbers, which: str) -> Ask | DirectAsk:
     """Return a request for the weight of each query on one key; NaN without a key."""
     how = f"D: one dot product for each query, with the key {which}"
+    columns = find_positions(targets, to_numpy(record.k_positions))
 
-    def compute() -> NamedArray:
-        columns = find_positions(targets, to_numpy(record.k_positions))
-        rows = np.arange(columns.size)
+    def name(found: Array) -> NamedArray:
         there = convert(columns >= 0, record.q)
-        found = weigh_pairs(record, rows, np.maximum(columns, 0))
         nan = constant(math.nan, found)
         xp = namespace(x=found)
         values = xp.where(there, found, nan)
         missing = xp.broadcast_to(xp.logical_not(there), values.shape)
         return NamedArray(values, ("head", "query"), how, missing=missing)
 
+    def compute() -> NamedArray:
+        rows = np.arange(columns.size)
+        return name(weigh_pairs(record, rows, np.maximum(columns, 0)))
+
+    if has_kernels(record):
+        return Ask(
+            record=mark_nonfinite(record),
+            side="rows",
+            features=RowMeasure("picked", columns),
+            finish=lambda sums, _: name(sums[..., 0]),
+        )
     return DirectAsk(what=f"{record.name}: {how}", cost=0.0, compute=compute)
 
 

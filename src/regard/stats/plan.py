@@ -6,7 +6,8 @@
 
 An Ask requests a statistic: features of the keys, or of the queries, and a function of
 their sums. Asks of the same record, side and mask are concatenated up to the width of
-the kernel, so 64 features cost as much as one. A DirectAsk does not use the kernel.
+the kernel, so 64 features cost as much as one. A DirectAsk does not use the kernel. On
+a GPU, a pass (kernel_pass.py) replaces that kernel, and a RowMeasure the features.
 
 Next: rows.py
 """
@@ -19,11 +20,13 @@ from typing import Literal
 
 from regard.arrays import Array, namespace
 from regard.errors import OptionError
+from regard.kernels.available import FEATURES
 from regard.masks.algebra import Mask
 from regard.recording.record import Record
+from regard.stats.kernel_pass import KernelPass, RowMeasure, has_kernels
 from regard.stats.mask_layout import count_cells
 from regard.stats.named_array import NamedArray
-from regard.stats.replay import KernelReplay, replay_columns, replay_rows, share
+from regard.stats.replay import KernelReplay, replay_columns, replay_rows
 
 Finish = Callable[[Array, Array], NamedArray]  # of sums (H, N, F) and totals (H, N)
 
@@ -34,7 +37,7 @@ class Ask:
 
     record: Record
     side: Literal["rows", "columns"]
-    features: Array | None  # (1 or heads, N, F); None: sum the weights alone
+    features: Array | RowMeasure | None  # (1 or heads, N, F); None: the weights alone
     finish: Finish
     within: Mask | None = None  # restricts the cells, if side is "rows"
     unit: Record | None = None  # whose forward call costs 1; by default, `record`
@@ -42,6 +45,8 @@ class Ask:
     @property
     def width(self) -> int:
         """The number of features."""
+        if isinstance(self.features, RowMeasure):
+            return 1
         return 0 if self.features is None else int(self.features.shape[-1])
 
 
@@ -62,6 +67,13 @@ class FeatureBlock:
     ask: Ask
     first: int
     last: int  # one past it
+
+    def cut(self) -> Array | RowMeasure | None:
+        """Return these features, (1 or heads, N, F)."""
+        found = self.ask.features
+        if found is None or isinstance(found, RowMeasure):
+            return found
+        return found[..., self.first : self.last]
 
 
 @dataclass(frozen=True)
@@ -92,9 +104,11 @@ class KernelCall:
         inside = "" if ask.within is None else f" within {ask.within!r}"
         return f"{ask.record.name}: {roles}{inside}, {sums}"
 
-    def run(self, call: KernelReplay) -> Iterator[tuple[str, Array, Array]]:
+    def run(
+        self, call: KernelReplay | KernelPass
+    ) -> Iterator[tuple[str, Array, Array]]:
         """Yield the sums and the totals of each piece."""
-        sums, total = call.run(stack_features(self.pieces))
+        sums, total = call.answer([piece.cut() for piece in self.pieces])
         at = 0
         for piece in self.pieces:
             n = piece.last - piece.first
@@ -183,26 +197,15 @@ def fill_steps(pieces: list[FeatureBlock]) -> list[KernelCall]:
     return [KernelCall(tuple(call)) for call in calls]
 
 
-def stack_features(pieces: tuple[FeatureBlock, ...]) -> Array | None:
-    """Return the concatenated features of a call, (1 or heads, N, F)."""
-    cuts = [
-        p.ask.features[..., p.first : p.last]
-        for p in pieces
-        if p.ask.features is not None
-    ]
-    if len(cuts) < 2:
-        return cuts[0] if cuts else None
-    xp, heads = namespace(x=cuts[0]), max(x.shape[0] for x in cuts)
-    return xp.concat([share(x, heads) for x in cuts], axis=-1)
-
-
 def name_call(ask: Ask) -> tuple[object, ...]:
     """Return a key; asks with equal keys can share calls."""
     return id(ask.record), ask.side, ask.within
 
 
-def make_call(ask: Ask) -> KernelReplay:
+def make_call(ask: Ask) -> KernelReplay | KernelPass:
     """Prepare the arrays of a call."""
+    if has_kernels(ask.record):
+        return KernelPass(ask.record, ask.side, ask.within)
     if ask.side == "columns":
         return replay_columns(ask.record)
     return replay_rows(ask.record, ask.within)
@@ -210,6 +213,8 @@ def make_call(ask: Ask) -> KernelReplay:
 
 def find_width(ask: Ask) -> int:
     """Return how many features fit in one call."""
+    if has_kernels(ask.record):
+        return FEATURES
     more = ask.side == "columns" and ask.record.softcap is None
     return int(ask.record.q.shape[-1]) + more
 

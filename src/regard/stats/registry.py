@@ -31,10 +31,17 @@ from regard.errors import OptionError
 from regard.masks.patterns import window
 from regard.recording.record import Record
 from regard.stats.cells import ask_induction, ask_offset
+from regard.stats.kernel_pass import has_kernels
 from regard.stats.named_array import NamedArray
 from regard.stats.over_queries import to_float64
 from regard.stats.plan import Ask, DirectAsk
-from regard.stats.rows import ask_entropy, ask_masked_mass, ask_mass, ask_mean_distance
+from regard.stats.rows import (
+    ask_entropy,
+    ask_masked_mass,
+    ask_mass,
+    ask_mean_distance,
+    ask_measure,
+)
 
 Tokens = Sequence[int]  # of the whole sequence, by position; () if unknown
 PLACE = ("sequence", "layer", "name", "head")  # the first columns of a table
@@ -191,14 +198,16 @@ def ask_bits(record: Record) -> Ask | DirectAsk:
     return replace(ask, finish=lambda *sums: convert(ask.finish(*sums)))
 
 
-def ask_if_known(record: Record, tokens: Tokens) -> DirectAsk | None:
+def ask_if_known(record: Record, tokens: Tokens) -> Ask | DirectAsk | None:
     """Return a request for the weights on induction targets, if tokens are known."""
     last = int(to_numpy(record.q_positions).max(initial=-1))
     return ask_induction(record, tokens) if len(tokens) > last else None
 
 
-def reduce_logits(*_: Any) -> Any:
-    """Return the reducer that finds the largest logit."""
+def reduce_logits(record: Record, _: Tokens) -> Any:
+    """Return a request for the largest logit, or the reducer that finds it."""
+    if has_kernels(record):
+        return ask_measure(record, "largest_logit")
     from regard.stats.reducers import LargestLogit  # noqa: PLC0415 (it needs torch)
 
     return LargestLogit()

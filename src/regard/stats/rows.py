@@ -28,6 +28,7 @@ from regard.errors import MaskError, OptionError
 from regard.masks.algebra import Mask
 from regard.recording.record import Record
 from regard.stats.features import Spans, mark_spans, read_features
+from regard.stats.kernel_pass import RowMeasure, has_kernels
 from regard.stats.named_array import NamedArray
 from regard.stats.nonfinite import mark_nonfinite
 from regard.stats.plan import Ask, DirectAsk, Finish, answer_one
@@ -104,6 +105,8 @@ def entropy(record: Record) -> NamedArray:
 
 def ask_entropy(record: Record) -> Ask | DirectAsk:
     """Return a request for the entropy of the rows."""
+    if has_kernels(record):
+        return ask_measure(record, "entropy")
     record = mark_nonfinite(record)
     if record.softcap is not None or record.bias is not None:
         why = "a softcap" if record.bias is None else "a bias"
@@ -204,6 +207,21 @@ def ask(record: Record, values: Array, finish: Finish) -> Ask:
     """Return a request for sums over the keys."""
     marked = mark_nonfinite(record)
     return Ask(record=marked, side="rows", features=values, finish=finish)
+
+
+def ask_measure(record: Record, name: Literal["entropy", "largest_logit"]) -> Ask:
+    """Return a request for a number of each query; only for records on a GPU."""
+    how = f"a kernel over all weights: {name}"
+
+    def finish(sums: Array, _: Array) -> NamedArray:
+        return NamedArray(sums[..., 0], ("head", "query"), how)
+
+    return Ask(
+        record=mark_nonfinite(record),
+        side="rows",
+        features=RowMeasure(name),
+        finish=finish,
+    )
 
 
 def mark_keys(record: Record, spans: Spans) -> Array:
