@@ -238,13 +238,14 @@ class LayerRun:
         valid: (B, N), which tokens are no padding, as the model was told
         """
         q, lse = (join_rows([getattr(x, n) for x in self.rows]) for n in ("q", "lse"))
-        at = torch.cat([torch.arange(x.start, x.start + x.n_q) for x in self.rows])
+        runs = [torch.arange(x.start, x.start + x.n_q) for x in self.rows]
+        at = torch.cat(runs).to(q.device)
         k, v = self.join_keys()
         for b in range(q.shape[0]):
             n_k = k.shape[2]
             if not self.is_cross:  # behind it, a cache is still empty
                 n_k = min(n_k, int(at.max()) + 1)
-            keys = torch.arange(n_k)
+            keys = torch.arange(n_k, device=q.device)
             real = self.find_real(b, valid, at, n_k)
             kept: Any = slice(None)
             rows = at
@@ -254,7 +255,7 @@ class LayerRun:
                 if not self.is_cross:
                     kept = real[at]
                     rows = (real.cumsum(0) - 1)[at[kept]]  # padding has no position
-            columns = torch.arange(len(keys))
+            columns = torch.arange(len(keys), device=q.device)
             mask, bias = self.find_mask(b, kept, keys, (rows, columns))
             whole = len(keys) == k.shape[2]
             yield (
@@ -366,6 +367,8 @@ def find_order(mine: Tensor, theirs: Tensor, told: Tensor | None) -> Tensor | No
 
     Sequences may have the same keys, so what a cache was told is preferred.
     """
+    if told is not None:
+        told = told.to(mine.device)
     known = told is not None and int(told.max()) < len(mine)
     if known and torch.equal(mine.index_select(0, told), theirs):
         return told

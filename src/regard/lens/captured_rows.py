@@ -59,18 +59,20 @@ class CapturedRows:
 
 def write_rows(kept: CapturedRows, b: int, n_k: int) -> Tensor:
     """Return what is added to the scores of some rows, -inf where a key is missing."""
-    n_q, mask = kept.n_q, kept.mask
+    n_q, mask, device = kept.n_q, kept.mask, kept.q.device
     if mask is None:
-        cells = torch.zeros(1, n_q, kept.n_k)
+        cells = torch.zeros(1, n_q, kept.n_k, device=device)
         if kept.causal:
-            rows = torch.arange(kept.start, kept.start + n_q)[:, None]
-            later = torch.arange(kept.first, kept.first + kept.n_k) > rows
+            rows, keys = (torch.arange(n, device=device) for n in (n_q, kept.n_k))
+            later = keys + kept.first > rows[:, None] + kept.start
             cells = cells.masked_fill(later, -math.inf)
     else:
         cells = make_four(mask.detach())
         cells = cells[min(b, cells.shape[0] - 1)]
         if cells.dtype == torch.bool:
-            cells = torch.zeros(cells.shape).masked_fill(~cells, -math.inf)
+            cells = torch.zeros(cells.shape, device=device).masked_fill(
+                ~cells, -math.inf
+            )
         cells = cells.expand(-1, n_q, kept.n_k)
     behind = n_k - kept.first - kept.n_k
     if behind < 0:  # keys that were rejected later

@@ -92,7 +92,7 @@ def average_blind_rows(call: CapturedCall) -> CapturedCall:
         return call  # their scores are not lost beside the number
     cells, many = None, torch.full_like(lse, k.shape[2])
     if not bool((theirs > 0).all()):
-        cells = torch.ones(*lse.shape, k.shape[2], dtype=torch.bool)
+        cells = blind.new_ones(*lse.shape, k.shape[2])
         cells[:, :, rows] = weights > 0
         many = cells.sum(-1).to(lse.dtype)
     q, mask = average_rows(blind, cells, call.q, mask)
@@ -112,7 +112,9 @@ def read_flex(args: Any, out: Any) -> CapturedCall:
         x.detach() if isinstance(x, Tensor) else x for x in args[:6]
     )
     b, h, i, j = (
-        torch.arange(n).reshape([-1 if axis == a else 1 for axis in range(4)])
+        torch.arange(n, device=q.device).reshape(
+            [-1 if axis == a else 1 for axis in range(4)]
+        )
         for a, n in enumerate((*q.shape[:3], k.shape[2]))
     )
     seen = block_mask[-1](b, h, i, j).expand(*q.shape[:3], k.shape[2])
@@ -162,7 +164,8 @@ def read_fast_path(given: dict[str, Any]) -> CapturedCall | str:
     )
     inside = None
     if lengths is not None:
-        inside = torch.arange(x.shape[1]) < torch.tensor(lengths)[:, None]
+        places = torch.arange(x.shape[1], device=x.device)
+        inside = places < torch.tensor(lengths, device=x.device)[:, None]
     return CapturedCall(
         via="nn.MultiheadAttention",
         q=q,

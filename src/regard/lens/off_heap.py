@@ -23,7 +23,7 @@ class OffHeap:
     """A tensor in a memory map, outside the heap."""
 
     def __init__(self, x: Tensor) -> None:
-        self.shape, self.dtype = x.shape, x.dtype
+        self.shape, self.dtype, self.device = x.shape, x.dtype, x.device
         self.bytes = mmap.mmap(-1, x.numel() * x.element_size())
         self.tensor().copy_(x)
 
