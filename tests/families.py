@@ -847,7 +847,9 @@ def weigh(q, k, bend):
     """Return causal weights (B, H, N, N) of bent scores; heads may share keys."""
     k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     scores = bend(q @ k.mT * q.shape[-1] ** -0.5)
-    return scores.masked_fill(hide_future(q.shape[-2], q.device), -torch.inf).softmax(-1)
+    return scores.masked_fill(hide_future(q.shape[-2], q.device), -torch.inf).softmax(
+        -1
+    )
 
 
 def same(scores):

@@ -5,10 +5,13 @@ Next: device_lens.py
 
 import pytest
 import torch
-from simulated_device import count
+from conftest import move
+from device_kernels import CALLS
+from simulated_device import count, use_kernel
+from torch.nn.attention.flex_attention import flex_attention
 
 import regard
-from regard.engine import attend
+from regard.engine import attend, choose, compiled_flex, device_operators, sdpa_with_lse
 
 MASKS = {
     "none": None,
@@ -27,40 +30,193 @@ OPTIONS = {
 }
 
 
-def draw(n_q=70, n_k=70, dtype=torch.float32):
+def draw(n_q=70, n_k=70, *, width=16, v_width=None, dtype=torch.float32):
     torch.manual_seed(1)
-    q = torch.randn(2, 4, n_q, 16, dtype=dtype)
-    k, v = torch.randn(2, 2, 2, n_k, 16, dtype=dtype)
-    return q, k, v
+    sizes = ((4, n_q, width), (2, n_k, width), (2, n_k, v_width or width))
+    return [torch.randn(2, *size).to(dtype) for size in sizes]
+
+
+def run(q, k, v, mask, options):
+    """Return out, lse, and the gradients of both."""
+    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+    done = attend(q, k, v, mask, **options)
+    seen = done.lse.masked_fill(done.lse == -torch.inf, 0)
+    (done.out.to(seen.dtype).square().sum() + seen.sum()).backward()
+    return done.out, done.lse, q.grad, k.grad, v.grad
+
+
+def define(q, k, v, mask, options):
+    """Return the same from the definition, in float64."""
+    q, k, v = (x.detach().double().requires_grad_() for x in (q, k, v))
+    named = {
+        name: x.double() if isinstance(x, torch.Tensor) else x
+        for name, x in options.items()
+    }
+    done = regard.attention(q, k, v, mask, **named)
+    seen = done.lse.masked_fill(done.lse == -torch.inf, 0)
+    (done.out.square().sum() + seen.sum()).backward()
+    return done.out, done.lse, q.grad, k.grad, v.grad
+
+
+def check(given, tolerance):
+    """Compare the device with the definition."""
+    found = run(*move(given, "sim"))
+    for x, y in zip(found, define(*given), strict=True):
+        x, y = x.detach(), y.detach()
+        assert x.device.type == "sim"
+        size = float(y[y.isfinite()].abs().max())
+        torch.testing.assert_close(
+            x.cpu().double(), y, rtol=tolerance, atol=tolerance * size
+        )
 
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("mask", MASKS)
-def test_out_lse_and_gradients_are_those_of_the_definition(mask, options, run_on_both):
-    def run(q, k, v, mask, options):
-        q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-        done = attend(q, k, v, mask, **options)
-        grown = done.lse.masked_fill(done.lse == -torch.inf, 0)
-        (done.out.square().sum() + grown.sum()).backward()
-        return done.out, done.lse, q.grad, k.grad, v.grad
-
-    given = *draw(), MASKS[mask], OPTIONS[options]
-    _, there = run_on_both(run, *given)
-    q, k, v = (x.double().requires_grad_() for x in draw())
-    named = {
-        n: x.double() if isinstance(x, torch.Tensor) else x for n, x in given[4].items()
-    }
-    exact = regard.attention(q, k, v, given[3], **named)
-    grown = exact.lse.masked_fill(exact.lse == -torch.inf, 0)
-    (exact.out.square().sum() + grown.sum()).backward()
-    for x, y in zip(there, (exact.out, exact.lse, q.grad, k.grad, v.grad), strict=True):
-        assert x.device.type == "sim"
-        torch.testing.assert_close(x.cpu().double(), y, rtol=1e-4, atol=1e-4)
+def test_out_lse_and_gradients_are_those_of_the_definition(mask, options):
+    check((*draw(), MASKS[mask], OPTIONS[options]), 1e-5)
 
 
-def test_the_engine_reads_nothing_back_to_the_host():
+HALF, SINGLE = torch.bfloat16, torch.float32
+TOLERANCE = {HALF: 2e-2, torch.float16: 4e-3, SINGLE: 2e-5}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("kernel", ["flash", "efficient", "cudnn", "overrideable"])
+@pytest.mark.parametrize("mask", [*MASKS, "empty rows"])
+def test_the_conventions_of_every_operator_are_undone(mask, kernel, dtype):
+    """Stand-ins refuse what the operators refuse, and write lse as they do."""
+    given = MASKS.get(mask, regard.causal() & ~regard.window(3))
+    with use_kernel(kernel):
+        check((*draw(dtype=dtype), given, {}), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("kernel", ["flash", "efficient", "cudnn"])
+@pytest.mark.parametrize(
+    "case",
+    {
+        "odd width": {"width": 12},
+        "narrow values": {"v_width": 5},
+        "wide values": {"v_width": 24},
+        "wide heads": {"width": 200},
+        "wide enough": {"width": 128},
+        "more keys": {"n_q": 33, "n_k": 70, "q_start": 37},
+        "fewer keys": {"n_q": 70, "n_k": 33, "q_start": 0},
+        "one query": {"n_q": 1, "n_k": 70, "q_start": 69},
+        "a negative scale": {"scale": -0.3},
+        "no keys": {"n_k": 0},
+        "five axes": {"lead": (1,)},
+    }.items(),
+    ids=lambda case: case[0],
+)
+def test_shapes_that_operators_refuse_are_made_to_fit(case, kernel):
+    sizes = dict(case[1])
+    options = {n: sizes.pop(n) for n in ("q_start", "scale") if n in sizes}
+    lead = sizes.pop("lead", ())
+    arrays = [x.reshape(*lead, *x.shape) for x in draw(dtype=HALF, **sizes)]
+    with use_kernel(kernel):
+        if arrays[1].shape[-2] == 0:
+            done = attend(*move(arrays, "sim"))
+            assert not done.out.any()
+            assert (done.lse == -torch.inf).all()
+            return
+        check((*arrays, regard.causal(), options), 3e-2)
+        check((*arrays, None, {n: x for n, x in options.items() if n == "scale"}), 3e-2)
+
+
+@pytest.mark.parametrize("kernel", ["flash", "efficient", "cudnn", "overrideable"])
+def test_each_operator_is_what_runs(kernel):
+    CALLS.clear()
+    with use_kernel(kernel):
+        arrays = move(draw(dtype=HALF), "sim")
+        run(*arrays, regard.causal(), {})
+        assert kernel in CALLS
+        assert set(CALLS) <= {kernel, f"{kernel} backward", "efficient backward"}
+        CALLS.clear()
+        attend(*arrays, MASKS["window"])
+    assert set(CALLS) == {kernel if kernel == "overrideable" else "efficient"}
+
+
+def test_a_bias_is_not_rounded_to_half_precision():
+    """Slopes times distances of hundreds are far apart in bfloat16."""
+    bias = -torch.arange(300.0)[:, None] * 0.37 + torch.arange(300.0) * 0.37
+    q, k, v = draw(300, 300, dtype=HALF)
+    with use_kernel("efficient"):
+        done = attend(*move((q, k, v), "sim"), bias=bias.to("sim"))
+    exact = regard.attention(q.double(), k.double(), v.double(), bias=bias.double())
+    torch.testing.assert_close(done.lse.cpu().double(), exact.lse, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("mask", [*MASKS, "empty rows"])
+def test_devices_without_lse_compute_it_in_a_pass(mask, monkeypatch):
+    monkeypatch.setattr(device_operators, "WITHOUT_LSE", ("sim",))
+    monkeypatch.setattr(sdpa_with_lse, "ROWS", 32)
+    given = MASKS.get(mask, regard.causal() & ~regard.window(3))
+    check((*draw(), given, {}), 1e-5)
+
+
+def test_the_engine_copies_nothing_to_the_host():
+    """It reads one number per call: whether a score was out of range."""
     q, k, v = (x.to("sim") for x in draw())
-    for name in ("none", "causal", "window"):
+    for name in ("none", "causal"):
         with torch.no_grad(), count() as counts:
             attend(q, k, v, MASKS[name])
-        assert counts.to_host == 0, name
+        assert counts.to_host == counts.to_device == 0, name
+        assert counts.reads == 1, name
+
+
+def test_scores_that_overflow_are_left_to_the_definition():
+    q, k, v = draw()
+    arrays = q * 1e20, k * 1e20, v
+    here, there = attend(*arrays), attend(*move(arrays, "sim"))
+    torch.testing.assert_close(there.out.cpu(), here.out, equal_nan=True)
+    torch.testing.assert_close(there.lse.cpu(), here.lse, equal_nan=True)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call")
+@pytest.mark.parametrize("mask", ["padding", "empty rows"])
+def test_flex_attention_has_the_lse_of_the_definition(mask, monkeypatch):
+    """On the CPU and not compiled: its conventions, not its kernel."""
+    monkeypatch.setattr(compiled_flex, "compile_flex", lambda: flex_attention)
+    monkeypatch.setattr(compiled_flex, "DEVICES", ("cpu",))
+    monkeypatch.setattr(compiled_flex, "has_triton", lambda: True)
+    given = MASKS.get(mask, regard.causal() & ~regard.window(3))
+    arrays = draw()
+    assert choose(*arrays, given).kernel == "flex"
+    found = run(*arrays, given, OPTIONS["sink"])
+    for x, y in zip(found, define(*arrays, given, OPTIONS["sink"]), strict=True):
+        torch.testing.assert_close(x.double(), y, rtol=1e-4, atol=1e-4)
+
+
+def test_choose_says_what_runs_and_why():
+    arrays = move(draw(dtype=HALF), "sim")
+    said = {
+        ("flash", None): "flash: nothing is masked; flash attention, on sim",
+        ("efficient", None): (
+            "flash: nothing is masked; memory-efficient attention, on sim"
+        ),
+        ("cudnn", None): "flash: nothing is masked; cuDNN's attention, on sim",
+        ("flash", "window"): (
+            "tiles: a formula: empty tiles are skipped, full ones need no mask; "
+            "memory-efficient attention, on sim"
+        ),
+        ("overrideable", "array"): (
+            "tiles: an array, or only a bias: a strip of it at a time; "
+            "the device's fused attention, on sim"
+        ),
+        ("math", None): "definition: no fused kernel of this device takes this dtype",
+    }
+    for (kernel, mask), words in said.items():
+        with use_kernel(kernel):
+            assert str(choose(*arrays, move(MASKS.get(mask), "sim"))) == words
+
+
+def test_choose_prefers_flex_where_it_can_be_compiled(monkeypatch):
+    monkeypatch.setattr(compiled_flex, "DEVICES", ("sim",))
+    monkeypatch.setattr(compiled_flex, "has_triton", lambda: True)
+    arrays = move(draw(dtype=HALF), "sim")
+    assert str(choose(*arrays, MASKS["window"])) == (
+        "flex: a formula: FlexAttention, compiled for it, visits its tiles, on sim"
+    )
+    assert choose(*arrays, MASKS["causal"]).kernel == "flash"
+    assert choose(*arrays, MASKS["array"].to("sim")).kernel == "tiles"
