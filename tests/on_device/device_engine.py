@@ -3,6 +3,8 @@
 Next: device_lens.py
 """
 
+import gc
+
 import pytest
 import torch
 from conftest import move
@@ -62,11 +64,10 @@ def check(given, tolerance):
     """Compare the device with the definition."""
     found = run(*move(given, "sim"))
     for x, y in zip(found, define(*given), strict=True):
-        x, y = x.detach(), y.detach()
         assert x.device.type == "sim"
         size = float(y[y.isfinite()].abs().max())
         torch.testing.assert_close(
-            x.cpu().double(), y, rtol=tolerance, atol=tolerance * size
+            x.detach().cpu().double(), y.detach(), rtol=tolerance, atol=tolerance * size
         )
 
 
@@ -220,3 +221,16 @@ def test_choose_prefers_flex_where_it_can_be_compiled(monkeypatch):
     )
     assert choose(*arrays, MASKS["causal"]).kernel == "flash"
     assert choose(*arrays, MASKS["array"].to("sim")).kernel == "tiles"
+
+
+def test_a_call_leaves_nothing_behind_for_the_garbage_collector():
+    q, k, v = move(draw(), "sim")
+    gc.collect()
+    gc.disable()
+    try:
+        with torch.no_grad(), count() as counts:
+            for mask in MASKS.values():
+                attend(q, k, v, move(mask, "sim"))
+    finally:
+        gc.enable()
+    assert counts.in_use == 0

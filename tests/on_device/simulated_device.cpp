@@ -122,6 +122,7 @@ struct Guard final : c10::impl::NoOpDeviceGuardImpl<DEVICE> {
               const c10::EventFlag) const override {}
   void block(void*, const c10::Stream&) const override {}
   bool queryEvent(void*) const override { return true; }
+  void synchronizeEvent(void*) const override {}
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
 
@@ -346,7 +347,8 @@ int64_t choose(const Tensor& q, const Tensor& k, const Tensor& v,
   if (mask) seen = is_ours(*mask) ? host(*mask) : *mask;
   auto fused = at::_fused_sdp_choice(host(q), host(k), host(v), seen, dropout, causal,
                                      scale, grouped);
-  return fused ? kernel.load() : 0;
+  if (!fused) return 0;
+  return mask && kernel == 1 ? 2 : kernel.load();  // flash attention takes no mask
 }
 
 Tensor convolve(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
