@@ -116,7 +116,6 @@ class Formula(Displayed, NotAnArray, ABC):
         return namespace(like=like).broadcast_to(cells, shape)
 
 
-
 def place_data(x: Any, like: Array) -> Any:
     """Return the data of a formula in the library and on the device of `like`."""
     # no inner function: one that calls itself would hold `like` until it is collected
