@@ -17,7 +17,6 @@ Next: lens/watch.py
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
@@ -36,7 +35,7 @@ from regard.recording.indices import Index
 from regard.recording.record import Record, Recording
 from regard.recording.spans import Offsets, Span, find_spans
 from regard.recording.token_texts import label_tokens
-from regard.serving.engine import Capture, match_engine
+from regard.serving.find_capture import find_capture
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -350,21 +349,6 @@ def watch(
     finally:  # also if an exception leaves the block
         if watcher is not None:
             seen.found = watcher.recording
-
-
-def find_capture(model: Any, store: str) -> Capture:
-    """Return the function that watches this kind of model."""
-    engine = match_engine(model)
-    if engine is not None:
-        if store == "host":
-            raise OptionError(
-                f'store="host" for a {type(model).__name__}, expected a '
-                "torch.nn.Module. Leave it out for an engine."
-            )
-        return engine.capture
-    from regard.serving.paged_transformers import capture_torch  # noqa: PLC0415
-
-    return partial(capture_torch, store=store)
 
 
 @suggest
