@@ -234,3 +234,14 @@ def test_a_call_leaves_nothing_behind_for_the_garbage_collector():
     finally:
         gc.enable()
     assert counts.in_use == 0
+
+
+def test_every_way_to_write_lse_is_read():
+    """An empty row is inf in flash attention, which is never given one by us."""
+    lse = torch.tensor([[[1.0, torch.inf, -2.0]]])
+    expected = torch.tensor([[[1.0, -torch.inf, -2.0]]])
+    padded = torch.nn.functional.pad(lse, (0, 29), value=torch.inf)
+    for written in (lse, padded, lse[..., None]):
+        assert torch.equal(device_operators.read_lse(written, 3), expected)
+    back = device_operators.write_lse(expected, 32)
+    assert torch.equal(back, padded)
