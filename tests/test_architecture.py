@@ -262,8 +262,8 @@ def find_file(name):
 
 def test_no_file_imports_in_a_cycle_not_even_lazily():
     edges = draw_graph(key=lambda path: path.relative_to(SOURCE).as_posix())
-    lazy = {"serving/paged_transformers.py", "show/server.py"}
-    assert edges["seen.py"] >= lazy
+    assert "show/server.py" in edges["seen.py"]  # lazy ones are edges, too
+    assert "serving/paged_transformers.py" in edges["serving/find_capture.py"]
     assert not find_cycles(edges)
 
 

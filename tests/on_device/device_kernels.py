@@ -108,6 +108,8 @@ def attend_flash(q, k, v, dropout=0.0, causal=False, debug=False, *, scale=None)
     CALLS["flash"] += 1
     check_widths(q, k, v, 256, HALF)
     refuse(that=q.shape[-1] != v.shape[-1], because="one head_size")
+    # it subtracts scale times the largest product, which is the smallest score
+    refuse(that=scale is not None and scale <= 0, because="a positive scale")
     out, lse = attend(q, k, v, None, k.shape[2] - q.shape[2] if causal else None, scale)
     return put_beside(out, lse.masked_fill(lse == -math.inf, math.inf), q, k)
 
