@@ -19,6 +19,7 @@ from torch.utils._triton import has_triton
 
 from regard.definition.contract import Call
 from regard.engine.flex import block_mask
+from regard.masks.algebra import Mask
 
 DEVICES = ("cuda",)  # also the name of AMD's devices
 NARROWEST = 16  # head width
@@ -34,6 +35,7 @@ def can_run_flex(call: Call) -> bool:
 
 def run_flex(call: Call, _strips: Any = ()) -> tuple[Tensor, Tensor]:
     """Return out (B, H, Nq, Dv) and lse (B, H, Nq) of a call with a mask formula."""
+    assert isinstance(call.mask, Mask)
     q, k, v = (x.detach() for x in (call.q, call.k, call.v))
     blocks = block_mask(call.mask, call.shape, q_start=call.q_start, device=q.device)
     out, aux = compile_flex()(

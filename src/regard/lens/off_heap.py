@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import mmap
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -59,7 +59,7 @@ class HostCopy:
         return self.array
 
 
-Kept = Tensor | OffHeap | HostCopy
+Kept: TypeAlias = Tensor | OffHeap | HostCopy
 
 
 def keep(x: Tensor, *, on_host: bool = False) -> Kept:
