@@ -738,8 +738,8 @@ def hide_tail(n=12):
     return torch.arange(n) >= torch.tensor([[n], [n - 5]])
 
 
-def hide_future(n=12):
-    return torch.ones(n, n, dtype=torch.bool).triu(1)
+def hide_future(n=12, device=None):
+    return torch.ones(n, n, dtype=torch.bool, device=device).triu(1)
 
 
 def make_layer(cls, dropout):
@@ -847,7 +847,9 @@ def weigh(q, k, bend):
     """Return causal weights (B, H, N, N) of bent scores; heads may share keys."""
     k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     scores = bend(q @ k.mT * q.shape[-1] ** -0.5)
-    return scores.masked_fill(hide_future(q.shape[-2]), -torch.inf).softmax(-1)
+    return scores.masked_fill(hide_future(q.shape[-2], q.device), -torch.inf).softmax(
+        -1
+    )
 
 
 def same(scores):
@@ -860,7 +862,7 @@ def cap(scores):
 
 def lean(scores):
     """Add a bias that falls with the distance."""
-    at = torch.arange(scores.shape[-1])
+    at = torch.arange(scores.shape[-1], device=scores.device)
     return scores - 0.3 * (at[:, None] - at).abs()
 
 
@@ -878,12 +880,12 @@ def attend_scaled(q, k, v):
 
 
 def attend_masked(q, k, v):
-    return F.scaled_dot_product_attention(q, k, v, ~hide_future(q.shape[-2]))
+    return F.scaled_dot_product_attention(q, k, v, ~hide_future(q.shape[-2], q.device))
 
 
 def attend_leaning(q, k, v):
     n = q.shape[-2]
-    bias = lean(torch.zeros(n, n)).masked_fill(hide_future(n), -torch.inf)
+    bias = lean(q.new_zeros(n, n)).masked_fill(hide_future(n, q.device), -torch.inf)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
 
@@ -909,27 +911,27 @@ def attend_flex_capped(q, k, v):
 
 def attend_written(q, k, v):
     scores = torch.matmul(q, k.transpose(-2, -1)) / q.shape[-1] ** 0.5
-    scores = scores.masked_fill(hide_future(q.shape[-2]), float("-inf"))
+    scores = scores.masked_fill(hide_future(q.shape[-2], q.device), float("-inf"))
     return torch.matmul(F.softmax(scores, dim=-1), v)
 
 
 def attend_einsum(q, k, v):
     scores = torch.einsum("bhid,bhjd->bhij", q * q.shape[-1] ** -0.5, k)
-    scores = scores + torch.triu(torch.full(scores.shape[-2:], -1e9), 1)
+    scores = scores + torch.triu(torch.full_like(scores[0, 0], -1e9), 1)
     return torch.einsum("bhij,bhjd->bhid", torch.softmax(scores, -1), v)
 
 
 def attend_bmm(q, k, v):
     b, h, n, d = q.shape
     q, k, v = (x.reshape(b * h, n, -1) for x in (q, k, v))
-    mask = torch.zeros(n, n).masked_fill(hide_future(n), -torch.inf)
+    mask = q.new_zeros(n, n).masked_fill(hide_future(n, q.device), -torch.inf)
     scores = torch.baddbmm(mask, q, k.mT, alpha=d**-0.5)
     return torch.bmm(scores.softmax(dim=-1), v).view(b, h, n, -1)
 
 
 def attend_hidden(q, k, v):
     scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(
-        hide_future(q.shape[-2]), -torch.inf
+        hide_future(q.shape[-2], q.device), -torch.inf
     )
     e = (scores - scores.amax(-1, keepdim=True)).exp()
     return e / e.sum(-1, keepdim=True) @ v
@@ -944,7 +946,7 @@ class Softmaxed(nn.Module):
 
     def forward(self, q, k, v):
         scores = q @ k.mT * q.shape[-1] ** -0.5
-        scores = scores.masked_fill(hide_future(q.shape[-2]), -torch.inf)
+        scores = scores.masked_fill(hide_future(q.shape[-2], q.device), -torch.inf)
         return self.softmax(scores) @ v
 
 

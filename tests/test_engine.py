@@ -1,6 +1,8 @@
 """The engine against the definition: values and gradients, in every combination."""
 
+import importlib.util
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -379,7 +381,7 @@ def test_choices_say_why():
         str(choose(q, k.double(), v)): "definition: q, k and v differ in dtype",
         str(
             choose(*torch.zeros(3, 1, 4, 3, 8, device="meta"))
-        ): "definition: the fused kernel that returns lse is wired for CPUs only",
+        ): "definition: no fused kernel of this device takes this dtype",
     }
     assert all(given == expected for given, expected in said.items())
 
@@ -476,3 +478,13 @@ def test_memory_is_linear_at_65536_tokens(run_apart):
     result = run_apart(LONG)
     assert result["finite"]
     assert result["MB"] < 500
+
+
+def test_the_page_of_devices_is_that_of_the_rules():
+    place = Path(__file__).parent.parent / ".ci/device_page.py"
+    spec = importlib.util.spec_from_file_location("device_page", place)
+    page = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(page)
+    assert page.PAGE.read_text("utf-8") == page.render(), (
+        "run python .ci/device_page.py"
+    )

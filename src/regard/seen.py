@@ -35,7 +35,7 @@ from regard.recording.indices import Index
 from regard.recording.record import Record, Recording
 from regard.recording.spans import Offsets, Span, find_spans
 from regard.recording.token_texts import label_tokens
-from regard.serving.engine import Capture, match_engine
+from regard.serving.find_capture import find_capture
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from regard.stats.table import HeadTable
 
 KEEP = ("qk", "qkv")  # what a watch can record
+STORE = ("device", "host")  # where it is kept
 
 
 class Seen(Displayed):
@@ -322,7 +323,11 @@ class Seen(Displayed):
 @expect_with
 @suggest
 def watch(
-    model: Any, *, layers: Collection[int | str] | None = None, keep: str = "qk"
+    model: Any,
+    *,
+    layers: Collection[int | str] | None = None,
+    keep: str = "qk",
+    store: str = "device",
 ) -> Iterator[Seen]:
     """Record the attention of a model in a `with` block; read the result after.
 
@@ -330,26 +335,20 @@ def watch(
     layers: numbers in the order in which layers attend, or names of modules that are
         or contain them; default: all
     keep: "qk", or "qkv" to record the values too
+    store: "host" moves what is recorded off the device of a torch model as it arrives
     """
     if keep not in KEEP:
         raise OptionError(f'keep="{keep}", expected "qk" or "qkv".')
+    if store not in STORE:
+        raise OptionError(f'store="{store}", expected "device" or "host".')
     seen, watcher = Seen(), None
     try:
-        with find_capture(model)(model, layers=layers, keep=keep) as watcher:
+        capture = find_capture(model, store)
+        with capture(model, layers=layers, keep=keep) as watcher:
             yield seen
     finally:  # also if an exception leaves the block
         if watcher is not None:
             seen.found = watcher.recording
-
-
-def find_capture(model: Any) -> Capture:
-    """Return the function that watches this kind of model."""
-    engine = match_engine(model)
-    if engine is not None:
-        return engine.capture
-    from regard.serving.paged_transformers import capture_torch  # noqa: PLC0415
-
-    return capture_torch
 
 
 @suggest

@@ -4,8 +4,12 @@
 speed of the kernel, always with lse and gradients:
 
     flash        one or two calls of the fused kernel, without a dense mask
+    flex         FlexAttention, compiled for the formula of the mask (CUDA, ROCm)
     tiles        the fused kernel strip by strip, with a formula, an array or a bias
     definition   the definition itself, tile by tile: if no kernel supports the call
+
+The fused kernel is the CPU's, or the one that SDPA would take on another device
+(device_operators.py).
 
     print(regard.engine.choose(q, k, v, causal() & window(1023)))
 
@@ -28,11 +32,14 @@ from regard.arrays import is_array, namespace, without_autocast
 from regard.definition.attention import Attended, Edits, check_steps, define
 from regard.definition.contract import Call, read_call
 from regard.engine.by_definition import BLOCK, run_definition
-from regard.engine.flash import RangeError, attend_part
+from regard.engine.compiled_flex import can_run_flex, run_flex
+from regard.engine.device_operators import Operator, find_operator
+from regard.engine.flash import CPU, RangeError, attend_part
 from regard.engine.in_place import guard_functions, list_tensors
 from regard.engine.tiles import (
     CAUSAL,
     FusedAttention,
+    Strip,
     fits_causal_kernel,
     limit_threads,
     plan,
@@ -51,7 +58,7 @@ namespace(q=torch.empty(0))  # fill the cache here, where torch.compile does not
 class Choice:
     """A kernel, and the reason for it."""
 
-    kernel: Literal["flash", "tiles", "definition"]
+    kernel: Literal["flash", "flex", "tiles", "definition"]
     why: str
 
     def __str__(self) -> str:
@@ -61,12 +68,6 @@ class Choice:
 Rule = tuple[Callable[[Call], bool], Choice]
 
 RULES: tuple[Rule, ...] = (  # the first rule that applies decides
-    (
-        lambda call: call.q.device.type != "cpu",
-        Choice(
-            "definition", "the fused kernel that returns lse is wired for CPUs only"
-        ),
-    ),
     (
         lambda call: call.softcap is not None,
         Choice("definition", "no fused kernel caps scores"),
@@ -84,12 +85,20 @@ RULES: tuple[Rule, ...] = (  # the first rule that applies decides
         Choice("definition", "a trainable bias or scale needs its own gradient"),
     ),
     (
+        lambda call: find_kernel(call) is None,
+        Choice("definition", "no fused kernel of this device takes this dtype"),
+    ),
+    (
         lambda call: call.mask is None and call.bias is None,
         Choice("flash", "nothing is masked"),
     ),
     (
         fits_causal_kernel,
         Choice("flash", "causal: the keys before all queries, and the diagonal"),
+    ),
+    (
+        lambda call: isinstance(call.mask, Mask) and can_run_flex(call),
+        Choice("flex", "a formula: FlexAttention, compiled for it, visits its tiles"),
     ),
     (
         lambda call: isinstance(call.mask, Mask),
@@ -125,12 +134,36 @@ def choose(
         sink=sink,
         q_start=q_start,
     )
-    return choose_kernel(simplify(call))
+    call = simplify(call)
+    choice = choose_kernel(call)
+    device = call.q.device.type
+    if device == "cpu" or choice.kernel == "definition":
+        return choice
+    operator = find_kernel(call)
+    if choice.kernel == "flex" or operator is None:
+        return replace(choice, why=f"{choice.why}, on {device}")
+    return replace(choice, why=f"{choice.why}; {operator.name}, on {device}")
 
 
 def choose_kernel(call: Call) -> Choice:
     """Return the choice of the first rule that applies."""
     return next(choice for applies, choice in RULES if applies(call))
+
+
+def find_kernel(call: Call) -> Operator | None:
+    """Return the fused operator of a call without or with a mask, None if none fits."""
+    if call.q.device.type == "cpu":
+        return CPU
+    q, k, v = (
+        x.reshape(1, math.prod(x.shape[:-2]), *x.shape[-2:])
+        for x in (call.q, call.k, call.v)
+    )
+    causal = fits_causal_kernel(call)
+    bias = None
+    if not causal and (call.mask is not None or call.bias is not None):
+        n_q, n_k = call.shape[-2:]
+        bias = q.new_zeros(1, 1, 1, n_k).expand(*q.shape[:2], n_q, n_k)
+    return find_operator(q, k, v, bias)
 
 
 def simplify(call: Call) -> Call:
@@ -240,25 +273,31 @@ def run_choice(
 ) -> tuple[Tensor, Tensor]:
     """Run the chosen kernel; fall back to the definition if it raises RangeError."""
     with limit_threads(call.q, call.k, call.v):
-        if block is None and choose_kernel(call).kernel != "definition":
+        kernel = "definition" if block is not None else choose_kernel(call).kernel
+        if kernel != "definition":
+            run = run_flex if kernel == "flex" else run_strips
             with suppress(RangeError), without_autocast(call.q):
-                return run_fused(call)
+                return run_fused(call, run)
         return run_definition(call, BLOCK if block is None else block)
 
 
-def run_fused(call: Call) -> tuple[Tensor, Tensor]:
-    """Run the fused kernel on (B, H, N, D), and apply the sinks."""
+def run_fused(
+    call: Call, run: Callable[[Call, tuple[Strip, ...]], tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """Run a fused kernel on (B, H, N, D), and apply the sinks.
+
+    The backward pass goes strip by strip, whatever the forward pass did.
+    """
     lead, four = call.shape[:-2], call
     batch, heads = (1, 1, *lead)[-2:]
     if any(x.ndim != 4 or x.shape[0] != batch for x in (call.q, call.k, call.v)):
         q, k, v = (view_as_batch(x, batch) for x in (call.q, call.k, call.v))
         four = replace(call, q=q, k=k, v=v, shape=(batch, heads, *call.shape[-2:]))
-    strips = plan(four)
-    arrays = four.q, four.k, four.v
+    strips, arrays = plan(four), (four.q, four.k, four.v)
     if torch.is_grad_enabled() and any(x.requires_grad for x in arrays):
-        out, lse = FusedAttention.apply(*arrays, guard_functions(four), strips)
+        out, lse = FusedAttention.apply(*arrays, guard_functions(four), strips, run)
     else:
-        out, lse = run_strips(four, strips)
+        out, lse = run(four, strips)
     if call.sink is not None:
         out, lse = apply_sink(out, lse, call.sink)
     if len(lead) == 2:

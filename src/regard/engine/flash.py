@@ -1,11 +1,12 @@
-"""A safe wrapper around torch's fused CPU attention kernel, with lse.
+"""A safe wrapper around torch's fused attention kernels, with lse.
 
     out, lse       = attend_part(q, k, v, bias)
     dq, dk, dv     = differentiate_part(...)        given the lse of the whole row
 
-This is the kernel behind scaled_dot_product_attention on a CPU. It holds only a few
-rows of scores at a time, returns lse, and shares heads of K without copies. Called
-directly it has pitfalls, which this file (for the bias dtype, tiles.py) works around:
+This is the kernel behind scaled_dot_product_attention on a CPU; on other devices,
+device_operators.py finds one that behaves like it. It holds only a few rows of scores
+at a time, returns lse, and shares heads of K without copies. Called directly it has
+pitfalls, which this file (for the bias dtype, tiles.py) works around:
 
     zero keys                crashes the process        -> 0 and -inf, without a call
     a fully masked row       lse is 0                   -> -inf
@@ -14,10 +15,11 @@ directly it has pitfalls, which this file (for the bias dtype, tiles.py) works a
     Dv different from D      raises an error            -> padded with zeros
     last axis not contiguous wrong results              -> copied
     causal, scale <= 0       -inf times scale           -> the sign is moved into q
+    any scale <= 0, on GPUs  the wrong maximum          -> the same
     scores overflow          NaN, or an empty row       -> RangeError; see choose.py
     NaN in a key             affects masked rows        -> RangeError
 
-Next: sdpa.py
+Next: device_operators.py
 """
 
 from __future__ import annotations
@@ -28,6 +30,12 @@ import torch
 from torch import Tensor
 
 from regard.arrays import accumulator, namespace
+from regard.engine.device_operators import (
+    Arrays,
+    Operator,
+    find_operator,
+    round_width,
+)
 
 kernels = torch.ops.aten
 forward = kernels._scaled_dot_product_flash_attention_for_cpu.default  # noqa: SLF001
@@ -36,6 +44,38 @@ backward = kernels._scaled_dot_product_flash_attention_for_cpu_backward.default 
 
 class RangeError(ArithmeticError):
     """The values are outside of the kernel's range; the definition can handle them."""
+
+
+def run_cpu(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    *,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Return out and lse of the CPU's kernel."""
+    out, lse = forward(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
+    return out, lse
+
+
+def differentiate_cpu(
+    grad: Tensor,
+    arrays: Arrays,
+    whole: tuple[Tensor, Tensor],
+    bias: Tensor | None,
+    *,
+    causal: bool,
+    scale: float,
+) -> Arrays:
+    """Return the gradients of q, k and v by the CPU's kernel."""
+    given = (grad, *arrays, *whole, 0.0, causal)
+    found: Arrays = backward(*given, attn_mask=bias, scale=scale)
+    return found
+
+
+CPU = Operator("the CPU's kernel", run_cpu, differentiate_cpu)
 
 
 def attend_part(
@@ -52,26 +92,21 @@ def attend_part(
         wide = accumulator(namespace(q=q), q)
         out = q.new_zeros((*q.shape[:-1], v.shape[-1]))
         return out, out.new_full(q.shape[:-1], -math.inf, dtype=wide)
-    q, scale, _ = move_sign(q, scale, causal=causal)
-    if bias is None and q.shape[-1] == v.shape[-1]:
+    kernel, width = CPU, max(q.shape[-1], v.shape[-1])
+    if q.device.type != "cpu":
+        kernel, width = expect_operator(q, k, v, bias), round_width(width)
+    q, scale, _ = move_sign(q, scale, masked=causal or kernel is not CPU)
+    if bias is None and width == q.shape[-1] == v.shape[-1]:
         q, k, v = (make_contiguous(x) for x in (q, k, v))
-        out, lse = forward(q, k, v, 0.0, causal, scale=scale)
+        out, lse = kernel.forward(q, k, v, None, causal=causal, scale=scale)
         check_range(q, k, out, lse)
         return out, lse
-    width = max(q.shape[-1], v.shape[-1])
     empty = None
     if bias is not None:
         empty = find_masked_rows(bias)
         q, k, v = zero_masked_rows(q, empty), zero_unseen(k, bias), zero_unseen(v, bias)
-    out, lse = forward(
-        pad(q, width),
-        pad(k, width),
-        pad(v, width),
-        0.0,
-        causal,
-        attn_mask=bias,
-        scale=scale,
-    )
+    wide = [pad(x, width) for x in (q, k, v)]
+    out, lse = kernel.forward(*wide, bias, causal=causal, scale=scale)
     check_range(q, k, out, lse, empty)
     if empty is not None:
         lse = lse.masked_fill(empty, -math.inf)
@@ -98,7 +133,11 @@ def differentiate_part(
     if k.shape[-2] == 0 or q.shape[-2] == 0:
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     width = max(q.shape[-1], v.shape[-1] + (grad_lse is not None))
-    q, scale, sign = move_sign(q, scale, causal=causal)
+    kernel = CPU
+    if q.device.type != "cpu":
+        width = round_width(width)
+        kernel = expect_operator(q, k, pad(v, width), bias, backward=True)
+    q, scale, sign = move_sign(q, scale, masked=causal or kernel is not CPU)
     if bias is not None:
         q = zero_masked_rows(q, find_masked_rows(bias))
         k, v = zero_unseen(k, bias), zero_unseen(v, bias)
@@ -107,19 +146,30 @@ def differentiate_part(
         out = torch.cat([out, -column], -1)
         grad_out = torch.cat([grad_out, torch.ones_like(column)], -1)
     lse = lse.masked_fill(lse == -math.inf, 0)  # exp(-inf - 0) is 0, as required
-    wide = [pad(x, width) for x in (grad_out, q, k, v, out)]
-    dq, dk, dv = backward(*wide, lse, 0.0, causal, attn_mask=bias, scale=scale)
+    grad_out, out, *wide = (pad(x, width) for x in (grad_out, out, q, k, v))
+    known = (grad_out, wide, (out, lse), bias)
+    dq, dk, dv = kernel.backward(*known, causal=causal, scale=scale)
     d = q.shape[-1]
     dq = dq if sign == 1 else dq * sign
     return dq[..., :d], dk[..., :d], dv[..., : v.shape[-1]]
 
 
-def move_sign(q: Tensor, scale: float, *, causal: bool) -> tuple[Tensor, float, int]:
+def expect_operator(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, backward: bool = False
+) -> Operator:
+    """Return the operator for arrays of a device; RangeError if there is none."""
+    found = find_operator(q, k, v, bias, backward=backward)
+    if found is None:
+        raise RangeError
+    return found
+
+
+def move_sign(q: Tensor, scale: float, *, masked: bool) -> tuple[Tensor, float, int]:
     """Return q times the sign of the scale, a positive scale, and the sign.
 
     The causal kernel multiplies by the scale after masking with -inf.
     """
-    if scale > 0 or not causal:
+    if scale > 0 or not masked:
         return q, scale, 1
     sign = -1 if scale < 0 else 0
     return q * sign, -scale or 1.0, sign

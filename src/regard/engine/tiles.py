@@ -191,9 +191,9 @@ class FusedAttention(torch.autograd.Function):  # type: ignore[misc]
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, *how: Any
     ) -> tuple[Tensor, Tensor]:
-        """Run the parts of each strip and merge them."""
-        call, strips = how
-        out, lse = run_strips(replace(call, q=q, k=k, v=v), strips)
+        """Run the parts of each strip and merge them; `run` does, or another kernel."""
+        call, strips, run = how
+        out, lse = run(replace(call, q=q, k=k, v=v), strips)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.call, ctx.strips = call, strips
         ctx.versions = record_versions(call, "mask", "bias")
@@ -208,16 +208,16 @@ class FusedAttention(torch.autograd.Function):  # type: ignore[misc]
         call, strips = replace(ctx.call, q=q, k=k, v=v), ctx.strips
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             # create_graph=True: the kernel's backward pass is not differentiable
-            return *differentiate_again(call, grad_out, grad_lse), None, None
+            return *differentiate_again(call, grad_out, grad_lse), *[None] * 3
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
         known = out, lse, grad_out, grad_lse
         with without_autocast(q), limit_threads(q, k, v):
             if is_one_part(call, strips):  # no sum needed
                 ((_, found),) = differentiate_parts(call, strips, known)
-                return *found, None, None
+                return *found, None, None, None
             sums = [torch.zeros_like(x, dtype=lse.dtype) for x in (q, k, v)]
             differentiate_strips(call, strips, known, sums)
-        return *(x.to(q.dtype) for x in sums), None, None
+        return *(x.to(q.dtype) for x in sums), None, None, None
 
 
 def is_one_part(call: Call, strips: tuple[Strip, ...]) -> bool:

@@ -38,6 +38,7 @@ from regard.lens.captured_rows import (
     find_place,
     is_empty,
     join_rows,
+    pick,
     write_rows,
 )
 from regard.lens.growing import Growing
@@ -60,9 +61,15 @@ class LayerRun:
     """Calls of one layer that continue each other, as in prefill and decode."""
 
     def __init__(
-        self, name: str, call: CapturedCall, store: MaskStore, *, keep_v: bool
+        self,
+        name: str,
+        call: CapturedCall,
+        store: MaskStore,
+        *,
+        keep_v: bool,
+        on_host: bool = False,
     ) -> None:
-        self.name, self.store = name, store
+        self.name, self.store, self.on_host = name, store, on_host
         self.scale, self.softcap, self.sink = call.scale, call.softcap, call.sink
         self.session = 0  # the group of passes that it is a part of
         self.rows: list[CapturedRows] = []
@@ -72,8 +79,9 @@ class LayerRun:
         self.first = 0  # position of the first key that the cache still holds
         call = self.cut_empty(call)
         self.forgotten: list[list[Tensor]] = []  # k, and v if kept, of those before it
-        self.keys = Growing(call.k)
-        self.values = Growing(call.v) if keep_v and call.v is not None else None
+        self.keys = Growing(call.k, on_host=on_host)
+        with_v = keep_v and call.v is not None
+        self.values = Growing(call.v, on_host=on_host) if with_v else None
         self.add_rows(call)
 
     @property
@@ -205,7 +213,7 @@ class LayerRun:
         """Put the sequences into another order; some may be repeated."""
         for x in self.stores:
             x.reorder(order)
-        self.forgotten = [[x.index_select(0, order) for x in y] for y in self.forgotten]
+        self.forgotten = [[pick(x, order) for x in y] for y in self.forgotten]
         self.rows = [x.reorder(order) for x in self.rows]
 
     def restart(self) -> None:
@@ -218,8 +226,8 @@ class LayerRun:
         assert call.lse is not None
         self.rows.append(
             CapturedRows(
-                q=keep(call.q),
-                lse=keep(call.lse),
+                q=keep(call.q, on_host=self.on_host),
+                lse=keep(call.lse, on_host=self.on_host),
                 mask=self.store.keep(call.mask),
                 causal=call.causal,
                 n_q=n_q,
@@ -238,13 +246,15 @@ class LayerRun:
         valid: (B, N), which tokens are no padding, as the model was told
         """
         q, lse = (join_rows([getattr(x, n) for x in self.rows]) for n in ("q", "lse"))
-        at = torch.cat([torch.arange(x.start, x.start + x.n_q) for x in self.rows])
+        runs = [torch.arange(x.start, x.start + x.n_q) for x in self.rows]
+        at = torch.cat(runs).to(q.device)
         k, v = self.join_keys()
+        sink = None if self.sink is None else self.sink.detach().to(q.device)
         for b in range(q.shape[0]):
             n_k = k.shape[2]
             if not self.is_cross:  # behind it, a cache is still empty
                 n_k = min(n_k, int(at.max()) + 1)
-            keys = torch.arange(n_k)
+            keys = torch.arange(n_k, device=q.device)
             real = self.find_real(b, valid, at, n_k)
             kept: Any = slice(None)
             rows = at
@@ -254,7 +264,7 @@ class LayerRun:
                 if not self.is_cross:
                     kept = real[at]
                     rows = (real.cumsum(0) - 1)[at[kept]]  # padding has no position
-            columns = torch.arange(len(keys))
+            columns = torch.arange(len(keys), device=q.device)
             mask, bias = self.find_mask(b, kept, keys, (rows, columns))
             whole = len(keys) == k.shape[2]
             yield (
@@ -267,7 +277,7 @@ class LayerRun:
                     lse=lse[b][:, kept],
                     scale=self.scale,
                     softcap=self.softcap,
-                    sink=None if self.sink is None else self.sink.detach(),
+                    sink=sink,
                     mask=mask,
                     bias=bias,
                     q_positions=rows,
@@ -284,11 +294,11 @@ class LayerRun:
         sequence, and if the call itself hides these keys from every other token.
         """
         if self.valid is not None:
-            return self.valid[b]
+            return self.valid[b].to(at.device)
         if valid is None or len(valid) != self.batch or self.rows[0].start:
             return None
         grows = len(self.rows) > 1 and not self.is_cross
-        real, length = extend(valid[b], n_k), valid.shape[1]
+        real, length = extend(valid[b], n_k).to(at.device), valid.shape[1]
         if bool(real.all()) or not (length == n_k or (grows and length < n_k)):
             return None
         return real if self.hides_all_padding(b, real) else None
@@ -315,7 +325,7 @@ class LayerRun:
             at = real[rows.start : rows.start + rows.n_q]
             odd = hidden.all(-1) | (~hidden).all(-1)
             if rows.blind is not None:
-                odd = odd | rows.blind[b]
+                odd = odd | rows.blind[b].to(odd.device)
             done = done | (odd & ~at)
         return bool(done.all())
 
@@ -366,6 +376,8 @@ def find_order(mine: Tensor, theirs: Tensor, told: Tensor | None) -> Tensor | No
 
     Sequences may have the same keys, so what a cache was told is preferred.
     """
+    if told is not None:
+        told = told.to(mine.device)
     known = told is not None and int(told.max()) < len(mine)
     if known and torch.equal(mine.index_select(0, told), theirs):
         return told

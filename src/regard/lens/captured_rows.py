@@ -18,7 +18,7 @@ from torch import Tensor
 
 from regard.lens.captured_call import CapturedCall, make_four, may_see
 from regard.lens.mask_store import hides
-from regard.lens.off_heap import OffHeap, bring
+from regard.lens.off_heap import Kept, bring
 
 CROSS = re.compile(r"cross|encoder_attn|EncDec|multihead_attn", re.IGNORECASE)
 
@@ -27,8 +27,8 @@ CROSS = re.compile(r"cross|encoder_attn|EncDec|multihead_attn", re.IGNORECASE)
 class CapturedRows:
     """What is kept of a call: its rows, lse and mask."""
 
-    q: Tensor | OffHeap  # (B, H, Nq, D)
-    lse: Tensor | OffHeap  # (B, H, Nq)
+    q: Kept  # (B, H, Nq, D)
+    lse: Kept  # (B, H, Nq)
     mask: Tensor | None
     causal: bool
     n_q: int
@@ -39,11 +39,11 @@ class CapturedRows:
 
     def reorder(self, order: Tensor) -> CapturedRows:
         """Return the rows with the sequences in another order."""
-        q, lse = (bring(x).index_select(0, order) for x in (self.q, self.lse))
+        q, lse = (pick(bring(x), order) for x in (self.q, self.lse))
         mask = self.mask
         if mask is not None and mask.ndim == 4 and mask.shape[0] > 1:
-            mask = mask.index_select(0, order)
-        blind = None if self.blind is None else self.blind.index_select(0, order)
+            mask = pick(mask, order)
+        blind = None if self.blind is None else pick(self.blind, order)
         return replace(self, q=q, lse=lse, mask=mask, blind=blind)
 
     def crop(self, end: int) -> CapturedRows:
@@ -57,20 +57,27 @@ class CapturedRows:
         return replace(self, q=q, lse=lse, mask=mask, n_q=n_q, blind=blind)
 
 
+def pick(x: Tensor, order: Tensor) -> Tensor:
+    """Return some sequences of x, in their order."""
+    return x.index_select(0, order.to(x.device))
+
+
 def write_rows(kept: CapturedRows, b: int, n_k: int) -> Tensor:
     """Return what is added to the scores of some rows, -inf where a key is missing."""
-    n_q, mask = kept.n_q, kept.mask
+    n_q, mask, device = kept.n_q, kept.mask, kept.q.device
     if mask is None:
-        cells = torch.zeros(1, n_q, kept.n_k)
+        cells = torch.zeros(1, n_q, kept.n_k, device=device)
         if kept.causal:
-            rows = torch.arange(kept.start, kept.start + n_q)[:, None]
-            later = torch.arange(kept.first, kept.first + kept.n_k) > rows
+            rows, keys = (torch.arange(n, device=device) for n in (n_q, kept.n_k))
+            later = keys + kept.first > rows[:, None] + kept.start
             cells = cells.masked_fill(later, -math.inf)
     else:
         cells = make_four(mask.detach())
-        cells = cells[min(b, cells.shape[0] - 1)]
+        cells = cells[min(b, cells.shape[0] - 1)].to(device)
         if cells.dtype == torch.bool:
-            cells = torch.zeros(cells.shape).masked_fill(~cells, -math.inf)
+            cells = torch.zeros(cells.shape, device=device).masked_fill(
+                ~cells, -math.inf
+            )
         cells = cells.expand(-1, n_q, kept.n_k)
     behind = n_k - kept.first - kept.n_k
     if behind < 0:  # keys that were rejected later
@@ -78,7 +85,7 @@ def write_rows(kept: CapturedRows, b: int, n_k: int) -> Tensor:
     return torch.nn.functional.pad(cells, (kept.first, behind), value=-math.inf)
 
 
-def join_rows(pieces: Sequence[Tensor | OffHeap]) -> Tensor:
+def join_rows(pieces: Sequence[Kept]) -> Tensor:
     """Return the rows of all calls, without a copy if there is only one."""
     if len(pieces) == 1:
         return bring(pieces[0])

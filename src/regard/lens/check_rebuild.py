@@ -74,10 +74,15 @@ def check_rebuild(call: CapturedCall) -> tuple[CapturedCall, float]:
             )
         if call.out is None:
             return call, 0.0
-        picked = torch.linspace(0, n_q - 1, min(CHECKED, n_q)).long().unique()
+        picked = pick_rows(n_q, call.q.device)
         odd = call.lse[:, :, picked, None].isnan()
         theirs = call.out.detach()[:, :, picked].masked_fill(odd, math.nan)
         return call, find_largest_difference(rebuild(call, picked), theirs)
+
+
+def pick_rows(n: int, device: torch.device) -> Tensor:
+    """Return a few of n rows, spread evenly."""
+    return torch.linspace(0, n - 1, min(CHECKED, n)).long().unique().to(device)
 
 
 def rebuild(call: CapturedCall, rows: Tensor) -> Tensor:
@@ -93,7 +98,8 @@ def rebuild(call: CapturedCall, rows: Tensor) -> Tensor:
     if call.softcap is not None:
         logits = call.softcap * torch.tanh(logits / call.softcap)
     if call.causal:
-        logits = logits.masked_fill(torch.arange(k.shape[2]) > rows[:, None], -math.inf)
+        later = torch.arange(k.shape[2], device=rows.device) > rows[:, None]
+        logits = logits.masked_fill(later, -math.inf)
     if call.mask is not None:
         mask = call.mask.detach()
         mask = mask[..., rows, :] if mask.shape[-2] > 1 else mask

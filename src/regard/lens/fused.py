@@ -18,11 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from regard.engine.device_operators import read_lse
 from regard.lens.captured_call import CapturedCall, make_four, see_logits
-from regard.lens.operators import FAST_PATHS, VARLEN, read_name
+from regard.lens.operators import EFFICIENT, FAST_PATHS, VARLEN, read_name
 from regard.lens.scores import HIDDEN
 from regard.lens.take_weights import AVERAGE, STORED_AS_LOGITS, average_rows
 
+AT_LSE = 4  # the argument compute_log_sumexp of the memory-efficient operator
 EVEN = 1e-6  # weights that differ by less are the same
 
 UNCOMPILED = (
@@ -54,13 +56,25 @@ def read_fused(func: Any, args: Any, kwargs: Any, out: Any) -> CapturedCall | st
         k=k.detach(),
         v=v.detach(),
         out=None if done is None else done.detach(),
-        lse=lse[:, :, : q.shape[2]] if lse is not None and lse.numel() else None,
+        lse=read_lse(lse, q.shape[2]) if lse is not None and lse.numel() else None,
         scale=1 / math.sqrt(q.shape[-1]) if scale is None else float(scale),
         mask=None if mask is None else mask.detach(),
         causal=causal,
         note="dropout was applied to the weights" if done is None else "",
     )
     return average_blind_rows(call)
+
+
+def ask_for_lse(func: Any, args: Any) -> Any:
+    """Return the arguments of an operator, with its lse asked for.
+
+    Without gradients SDPA does not ask for it. It costs four bytes per row, and the
+    memory-efficient kernel computes the same bits. cuDNN would choose another plan, and
+    is left as it is.
+    """
+    if read_name(func) != EFFICIENT or len(args) <= AT_LSE or args[AT_LSE]:
+        return args
+    return (*args[:AT_LSE], True, *args[AT_LSE + 1 :])
 
 
 @cache
@@ -92,7 +106,7 @@ def average_blind_rows(call: CapturedCall) -> CapturedCall:
         return call  # their scores are not lost beside the number
     cells, many = None, torch.full_like(lse, k.shape[2])
     if not bool((theirs > 0).all()):
-        cells = torch.ones(*lse.shape, k.shape[2], dtype=torch.bool)
+        cells = blind.new_ones(*lse.shape, k.shape[2])
         cells[:, :, rows] = weights > 0
         many = cells.sum(-1).to(lse.dtype)
     q, mask = average_rows(blind, cells, call.q, mask)
@@ -112,7 +126,9 @@ def read_flex(args: Any, out: Any) -> CapturedCall:
         x.detach() if isinstance(x, Tensor) else x for x in args[:6]
     )
     b, h, i, j = (
-        torch.arange(n).reshape([-1 if axis == a else 1 for axis in range(4)])
+        torch.arange(n, device=q.device).reshape(
+            [-1 if axis == a else 1 for axis in range(4)]
+        )
         for a, n in enumerate((*q.shape[:3], k.shape[2]))
     )
     seen = block_mask[-1](b, h, i, j).expand(*q.shape[:3], k.shape[2])
@@ -162,7 +178,8 @@ def read_fast_path(given: dict[str, Any]) -> CapturedCall | str:
     )
     inside = None
     if lengths is not None:
-        inside = torch.arange(x.shape[1]) < torch.tensor(lengths)[:, None]
+        places = torch.arange(x.shape[1], device=x.device)
+        inside = places < torch.tensor(lengths, device=x.device)[:, None]
     return CapturedCall(
         via="nn.MultiheadAttention",
         q=q,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.lens.off_heap import OffHeap, bring, keep
+from regard.lens.off_heap import Kept, bring, keep
 
 SPARE = 64  # keys for which there is room at least, once an array has grown
 
@@ -19,8 +19,8 @@ SPARE = 64  # keys for which there is room at least, once an array has grown
 class Growing:
     """An array (B, H, N, D) whose N grows."""
 
-    def __init__(self, x: Tensor) -> None:
-        self.held: Tensor | OffHeap = keep(x)
+    def __init__(self, x: Tensor, *, on_host: bool = False) -> None:
+        self.held: Kept = keep(x, on_host=on_host)
         self.n = x.shape[2]
 
     def tensor(self) -> Tensor:
@@ -55,4 +55,5 @@ class Growing:
 
     def reorder(self, order: Tensor) -> None:
         """Put the sequences into another order; some may be repeated."""
-        self.held = torch.index_select(self.tensor(), 0, order)
+        whole = self.tensor()
+        self.held = torch.index_select(whole, 0, order.to(whole.device))

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from regard.lens.find_attention import NO_DATA, AttentionFinder
+from regard.lens.fused import ask_for_lse
 from regard.lens.operators import FUSED, SOFTMAX, has_nested, is_composite, read_name
 
 PLAIN = (Tensor, nn.Parameter)
@@ -98,7 +99,7 @@ class Observer(TorchDispatchMode):  # type: ignore[misc]
         if not self.hears(func):  # a view: most operators are
             return func(*args, **named)
         before = self.save_overwritten(args, named)
-        out = func(*args, **named)
+        out = func(*ask_for_lse(func, args), **named)
         try:
             with compute():
                 self.finder.hear(func, before, named, out)

@@ -113,7 +113,8 @@ class Session:
 class Passes:
     """What one thread ran: the runs of each layer, and its sessions."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, on_host: bool = False) -> None:
+        self.on_host = on_host  # whether arrays leave the device as they arrive
         self.state = State.IDLE
         self.method_ran: bool | None = None  # a method of the model has run a pass;
         # None if no method of it is running
@@ -175,7 +176,7 @@ class Passes:
             last = self.follow(last)
         how = None if last is None else last.continue_with(call, self.find_told(last))
         if how is None or last is None:
-            last = LayerRun(name, call, self.store, keep_v=keep_v)
+            last = LayerRun(name, call, self.store, keep_v=keep_v, on_host=self.on_host)
             runs.append(last)
             last.session = self.current if self.is_inside else len(self.sessions)
         if begun:

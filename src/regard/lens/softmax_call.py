@@ -221,7 +221,7 @@ def compare_rows(
     assert call.lse is not None
     (q, k), (batch, rows), keys = operands, outer, call.key_axis
     n = q.shape[1]
-    picked = torch.linspace(0, n - 1, min(CHECKED, n)).long().unique()
+    picked = torch.linspace(0, n - 1, min(CHECKED, n)).long().unique().to(q.device)
     wanted = (batch, rows, keys)
     logits, weights = (arrange(x, call.axes, wanted) for x in given)
     if logits is None or weights is None:

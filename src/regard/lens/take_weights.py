@@ -181,7 +181,8 @@ def place_scores(call: SoftmaxCall, roles: Roles, axes: Axes) -> Scores | None:
         cells = arrange(cells, call.axes, wanted)
     full_q, mask = average_rows(blind, cells, full_q, mask)
     many = k.shape[1] if cells is None else cells.sum(-1).clamp(min=1)
-    lse = torch.where(blind, torch.as_tensor(many, dtype=lse.dtype).log(), lse)
+    counts = torch.as_tensor(many, dtype=lse.dtype, device=lse.device)
+    lse = torch.where(blind, counts.log(), lse)
     return Scores(full_q, full_k, lse, mask, blind)
 
 
@@ -204,11 +205,9 @@ def average_rows(
         return q, torch.where(
             rows, torch.ones_like(rows) if cells is None else cells, mask
         )
-    numbers = torch.zeros((), dtype=mask.dtype)
+    numbers = mask.new_zeros(())
     if cells is not None:
-        numbers = torch.zeros(cells.shape, dtype=mask.dtype).masked_fill(
-            ~cells, -math.inf
-        )
+        numbers = mask.new_zeros(cells.shape).masked_fill(~cells, -math.inf)
     return q, torch.where(rows, numbers, mask)
 
 

@@ -81,9 +81,14 @@ class Watcher:
     recording: Recording  # once the `with` is left
 
     def __init__(
-        self, model: nn.Module, layers: Collection[int | str] | None, keep: str
+        self,
+        model: nn.Module,
+        layers: Collection[int | str] | None,
+        keep: str,
+        store: str = "device",
     ) -> None:
         self.model, self.keep_v = model, keep == "qkv"
+        self.on_host = store == "host"
         self.layers = read_layers(layers, [name for name, _ in model.named_modules()])
         self.placements: dict[str, Placement] = {}
         self.weights = find_storages(model)
@@ -103,7 +108,7 @@ class Watcher:
         """The passes of this thread."""
         thread = threading.get_ident()
         if thread not in self.passes:
-            self.passes[thread] = Passes()
+            self.passes[thread] = Passes(on_host=self.on_host)
         return self.passes[thread]
 
     def begin(self, _module: nn.Module, args: Any, named: Any) -> None:
@@ -300,7 +305,11 @@ class Watcher:
 
 @contextmanager
 def capture(
-    model: nn.Module, *, layers: Collection[int | str] | None = None, keep: str = "qk"
+    model: nn.Module,
+    *,
+    layers: Collection[int | str] | None = None,
+    keep: str = "qk",
+    store: str = "device",
 ) -> Iterator[Watcher]:
     """Record a model while the `with` lasts; `watcher.recording` is set after it."""
     if not isinstance(model, nn.Module):
@@ -308,7 +317,7 @@ def capture(
             f"a {type(model).__name__} cannot be watched, expected a torch.nn.Module. "
             "Write model, tokenizer = regard.load(path) to load one."
         )
-    watcher = Watcher(model, layers, keep)
+    watcher = Watcher(model, layers, keep, store)
     try:
         with ExitStack() as stack:
             stack.enter_context(run_uncompiled())

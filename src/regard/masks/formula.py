@@ -81,16 +81,8 @@ class Formula(Displayed, NotAnArray, ABC):
 
     def place(self, like: Array) -> Self:
         """Return this formula with its data converted to the library of `like`."""
-
-        def move(x: Any) -> Any:
-            if isinstance(x, Formula):
-                return x.place(like)
-            if isinstance(x, tuple):
-                return tuple(move(y) for y in x)
-            return convert(x, like) if is_array(x) else x
-
         this: Any = self  # every formula is a frozen dataclass
-        data = {name: move(x) for name, x in vars(this).items()}
+        data = {name: place_data(x, like) for name, x in vars(this).items()}
         if all(data[name] is x for name, x in vars(this).items()):
             return self
         moved: Self = replace(this, **data)
@@ -122,6 +114,16 @@ class Formula(Displayed, NotAnArray, ABC):
         start = resolve_start(q_start, shape, self)
         cells = evaluate(self, shape, q_start=start, like=like)
         return namespace(like=like).broadcast_to(cells, shape)
+
+
+def place_data(x: Any, like: Array) -> Any:
+    """Return the data of a formula in the library and on the device of `like`."""
+    # no inner function: one that calls itself would hold `like` until it is collected
+    if isinstance(x, Formula):
+        return x.place(like)
+    if isinstance(x, tuple):
+        return tuple(place_data(y, like) for y in x)
+    return convert(x, like) if is_array(x) else x
 
 
 def read_sizes(shape: Any, formula: Formula) -> tuple[int, ...]:

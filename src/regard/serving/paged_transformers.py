@@ -44,13 +44,19 @@ FOLDER = "transformers.generation.continuous_batching"
 
 @contextmanager
 def capture_torch(
-    model: Any, *, layers: Collection[int | str] | None = None, keep: str = "qk"
+    model: Any,
+    *,
+    layers: Collection[int | str] | None = None,
+    keep: str = "qk",
+    store: str = "device",
 ) -> Iterator[Watcher]:
     """Record a torch model while the `with` lasts, also in generate_batch."""
     with ExitStack() as stack:
         watcher = recorder = None
         try:
-            with capture_passes(model, layers=layers, keep=keep) as watcher:
+            with capture_passes(
+                model, layers=layers, keep=keep, store=store
+            ) as watcher:
                 recorder = PagedRecorder(watcher)
                 patch(stack, recorder)
                 yield watcher

@@ -78,12 +78,13 @@ def round_record(record: Record, error: float) -> Factors:
     a = np.concatenate([fill(a) for a, _, _ in groups])  # (H, Nq, R)
     b = np.stack([fill(b) for _, b, _ in groups])  # (Hk, Nk, R)
     steps = np.stack([fill(steps) for _, _, steps in groups]).astype(np.float32)
+    device = to_torch(record.q).device
     spread = np.repeat(steps, a.shape[0] // b.shape[0], axis=0)[:, None]
     rounded = replace(
         record,
-        q=to_torch(a.astype(np.float32) * spread),
-        k=to_torch(np.ascontiguousarray(b, np.float32)),
-        lse=to_torch(to_numpy(record.lse).astype(np.float32)),
+        q=to_torch(a.astype(np.float32) * spread).to(device),
+        k=to_torch(np.ascontiguousarray(b, np.float32)).to(device),
+        lse=to_torch(record.lse).float(),
         v=None,
         scale=1.0,
         softcap=None if record.bias is not None else record.softcap,

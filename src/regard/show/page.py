@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.arrays import to_numpy
 from regard.display import Displayed
 from regard.errors import OptionError
 from regard.recording.record import Recording
@@ -187,7 +188,7 @@ def add_values(
     if ways["value"] or not all(source.name_tokens(x.sequence, record).values()):
         return {}
     sizes = measure_values(record) / find_longest(source, x.sequence)
-    codes = encode_weights(sizes.numpy(), np.ones(sizes.shape, bool))
+    codes = encode_weights(to_numpy(sizes), np.ones(sizes.shape, bool))
     halves = (codes >> 8).astype(np.uint8), (codes & 255).astype(np.uint8)
     blobs[f"values-{n}"] = zlib.compress(b"".join(half.tobytes() for half in halves))
     return {"values": [h * len(sizes) // record.heads for h in x.heads]}

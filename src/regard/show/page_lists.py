@@ -192,7 +192,8 @@ def describe_lists(least: float, steps: int) -> dict[str, Any]:
 def join_masks(records: Sequence[Record]) -> Record:
     """Return a record whose mask is where any head of some records may look."""
     _, n_q, n_k = records[0].shape
-    union = torch.zeros(1, n_q, n_k, dtype=torch.bool)
+    like = to_torch(records[0].q)
+    union = like.new_zeros(1, n_q, n_k, dtype=torch.bool)
     for record in records:
         seen = record.allowed()
         union |= True if seen is None else to_torch(seen).any(0)

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.arrays import to_numpy
 from regard.recording.record import Record
 from regard.show.compressed_record import (
     LONGEST,
@@ -86,7 +87,7 @@ def sample_bits(record: Record) -> float:
     size, numbers = 0, 0
     for h in spread_indices(len(k), HEADS):
         rows, keys = (
-            x[spread_indices(len(x), TOKENS)].double().numpy()
+            to_numpy(x[spread_indices(len(x), TOKENS)].double())
             for x in (q[h * group], k[h])
         )
         a, b = balance_factors(rows * record.scale, keys)

@@ -142,7 +142,9 @@ def tint_record(
     if attended:
         record = cut_rows(record, rows)
     positions = places[1] if attended else places[0]
-    of_heads = torch.zeros(len(heads), len(positions), dtype=torch.float64)
+    of_heads = to_torch(record.q).new_zeros(
+        len(heads), len(positions), dtype=torch.float64
+    )
     allowed = np.zeros(len(positions), bool)
     width = len(positions) if attended else len(keys)
     sizes = None

@@ -54,7 +54,7 @@ def describe_engine(
     if isinstance(scale, Tensor):
         q, scale = q * scale, 1.0
     if sink is not None:
-        sink = torch.as_tensor(sink).reshape(-1).expand(q.shape[1])
+        sink = torch.as_tensor(sink, device=q.device).reshape(-1).expand(q.shape[1])
     capped, changed = options.get("softcap") is not None, bool(options.get("edit"))
     return CapturedCall(
         q=q,
