@@ -217,16 +217,38 @@ class Seen(Displayed):
         picture: Any,
         *,
         grid: tuple[int, int] | None = None,
+        tokens: Any = None,
         sequence: int = 0,
     ) -> Seen:
-        """Return a copy with the input image of a vision model, shown in the map.
+        """Return a copy with an image that the model read, shown in the map.
 
-        picture: (H, W), (H, W, 3) or (3, H, W), before or after preprocessing
+            seen.picture(pixels[0], grid=(24, 24), tokens=ids[0] == image_token_id)
+
+        picture: (H, W), (H, W, 3) or (3, H, W); as the processor cropped it
         grid: rows and columns of patches; default: the largest square that fits
+        tokens: of an image-text model, the positions of the image's tokens, row by
+            row, or which tokens they are; the image is shown beside the text
         """
-        from regard.show.vision_input import name_patches, note_picture  # noqa: PLC0415
+        from regard.show.vision_input import (  # noqa: PLC0415
+            add_image,
+            name_patches,
+            note_image,
+            note_picture,
+        )
 
         found = self.recording
+        known = found.tokens[sequence] if sequence < len(found.tokens) else ()
+        if tokens is not None or known:
+            if tokens is None or grid is None:
+                raise OptionError(
+                    "the model also reads text: which of its tokens are the patches? "
+                    "Write picture(…, grid=(rows, columns), tokens=ids[0] == "
+                    "model.config.image_token_id)."
+                )
+            note = note_image(
+                picture, grid, tokens, sequence=sequence, count=len(known)
+            )
+            return Seen(replace(found, notes=add_image(found, note)))
         note = note_picture(found.layer(0, sequence=sequence), picture, grid)
         pictures = found.notes.get("pictures", {}) | {str(sequence): note}
         texts = [*found.texts, *[()] * (sequence + 1 - len(found.texts))]

@@ -208,7 +208,7 @@ def run_model(path: Path, text: str, n_new: int, *, chat: bool) -> tuple[Seen, s
     new: list[str] = []
     with wait, watch(network) as seen, torch.inference_mode():
         generate_text(network, words, named, n_new, say=new.append)
-    return label_inputs(seen, network, words, [given]), "".join(new)
+    return label_inputs(seen, network, words, [given], [named]), "".join(new)
 
 
 def prepare_input(

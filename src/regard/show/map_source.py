@@ -35,7 +35,11 @@ from regard.show.layer_kinds import find_kind, is_causal
 from regard.show.log_codes import encode_weights
 from regard.show.text_blocks import describe_text
 from regard.show.text_rollout import describe_ways
-from regard.show.vision_input import find_pictures
+from regard.show.vision_input import (
+    find_images,
+    find_pictures,
+    name_image_tokens,
+)
 from regard.show.zoom_levels import (
     Levels,
     Sheet,
@@ -155,13 +159,14 @@ class MapSource:
         tokens, texts = self.recording.tokens, self.recording.texts
         n = max([len(tokens), len(texts), *(s + 1 for s, _ in self.records)])
         firsts = {r.name: r for r in reversed(self.recording.records)}
+        images = find_images(self.recording)
         return {
             "model": self.recording.model,
             "title": str(self.recording.notes.get("title") or self.recording.model),
             "sequences": [
                 describe_text(
                     tokens[i] if i < len(tokens) else (),
-                    texts[i] if i < len(texts) else (),
+                    name_image_tokens(texts[i] if i < len(texts) else (), i, images),
                     describe_ways(self.list_readers(i)),
                 )
                 for i in range(n)
@@ -178,6 +183,8 @@ class MapSource:
             "levels": {"tile": TILE},
             "statistics": [x.pack() for x in list_statistics()],
             "pictures": find_pictures(self.recording),
+            "images": images,
+            "imagesMissing": str(self.recording.notes.get("images_missing", "")),
             "compared": self.recording.notes.get("compared"),
         }
 

@@ -10,6 +10,7 @@
 
 import { make } from "./gallery.js";
 import { isMasked, showCount, showToken, showWeight, weightOf } from "./ink.js";
+import { TextImages } from "./text_images.js";
 import { TextPanel } from "./text_panel.js";
 import { leastChange, TextPair } from "./text_pair.js";
 import { SideText } from "./text_side.js";
@@ -21,6 +22,8 @@ const RED = [255, 0, 0]; // NaN, as in the map
 const WIDE = 1.005; // a high end that is larger than the low one by more makes a range
 const SLOW = 400; // ms after which it is said that an answer takes time
 const DARKEST = 0.179; // luminance at which black and white have the same contrast
+const NONE = { css: "", text: "", place: 0 };
+
 export class TextView {
   constructor(page) {
     const { part, source, meta } = page;
@@ -30,6 +33,7 @@ export class TextView {
     const { compared, sequences } = meta;
     this.pair = compared ? new TextPair(compared, sequences.map(({ count }) => count)) : null;
     this.side = this.pair ? new SideText(this) : null;
+    this.images = new TextImages(this);
     this.panel = new TextPanel(this);
     part.reading.addEventListener("scroll", () => this.draw());
     new ResizeObserver(() => page.root.dataset.view === "text" && this.show()).observe(part.lines);
@@ -158,9 +162,11 @@ export class TextView {
   /* Show what the state says. */
   show() {
     this.part.beside.hidden = !this.isBeside;
+    this.images.layOut();
     this.layOut();
     this.panel.showControls();
     this.draw();
+    this.images.draw();
     this.ask();
   }
 
@@ -173,18 +179,25 @@ export class TextView {
     const first = same ? this.firstInSight() : 0;
     if (!same) this.codes = undefined; // of another text
     this.laid = `${sequence} ${width}`;
-    const { texts, tokens, count, blocks } = this.meta.sequences[sequence];
-    this.texts = Array.from({ length: count }, (_, at) => texts[at] ?? ` ${tokens[at]}`);
+    const { count, blocks } = this.meta.sequences[sequence];
     this.count = count;
+    this.texts = this.textsOf(sequence);
+    this.shown = this.images.hide(sequence, this.texts);
     const named = this.meta.sequences.length > 1 && !blocks.length ? [{ start: 0, name: this.pair?.names[sequence] ?? `sequence ${sequence}` }] : blocks;
     const context = document.createElement("canvas").getContext("2d");
     context.font = getComputedStyle(this.part.lines).font;
-    this.lines = breakLines(this.texts, named, width, (text) => context.measureText(text).width + GAP);
+    this.lines = breakLines(this.shown, named, width, (text) => context.measureText(text).width + GAP);
     this.part.lines.style.height = `${this.lines.length * ROW}px`;
     if (!same) this.usual = Math.max(0, this.lines[Math.min(this.lines.length, this.linesInSight) - 1].end - 1);
     this.clear();
     const [place] = this.chosen;
     if (first || this.at.passage !== undefined) this.reveal(first || place);
+  }
+
+  /* The texts of a sequence; of tokens without text, their numbers. */
+  textsOf(sequence) {
+    const { texts, tokens, count } = this.meta.sequences[sequence];
+    return Array.from({ length: count }, (_, at) => texts[at] ?? ` ${tokens[at]}`);
   }
 
   clear() {
@@ -213,7 +226,7 @@ export class TextView {
     const row = make("div", name === undefined ? "text-line" : "text-line block", name === undefined ? "" : showToken(name, 40).replaceAll("·", " "));
     row.style.top = `${at * ROW}px`;
     if (name === undefined) {
-      const texts = this.texts.slice(first, end);
+      const texts = this.shown.slice(first, end);
       if (isFromRight(texts)) row.dir = "rtl";
       row.append(...texts.map((text, n) => {
         const shown = n ? readToken(text) : readToken(text).replace(/^ (?=.)/, ""); // lines start at the left
@@ -226,41 +239,41 @@ export class TextView {
     return row;
   }
 
-  /* The colour of a weight, and that of text on it; none for what is below the scale. */
+  /* The colour of a weight, that of text on it, and its place; none for what is below the scale. */
   colourOf(weight) {
-    const { scale, least } = this.at;
-    const place = scale === "linear" ? weight / (this.largest || 1) : 1 - Math.log10(weight) / least;
-    if (place < FAINTEST) return { css: "", text: "" };
-    const bytes = Number.isNaN(weight) ? RED : this.page.ink.bytesAt(Math.min(1, place));
-    return writeColours(bytes);
+    const place = this.placeOf(weight);
+    if (place < FAINTEST) return NONE;
+    return writeColours(Number.isNaN(weight) ? RED : this.page.ink.bytesAt(place), place);
   }
 
   /* The colour of a change: of one hue if B has more, of another if A has. */
   colourChange(change) {
-    const size = Math.abs(change);
-    const { scale, least } = this.at;
-    const place = scale === "linear" ? size / (this.largest || 1) : 1 - Math.log10(size) / least;
-    if (!Number.isNaN(change) && !(place >= FAINTEST)) return { css: "", text: "" };
-    const bytes = Number.isNaN(change) ? RED : this.page.ink.signAt(Math.sign(change) * Math.min(1, place));
-    return writeColours(bytes);
+    const place = this.placeOf(Math.abs(change));
+    if (!Number.isNaN(change) && !(place >= FAINTEST)) return NONE;
+    return writeColours(Number.isNaN(change) ? RED : this.page.ink.signAt(Math.sign(change) * place), place);
   }
 
-  paintChange(token, at) {
-    const change = this.changes[at];
-    token.classList.toggle("masked", change === null);
-    const { css, text } = change === null ? { css: "", text: "" } : this.colourChange(leastChange(change));
-    token.style.backgroundColor = css;
-    token.style.color = text;
+  placeOf(size) {
+    const { scale, least } = this.at;
+    return Math.min(1, scale === "linear" ? size / (this.largest || 1) : 1 - Math.log10(size) / least);
+  }
+
+  /* The colours of a token, and whether it is masked. */
+  shadeOf(at) {
+    if (this.isDifference && this.changes) {
+      const change = this.changes[at];
+      return change === null ? { ...NONE, masked: true } : this.colourChange(leastChange(change));
+    }
+    const code = this.codes?.[at] ?? 1;
+    return { ...this.colourOf(weightOf(code)), masked: isMasked(code) };
   }
 
   paint(token, [first, last]) {
     const at = Number(token.dataset.token);
-    const code = this.codes?.[at] ?? 1;
     token.classList.toggle("chosen", at >= first && at <= last);
     token.classList.toggle("only", at === first && at === last);
-    if (this.isDifference && this.changes) return this.paintChange(token, at);
-    token.classList.toggle("masked", isMasked(code));
-    const { css, text } = this.colourOf(weightOf(code));
+    const { css, text, masked = false } = this.shadeOf(at);
+    token.classList.toggle("masked", masked);
     token.style.backgroundColor = css;
     token.style.color = text;
   }
@@ -293,6 +306,7 @@ export class TextView {
         : codes.reduce((most, code) => Math.max(most, weightOf(code) || 0), 0);
       this.part.reading.dataset.state = "exact";
       this.draw();
+      this.images.draw();
       if (this.isBeside) this.side.show({ sequence: 1 - sequence, codes: there.codes, range: this.otherRange });
       this.panel.showLegend();
       this.panel.showKnown();
@@ -458,6 +472,7 @@ export class TextView {
   drag(at) {
     this.dragged = [Math.min(at, this.anchor), Math.max(at, this.anchor)];
     this.draw();
+    this.images.draw();
   }
 }
 
@@ -484,12 +499,12 @@ function showRounded(weight) {
   return weight && weight < 1e-3 ? weight.toExponential(2) : Number(weight.toPrecision(3)).toString();
 }
 
-/* The relative luminance of a colour, as WCAG 2 defines it. */
 /* A colour, and that of text on it. */
-function writeColours(bytes) {
-  return { css: `rgb(${bytes.join(" ")})`, text: luminance(bytes) > DARKEST ? "#000000" : "#ffffff" };
+function writeColours(bytes, place) {
+  return { css: `rgb(${bytes.join(" ")})`, text: luminance(bytes) > DARKEST ? "#000000" : "#ffffff", place: place || 0 };
 }
 
+/* The relative luminance of a colour, as WCAG 2 defines it. */
 function luminance(bytes) {
   const [red, green, blue] = bytes.map((byte) => (byte <= 10 ? byte / 3294.6 : ((byte / 255 + 0.055) / 1.055) ** 2.4));
   return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
