@@ -143,8 +143,10 @@ def test_a_patch_changes_its_token_and_no_other(name):
     found = find_patches(model.config, inputs, ids.tolist())
     assert sorted(at for x in found for at in x.tokens) == places
     for image in found:
-        rows, columns = image.grid
-        high, wide = (x // n for x, n in zip(image.pixels.shape, image.grid))
+        _, columns = image.grid
+        high, wide = (
+            x // n for x, n in zip(image.pixels.shape[:2], image.grid, strict=True)
+        )
         for patch, token in enumerate(image.tokens):
             i, j = divmod(patch, columns)
             part = image.pixels[i * high : (i + 1) * high, j * wide : (j + 1) * wide]
@@ -201,7 +203,9 @@ def watch_llava():
 def test_pictures_are_added_to_a_watched_model():
     seen, inputs = watch_llava()
     places = (inputs["input_ids"][0] == 99).nonzero().ravel()
-    for pixels, tokens in zip(inputs["pixel_values"], places.reshape(2, 16)):
+    for pixels, tokens in zip(
+        inputs["pixel_values"], places.reshape(2, 16), strict=True
+    ):
         seen = seen.picture(pixels, grid=(4, 4), tokens=tokens)
     about = MapSource(seen.recording).about
     assert [x["tokens"] for x in about["images"]] == places.reshape(2, 16).tolist()

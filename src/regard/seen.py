@@ -38,7 +38,7 @@ from regard.recording.token_texts import label_tokens
 from regard.serving.engine import Capture, match_engine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from regard.audit.finding import Findings
     from regard.show.page import Page
@@ -254,6 +254,33 @@ class Seen(Displayed):
         texts = [*found.texts, *[()] * (sequence + 1 - len(found.texts))]
         texts[sequence] = tuple(name_patches(note))
         notes = found.notes | {"pictures": pictures}
+        return Seen(replace(found, notes=notes, texts=tuple(texts)))
+
+    def sound(
+        self,
+        sound: Any,
+        seconds: float,
+        *,
+        until: float | None = None,
+        words: Sequence[str] = (),
+        sequence: int = 0,
+    ) -> Seen:
+        """Return a copy with the sound that an audio model heard, shown on a time axis.
+
+        sound: (features, frames), the spectrogram, or (samples,), of all the seconds
+        seconds: that the keys of the encoder cover: 30 for Whisper
+        until: the end of the time axis, where the sound ends
+        words: a text for each token of the decoder, to align with the time
+        """
+        from regard.show.sound_input import name_moments, note_sound  # noqa: PLC0415
+
+        found = self.recording
+        keys = int(found.layer(0, sequence=sequence).k.shape[1])
+        note = note_sound(sound, seconds, keys=keys, until=until, words=words)
+        sounds = found.notes.get("sounds", {}) | {str(sequence): note}
+        texts = [*found.texts, *[()] * (sequence + 1 - len(found.texts))]
+        texts[sequence] = name_moments(seconds, keys)
+        notes = found.notes | {"sounds": sounds}
         return Seen(replace(found, notes=notes, texts=tuple(texts)))
 
     @suggest

@@ -26,6 +26,8 @@ from transformers import (
     ViTModel,
 )
 
+from tiny_models import build_whisper
+
 import regard
 from regard.masks.patterns import causal
 from regard.recording.record import Record, Recording
@@ -253,6 +255,27 @@ def make_images():
     }
 
 
+def make_sound():
+    """Return a tiny Whisper on noise of 1 s, of which 0.62 s are shown, and its words."""
+    torch.manual_seed(0)
+    network, _ = build_whisper()
+    network = network.eval()
+    for weight in network.parameters():
+        torch.nn.init.normal_(weight, std=0.25)
+    words = (" so", *HOSTILE[:15])
+    answer = torch.arange(1, 17)[None]
+    inputs = {"input_features": torch.randn(1, 8, 100), "decoder_input_ids": answer}
+    with torch.inference_mode():
+        with regard.watch(network) as seen:
+            network(**inputs)
+        network.set_attn_implementation("eager")
+        found = network(**inputs, output_attentions=True)
+    seen = seen.sound(inputs["input_features"][0], 1, until=0.62, words=words)
+    pairs = zip(found.decoder_attentions, found.cross_attentions, strict=True)
+    maps = [*found.encoder_attentions, *(x for pair in pairs for x in pair)]
+    return seen, {(0, i): x[0].double().numpy() for i, x in enumerate(maps)}
+
+
 def as_eager(kind, model):
     """Return the same model with attention that tells its weights."""
     eager = kind._from_config(model.config, attn_implementation="eager").eval()
@@ -276,5 +299,6 @@ MAKERS = {
     "pair": make_pair,
     "vision": make_vision,
     "images": make_images,
+    "sound": make_sound,
 }
 RECORDINGS = {name: cache(make) for name, make in MAKERS.items()}

@@ -10,12 +10,12 @@ Next: seen.py
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -152,7 +152,7 @@ def label_inputs(
         if kind == "image" and given.image is not None:
             seen = label_patches(seen, named[i], i)
         elif kind == "audio" and given.audio is not None:
-            seen = label_moments(seen, words, given.audio, i)
+            seen = label_moments(seen, words, named[i], given.audio, i)
     return seen
 
 
@@ -218,19 +218,18 @@ def label_patches(seen: Seen, named: Mapping[str, Any], i: int) -> Seen:
         return seen
 
 
-def label_moments(seen: Seen, words: Any, audio: Any, i: int) -> Seen:
-    """Return a recording in which every key has the time at which it begins."""
-    found, rate = seen.recording, find_rate(words)
+def label_moments(
+    seen: Seen, words: Any, named: Mapping[str, Any], audio: Any, i: int
+) -> Seen:
+    """Return a recording with its sound on a time axis, and the words of a decoder."""
+    rate = find_rate(words)
     own = getattr(words, "feature_extractor", words)
-    seconds = len(open_sound(audio, rate)) / rate
+    samples = open_sound(audio, rate)
     padded = getattr(own, "chunk_length", None)  # Whisper always hears 30 seconds
-    seconds = seconds if padded is None else float(padded)
-    first = next(
-        x for x, j in zip(found.records, found.sequences, strict=True) if j == i
-    )
-    n_keys = int(first.k.shape[1])
-    digits = max(0, math.ceil(-math.log10(max(seconds, 1e-9) / n_keys)))
-    times = tuple(f"{seconds * j / n_keys:.{digits}f} s" for j in range(n_keys))
-    texts = [*found.texts, *[()] * (i + 1 - len(found.texts))]
-    texts[i] = times
-    return Seen(replace(found, texts=tuple(texts)))
+    heard = len(samples) if padded is None else round(padded * rate)
+    until = min(len(samples), heard) / rate
+    samples = np.pad(samples[:heard], (0, max(0, heard - len(samples))))
+    spoken = named.get("decoder_input_ids")
+    ids = [] if spoken is None else spoken[0].tolist()
+    told = [decode_token(words, token) for token in ids]
+    return seen.sound(samples, heard / rate, until=until, words=told, sequence=i)

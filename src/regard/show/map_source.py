@@ -33,6 +33,7 @@ from regard.recording.record import Record, Recording
 from regard.show.background_jobs import Jobs, LruCache
 from regard.show.layer_kinds import find_kind, is_causal
 from regard.show.log_codes import encode_weights
+from regard.show.sound_input import find_sounds
 from regard.show.text_blocks import describe_text
 from regard.show.text_rollout import describe_ways
 from regard.show.vision_input import (
@@ -184,6 +185,7 @@ class MapSource:
             "statistics": [x.pack() for x in list_statistics()],
             "pictures": find_pictures(self.recording),
             "images": images,
+            "sounds": find_sounds(self.recording),
             "imagesMissing": str(self.recording.notes.get("images_missing", "")),
             "compared": self.recording.notes.get("compared"),
         }

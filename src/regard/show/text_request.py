@@ -77,10 +77,6 @@ def select_heads(
     source: MapSource, sequence: int, text: str
 ) -> list[tuple[Record, list[int]]]:
     """Return the records of a sequence that a list of heads names, with their heads."""
-    if len(text) > LONGEST:
-        raise OptionError(
-            f"heads has {len(text)} characters, expected at most {LONGEST}."
-        )
     if not text:
         found = [
             (mark_once(source, *key), list(range(record.heads)))
@@ -90,13 +86,7 @@ def select_heads(
         if not found:
             raise MissingError(f"no head reads the tokens of sequence {sequence}.")
         return found
-    wanted: dict[int, list[int]] = {}
-    for part in text.split(","):
-        first, dot, second = part.partition(".")
-        given = {"layer": first, "head": second if dot else "0"}
-        layer, head = read_numbers(given, "layer", "head")
-        record = source.find(sequence, layer, head)
-        wanted.setdefault(layer, []).extend([head] if dot else range(record.heads))
+    wanted = read_heads(source, sequence, text)
     for layer in wanted:
         if not reads_text(source, sequence, layer):
             raise MissingError(
@@ -106,6 +96,22 @@ def select_heads(
         (mark_once(source, sequence, layer), sorted(set(heads)))
         for layer, heads in wanted.items()
     ]
+
+
+def read_heads(source: MapSource, sequence: int, text: str) -> dict[int, list[int]]:
+    """Return the heads that a list names, by layer; none for an empty list."""
+    if len(text) > LONGEST:
+        raise OptionError(
+            f"heads has {len(text)} characters, expected at most {LONGEST}."
+        )
+    wanted: dict[int, list[int]] = {}
+    for part in text.split(",") if text else ():
+        first, dot, second = part.partition(".")
+        given = {"layer": first, "head": second if dot else "0"}
+        layer, head = read_numbers(given, "layer", "head")
+        record = source.find(sequence, layer, head)
+        wanted.setdefault(layer, []).extend([head] if dot else range(record.heads))
+    return wanted
 
 
 def mark_once(source: MapSource, sequence: int, layer: int) -> Record:

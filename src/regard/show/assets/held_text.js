@@ -61,6 +61,27 @@ export const tintText = async (source, asked, signal) => {
   return { codes, upper: encodeAll(high), known: { least, off, rest: rest / listed, mean: Boolean(mean), all: show === "attending" } };
 };
 
+/* Return the weights of words on the moments of a sound, mean or max over heads, as codes. */
+export const weighWords = async (source, { sequence, heads, combine }, signal) => {
+  const { words } = source.about.sounds[sequence];
+  const { count } = source.about.sequences[sequence];
+  const isMeant = ({ nq, nk, qNamed, kNamed }) => nq === words.length && nk === count && !(qNamed && kNamed);
+  const places = source.headsOfText(sequence, heads, isMeant);
+  const total = new Float64Array(words.length * count);
+  for (const place of places) {
+    const head = await source.headOf(place);
+    for (let i = 0; i < words.length; i++) {
+      head.weigh(i, 0, count, (j, weight) => {
+        const at = i * count + j;
+        total[at] = combine === "max" ? Math.max(total[at], weight) : total[at] + weight / places.length;
+      });
+    }
+    await pause();
+    signal?.throwIfAborted();
+  }
+  return { codes: Uint16Array.from(total, encode) };
+};
+
 /* Add what a head gives to each token, by position; return whether the selection is in it. */
 function tintHead(head, record, { first, last, show }, sizes, given, seen) {
   const { nq, nk, width } = head;

@@ -10,6 +10,7 @@
 
 import { make } from "./gallery.js";
 import { isMasked, showCount, showToken, showWeight, weightOf } from "./ink.js";
+import { SoundView } from "./sound_view.js";
 import { TextImages } from "./text_images.js";
 import { TextPanel } from "./text_panel.js";
 import { leastChange, TextPair } from "./text_pair.js";
@@ -34,6 +35,7 @@ export class TextView {
     this.pair = compared ? new TextPair(compared, sequences.map(({ count }) => count)) : null;
     this.side = this.pair ? new SideText(this) : null;
     this.images = new TextImages(this);
+    this.sound = new SoundView(this);
     this.panel = new TextPanel(this);
     part.reading.addEventListener("scroll", () => this.draw());
     new ResizeObserver(() => page.root.dataset.view === "text" && this.show()).observe(part.lines);
@@ -47,7 +49,8 @@ export class TextView {
   /* The layers whose queries and keys are the tokens of the sequence, with the heads whose
      cells or lists are here: a page may have only an overview of some. */
   recordsOf(sequence) {
-    const held = this.namedOf(sequence).map((record) => (record.overview === undefined || record.lists ? record : { ...record, heads: record.cells.map(({ head }) => head) }));
+    const named = this.sound.inWords ? this.sound.across : this.namedOf(sequence);
+    const held = named.map((record) => (record.overview === undefined || record.lists ? record : { ...record, heads: record.cells.map(({ head }) => head) }));
     return held.filter(({ heads }) => heads.length);
   }
 
@@ -163,10 +166,11 @@ export class TextView {
   show() {
     this.part.beside.hidden = !this.isBeside;
     this.images.layOut();
-    this.layOut();
+    this.sound.showControls();
+    if (this.sound.sound) this.sound.layOut();
+    else this.layOut();
     this.panel.showControls();
-    this.draw();
-    this.images.draw();
+    this.drawAll();
     this.ask();
   }
 
@@ -219,6 +223,13 @@ export class TextView {
     for (const row of keepInSight(this.part.reading, this.rows, this.lines.length, (at) => this.makeRow(at))) {
       for (const token of row.children) this.paint(token, chosen);
     }
+  }
+
+  /* Draw everything that shows the numbers or the selection. */
+  drawAll() {
+    this.draw();
+    this.images.draw();
+    this.sound.draw();
   }
 
   makeRow(at) {
@@ -285,9 +296,11 @@ export class TextView {
     const { sequence, show, mix, by } = this.at;
     const [first, last] = this.chosen;
     const asked = { sequence, first, last, heads: by === "rollout" ? "" : this.heads.list, show, combine: mix, by };
-    const name = JSON.stringify([asked, this.at.versus]);
+    const words = this.sound.inWords;
+    const name = JSON.stringify(words ? [sequence, this.heads.list, mix] : [asked, this.at.versus]);
     if (name === this.asked) {
       if (this.codes) this.panel.showMatrix(); // the colours may be others
+      if (words && this.sound.cells) this.sound.showTable(); // another word
       return;
     }
     this.asked = name;
@@ -296,6 +309,14 @@ export class TextView {
     this.part.reading.dataset.state = "wait";
     const slow = setTimeout(() => control.signal.aborted || this.page.panel.say("computing …"), SLOW);
     try {
+      if (words) {
+        await this.sound.ask(control.signal);
+        if (control.signal.aborted) return;
+        this.part.reading.dataset.state = "exact";
+        this.drawAll();
+        this.panel.showLegend();
+        return;
+      }
       const { codes, upper, known } = await this.source.text(asked, control.signal);
       const there = this.isDifference || this.isBeside ? await this.askOther(asked, control.signal) : undefined;
       const changes = this.isDifference ? this.pair.changesOf(sequence, { codes, upper }, there) : undefined;
@@ -305,8 +326,7 @@ export class TextView {
         ? changes.reduce((most, change) => Math.max(most, Math.abs(change ? leastChange(change) : 0) || 0), 0)
         : codes.reduce((most, code) => Math.max(most, weightOf(code) || 0), 0);
       this.part.reading.dataset.state = "exact";
-      this.draw();
-      this.images.draw();
+      this.drawAll();
       if (this.isBeside) this.side.show({ sequence: 1 - sequence, codes: there.codes, range: this.otherRange });
       this.panel.showLegend();
       this.panel.showKnown();
@@ -315,10 +335,10 @@ export class TextView {
     } catch (error) {
       if (control.signal.aborted) return;
       this.asked = "";
-      this.codes = undefined;
+      this.codes = this.sound.cells = undefined;
       this.part.reading.dataset.state = "failed";
       this.part.strongest.replaceChildren();
-      this.draw();
+      this.drawAll();
       this.page.panel.say(error.message);
     } finally {
       clearTimeout(slow);
@@ -386,6 +406,7 @@ export class TextView {
     const [first, last] = this.chosen;
     const from = this.tip >= first && this.tip <= last ? this.tip : last;
     const step = Math.sign(by);
+    if (!this.lines.length) return this.move(by, extend); // of a sound
     const line = findLine(this.lines, from);
     let to = Math.min(this.lines.length - 1, Math.max(0, line + by));
     while (this.lines[to] && !(this.lines[to].end > this.lines[to].first)) to += step; // a name, an empty line
@@ -403,6 +424,7 @@ export class TextView {
     const { reading } = this.part;
     const { scrollTop, clientHeight } = reading;
     const top = findLine(this.lines, token) * ROW;
+    if (!this.lines.length) return; // of a sound
     const [above, below] = [scrollTop - top, top + 3 * ROW - scrollTop - clientHeight];
     if (Math.max(above, below) > clientHeight / 2) reading.scrollTop = top - clientHeight / 2;
     else if (above > 0) reading.scrollTop = top - ROW;
@@ -428,7 +450,7 @@ export class TextView {
     const { layer = this.at.layer, head = this.at.head } = this.heads;
     const record = records.find((x) => x.layer === layer) ?? records[0];
     const [first] = this.chosen;
-    const rows = this.at.show === "attended";
+    const rows = this.at.show === "attended" || this.sound.inWords;
     const index = indexOf(record, rows ? "q" : "k", first);
     const pins = rows ? { row: index, column: undefined } : { row: undefined, column: index };
     const one = record.heads.includes(head) ? head : record.heads[0];
@@ -446,6 +468,7 @@ export class TextView {
       return found && reading.contains(found) ? Number(found.dataset.token) : null;
     };
     reading.addEventListener("pointerdown", (event) => {
+      if (this.sound.sound) return; // its canvas has heard it
       this.anchor = event.button === 0 ? tokenOf(event) : null;
       if (this.anchor === null) return;
       if (event.shiftKey) this.anchor = this.tip ?? this.chosen[0];
@@ -471,8 +494,7 @@ export class TextView {
 
   drag(at) {
     this.dragged = [Math.min(at, this.anchor), Math.max(at, this.anchor)];
-    this.draw();
-    this.images.draw();
+    this.drawAll();
   }
 }
 
