@@ -38,7 +38,7 @@ from regard.recording.token_texts import label_tokens
 from regard.serving.engine import Capture, match_engine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from regard.audit.finding import Findings
     from regard.show.page import Page
@@ -156,6 +156,16 @@ class Seen(Displayed):
         known = self.recording.tokens[sequence : sequence + 1]
         n = len(known[0]) if known and known[0] else max(sizes, default=0)
         return find_spans(sections, text, [(a, b) for a, b in offsets], n)
+
+    def mark(self, spans: Iterable[Span], *, sequence: int = 0) -> Seen:
+        """Return a copy whose text view has these spans as blocks with their names.
+
+        seen.mark(seen.spans(sections, text=text, offsets=offsets))
+        """
+        found = self.recording
+        given = [[x.name, x.start, x.stop] for x in spans]
+        spans_of = found.notes.get("spans", {}) | {str(sequence): given}
+        return Seen(replace(found, notes=found.notes | {"spans": spans_of}))
 
     @suggest
     def audit(

@@ -12,6 +12,7 @@ from functools import cache
 
 import numpy as np
 import torch
+from tiny_models import build_whisper
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import (
@@ -25,8 +26,6 @@ from transformers import (
     ViTConfig,
     ViTModel,
 )
-
-from tiny_models import build_whisper
 
 import regard
 from regard.masks.patterns import causal

@@ -85,13 +85,18 @@ def join_recordings(
 
 
 def join_pictures(one: Recording, other: Recording) -> dict[str, Any]:
-    """Return the pictures of both, as notes."""
+    """Return the pictures and the named spans of both, as notes."""
     both = (one, other)
     images = [x | {"sequence": i} for i, y in enumerate(both) for x in find_images(y)]
     pictures = {
         str(i): x for i, y in enumerate(both) for x in find_pictures(y).values()
     }
-    return {"images": images, "pictures": pictures}
+    spans = {
+        str(i): x["0"]
+        for i, y in enumerate(both)
+        if isinstance(x := y.notes.get("spans"), dict) and "0" in x
+    }
+    return {"images": images, "pictures": pictures, "spans": spans}
 
 
 def align_texts(

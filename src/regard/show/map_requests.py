@@ -40,10 +40,9 @@ def answer(source: MapSource, name: str, given: Given) -> Sheet | dict[str, Any]
         return whole[name]()
     if name == "gallery":
         return source.gallery(*read_numbers(given, "sequence", "layer"))
-    if name == "text":
-        return answer_text(source, given)
-    if name == "sound":
-        return answer_sound(source, given)
+    media = {"text": answer_text, "sound": answer_sound}
+    if name in media:
+        return media[name](source, given)
     if name not in NAMES:
         raise OptionError(f"{name!r} cannot be asked, expected one of {NAMES}.")
     spot = Spot(*read_numbers(given, *Spot._fields))

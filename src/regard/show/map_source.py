@@ -160,7 +160,7 @@ class MapSource:
         tokens, texts = self.recording.tokens, self.recording.texts
         n = max([len(tokens), len(texts), *(s + 1 for s, _ in self.records)])
         firsts = {r.name: r for r in reversed(self.recording.records)}
-        images = find_images(self.recording)
+        images, spans = find_images(self.recording), self.recording.notes.get("spans")
         return {
             "model": self.recording.model,
             "title": str(self.recording.notes.get("title") or self.recording.model),
@@ -169,6 +169,7 @@ class MapSource:
                     tokens[i] if i < len(tokens) else (),
                     name_image_tokens(texts[i] if i < len(texts) else (), i, images),
                     describe_ways(self.list_readers(i)),
+                    spans.get(str(i)) if isinstance(spans, dict) else (),
                 )
                 for i in range(n)
             ],

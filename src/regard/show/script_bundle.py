@@ -7,8 +7,8 @@
     import { a } from "./b.js"  becomes  const { a } = b_js;
     a module b.js               becomes  const b_js = (() => { …; return { a }; })();
 
-Every page has the script in it: comments on lines of their own, and indentation, a fifth
-of it, are left out.
+Every page has the script in it: comments on lines of their own, and indentation, are
+left out, a fifth of it.
 
 Next: page.py
 """

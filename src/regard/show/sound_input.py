@@ -6,7 +6,8 @@
     key j of the encoder    the time from j · seconds / keys to (j + 1) · seconds / keys
 
 The page shows moments of an encoder on the time axis, tinted by attention, and the
-cross-attention of words over the seconds, with the path that aligns them (sound_path.py).
+cross-attention of words over the seconds, with the path that aligns them
+(sound_path.py).
 
 Next: sound_request.py
 """

@@ -4,8 +4,8 @@
 
     cell[i, j] = over the heads h of  weight[h, i, j]      i: a word, j: a moment
 
-The heads are those of layers whose queries are the words and whose keys are the moments:
-the cross-attention. The answer is a Sheet of a row per word (log_codes.py).
+The heads are those of layers whose queries are the words and whose keys are the
+moments: the cross-attention. The answer is a Sheet of a row per word (log_codes.py).
 
 Next: map_requests.py
 """
@@ -35,7 +35,7 @@ def answer_sound(source: MapSource, given: Mapping[str, str | int]) -> Sheet:
     combine: Any = given.get("combine", "mean")
     TextSelection(0, 0, combine=combine)  # raises if it is unknown
     wanted = read_heads(source, sequence, str(given.get("heads", "")))
-    across = {layer: r for layer, r in list_across(source, sequence)}
+    across = dict(list_across(source, sequence))
     unknown = next((x for x in wanted or () if x not in across), None)
     if unknown is not None or not across:
         what = "no layer" if unknown is None else f"layer {unknown}: its queries do not"

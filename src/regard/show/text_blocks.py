@@ -8,7 +8,8 @@
     a form feed                       the next block is "page 2", …
 
 A block goes on to the start of the next one. Text without such tokens is one block
-without a name.
+without a name. Spans that the user named, seen.mark(spans), come first: what is between
+them has no name.
 
 Next: map_source.py
 """
@@ -28,19 +29,40 @@ WORDS = 4  # most tokens of a role: "assist", "ant"
 
 
 def describe_text(
-    tokens: Sequence[int], texts: Sequence[str], ways: dict[str, str]
+    tokens: Sequence[int], texts: Sequence[str], ways: dict[str, str], spans: Any = ()
 ) -> dict[str, Any]:
     """Return what a page needs to know of the text of a sequence, ready for JSON.
 
     ways: other tints than by weight, with the reason if they are not there
+    spans: that the user named; a file is untrusted
     """
+    count = max(len(tokens), len(texts))
     return {
         "tokens": list(tokens),
         "texts": list(texts),
-        "count": max(len(tokens), len(texts)),
-        "blocks": find_blocks(texts),
+        "count": count,
+        "blocks": name_spans(spans, count) or find_blocks(texts),
         "ways": ways,
     }
+
+
+def name_spans(spans: Any, count: int) -> list[dict[str, Any]]:
+    """Return the blocks of named spans, [name, start, stop]; none if one is not valid.
+
+    >>> name_spans([["question", 0, 4], ["answer", 4, 6]], 6)
+    [{'start': 0, 'name': 'question'}, {'start': 4, 'name': 'answer'}]
+    >>> name_spans([["question", 0, 4]], 6)  # the rest has no name
+    [{'start': 0, 'name': 'question'}, {'start': 4, 'name': ''}]
+    """
+    found: dict[int, str] = {}
+    for span in spans if isinstance(spans, list) else ():
+        match span:
+            case [str(name), int(start), int(stop)] if 0 <= start < stop <= count:
+                found.setdefault(stop, "")
+                found[start] = name
+            case _:
+                return []
+    return [{"start": i, "name": found[i]} for i in sorted(found) if i < count]
 
 
 def find_blocks(texts: Sequence[str]) -> list[dict[str, Any]]:

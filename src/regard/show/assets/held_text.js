@@ -14,7 +14,7 @@
 
    Next: offline_source.js */
 
-import { encode } from "./ink.js";
+import { encode, isMasked, weightOf } from "./ink.js";
 
 const SLICE = 8; // ms of work, then others may
 const PARTS = 250; // steps of a rest
@@ -23,7 +23,7 @@ const LOST = 255; // a row without weights
 /* Return the codes of every token; from lists, also `upper` and what is `known`. */
 export const tintText = async (source, asked, signal) => {
   const { sequence, heads, show, combine, by = "weight" } = asked;
-  if (by === "rollout") throw new Error(source.about.sequences[sequence].ways.rollout);
+  if (by === "rollout") return { codes: await tintRollout(source, asked) };
   const { count } = source.about.sequences[sequence];
   const [low, high, one, top] = Array.from({ length: 4 }, () => new Float64Array(count));
   const seen = new Uint8Array(count);
@@ -60,6 +60,27 @@ export const tintText = async (source, asked, signal) => {
   const { least, off } = mean ?? source.about.lists;
   return { codes, upper: encodeAll(high), known: { least, off, rest: rest / listed, mean: Boolean(mean), all: show === "attending" } };
 };
+
+/* The same from the rollout of every pair of tokens (page_rollout.py). */
+async function tintRollout(source, { sequence, first, last, show }) {
+  const { count, ways } = source.about.sequences[sequence];
+  if (ways.rollout) throw new Error(ways.rollout);
+  const bytes = new Uint8Array(await source.read(`rollout-${sequence}`, source.inflated));
+  const codes = new Uint16Array(count);
+  const rows = show === "attended";
+  for (let at = 0; at < count; at++) {
+    let [sum, seen] = [0, false];
+    for (let one = first; one <= last; one++) {
+      const cell = rows ? one * count + at : at * count + one;
+      const code = (bytes[cell] << 8) | bytes[count * count + cell];
+      if (isMasked(code)) continue;
+      seen = true;
+      sum += weightOf(code);
+    }
+    if (seen) codes[at] = encode(Math.min(1, rows ? sum / (last + 1 - first) : sum));
+  }
+  return codes;
+}
 
 /* Return the weights of words on the moments of a sound, mean or max over heads, as codes. */
 export const weighWords = async (source, { sequence, heads, combine }, signal) => {
