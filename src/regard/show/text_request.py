@@ -8,9 +8,11 @@
     show              "attended" or "attending"  } text_tint.py
     combine           "mean" or "max"            }
     by                "weight", "value" or "rollout" (text_rollout.py)
+    also              "1.12.15": the same for tokens 12 to 15 of sequence 1
 
-The answer is a Sheet of one row, a code (log_codes.py) per token. Layers that do not
-read the tokens of the sequence (a vision tower, a decoder) are not part of "all heads".
+The answer is a Sheet of one row, a code (log_codes.py) per token; those of `also`
+follow. Layers that do not read the tokens of the sequence (a vision tower, a decoder)
+are not part of "all heads".
 
 Next: map_requests.py
 """
@@ -18,7 +20,10 @@ Next: map_requests.py
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from regard.errors import OptionError
 from regard.recording.record import Record
@@ -35,6 +40,15 @@ LONGEST = 8192  # most characters of a list of heads
 
 def answer_text(source: MapSource, given: Mapping[str, str | int]) -> Sheet:
     """Return the tint of every token; raise OptionError for an invalid request."""
+    if "also" in given:
+        one = {name: x for name, x in given.items() if name != "also"}
+        names = ("sequence", "first", "last")
+        parts = str(given["also"])[:LONGEST].split(".")
+        if len(parts) != len(names):
+            raise OptionError(f"also={parts!r:.40}, expected SEQUENCE.FIRST.LAST.")
+        other = one | dict(zip(names, parts, strict=True))
+        sheets = [answer_text(source, x) for x in (one, other)]
+        return replace(sheets[0], codes=np.hstack([x.codes for x in sheets]))
     sequence, first, last = read_numbers(given, "sequence", "first", "last")
     show: Any = given.get("show", "attended")
     combine: Any = given.get("combine", "mean")

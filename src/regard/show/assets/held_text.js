@@ -20,8 +20,14 @@ const SLICE = 8; // ms of work, then others may
 const PARTS = 250; // steps of a rest
 const LOST = 255; // a row without weights
 
-/* Return the codes of every token; from lists, also `upper` and what is `known`. */
-export const tintText = async (source, asked, signal) => {
+/* Return the codes of every token; from lists, also `upper` and what is `known`.
+   also: "1.12.15", a selection of another sequence, whose answer is `there` */
+export const tintText = async (source, { also, ...asked }, signal) => {
+  if (also) {
+    const [sequence, first, last] = also.split(".").map(Number);
+    const here = await tintText(source, asked, signal);
+    return { ...here, there: await tintText(source, { ...asked, sequence, first, last }, signal) };
+  }
   const { sequence, heads, show, combine, by = "weight" } = asked;
   if (by === "rollout") return { codes: await tintRollout(source, asked) };
   const { count } = source.about.sequences[sequence];

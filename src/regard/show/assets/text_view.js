@@ -317,8 +317,7 @@ export class TextView {
         this.panel.showLegend();
         return;
       }
-      const { codes, upper, known } = await this.source.text(asked, control.signal);
-      const there = this.isDifference || this.isBeside ? await this.askOther(asked, control.signal) : undefined;
+      const { codes, upper, known, there } = await this.askBoth(asked, control.signal);
       const changes = this.isDifference ? this.pair.changesOf(sequence, { codes, upper }, there) : undefined;
       if (control.signal.aborted) return;
       Object.assign(this, { codes, upper, known, changes });
@@ -345,13 +344,17 @@ export class TextView {
     }
   }
 
-  /* The same of the other run. */
-  async askOther(asked, signal) {
+  /* The codes of a selection; of two runs also those of the other one, in the same answer. */
+  async askBoth(asked, signal) {
+    if (!this.isDifference && !this.isBeside) return this.source.text(asked, signal);
     const { sequence, first, last } = asked;
     const range = this.pair.rangeOf(sequence, [first, last]);
     this.otherRange = range;
     if (!range) throw new Error(`the selection is only in ${this.pair.names[sequence]}`);
-    return this.source.text({ ...asked, sequence: 1 - sequence, first: range[0], last: range[1] }, signal);
+    const answer = await this.source.text({ ...asked, also: [1 - sequence, ...range].join(".") }, signal);
+    if (answer.there) return answer;
+    const { codes } = answer;
+    return { ...answer, codes: codes.subarray(0, this.count), there: { codes: codes.subarray(this.count) } };
   }
 
   name(at) {
