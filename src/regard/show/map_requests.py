@@ -28,6 +28,7 @@ from regard.show.sound_request import answer_sound
 from regard.show.text_request import answer_text
 from regard.show.zoom_levels import Sheet
 
+WHOLE = ("table", "gallery")  # then everything is computed in advance (prepare)
 NAMES = ("meta", "table", "row", "column", "tile", "gallery", "text", "sound")
 
 Given = Mapping[str, str | int]

@@ -112,7 +112,7 @@ class MapSource:
         self.longest: dict[int, float] = {}  # value of a sequence
         self.kept = LruCache(limit)
         self.passes, self.chores = Jobs("passes"), Jobs("chores")
-        self.clock = itertools.count(1)
+        self.clock, self.prepared = itertools.count(1), False
         self.rows: dict[tuple[int, int], list[dict[str, Any]]] = {}  # of the table
         self.few: list[dict[str, Any]] = []  # its numbers of too few queries
 
@@ -334,8 +334,9 @@ class MapSource:
 
     def prepare(self) -> None:
         """Queue all thumbnails, then the table, unless that would take minutes."""
-        if self.is_long:
+        if self.is_long or self.prepared:
             return
+        self.prepared = True
         for key in self.records:
             self.chores.ask(key, partial(self.sketch, *key), AHEAD)
         for key in self.records:

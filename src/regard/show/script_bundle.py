@@ -16,6 +16,7 @@ Next: page.py
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 ASSETS = Path(__file__).parent / "assets"
@@ -30,6 +31,7 @@ def read_asset(name: str, folder: Path = ASSETS) -> str:
     return (own if own.exists() else ASSETS / name).read_text("utf-8")
 
 
+@cache
 def join_modules(entry: str, folder: Path = ASSETS) -> str:
     """Return a module and everything it imports as one module."""
     joined: dict[str, str] = {}

@@ -83,7 +83,7 @@ export class Page {
     fillSelect(this.part.only, [["", "all heads"], ...choices(listBadges(this.meta))], "");
     this.listen();
     this.readAddress();
-    this.awaitTable(1000);
+    this.awaitTable(600);
   }
 
   /* The statistics may come later than the maps. */
@@ -97,7 +97,7 @@ export class Page {
     } catch (error) {
       this.panel.say(error.message);
     }
-    this.awaitTable(Math.min(30_000, 1.5 * pause));
+    this.awaitTable(Math.min(30_000, 1.3 * pause));
   }
 
   showTableState() {
