@@ -36,6 +36,7 @@ from regard.show.figures import (
     plot_tinted_text,
     plot_token_arcs,
 )
+from regard.show.figures.column_width import fit_width
 from regard.show.figures.head_scatter import colour_layers
 from regard.show.figures.journal import (
     MARKED,
@@ -46,7 +47,6 @@ from regard.show.figures.journal import (
     shorten_number,
     write_visible,
 )
-from regard.show.figures.journal_figure import fit_width
 from regard.show.figures.text_lines import break_lines, is_from_right
 from regard.show.figures.token_arcs import FAINT, THICK
 from regard.show.palette import LinearScale, LogScale, Signed

@@ -25,17 +25,21 @@ import numpy as np
 from regard.arguments import expect_function, expect_with, find_words, suggest
 from regard.arrays import Array, to_numpy
 from regard.definition.contract import ALL
-from regard.display import Displayed, write_code, write_line
+from regard.display import Displayed
 from regard.errors import OptionError
 from regard.recording.coverage import Coverage
 from regard.recording.dense_weights import list_attentions, stack_weights
 from regard.recording.file import open_recording, save_recording
-from regard.recording.hidden_tokens import describe_hidden
 from regard.recording.indices import Index
 from regard.recording.record import Record, Recording
+from regard.recording.recording_text import (
+    describe_recording,
+    print_recording,
+    write_recording,
+)
 from regard.recording.spans import Offsets, Span, find_spans
 from regard.recording.token_texts import label_tokens
-from regard.serving.engine import Capture, match_engine
+from regard.serving.engine import find_capture
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -162,10 +166,9 @@ class Seen(Displayed):
 
         seen.mark(seen.spans(sections, text=text, offsets=offsets))
         """
-        found = self.recording
-        given = [[x.name, x.start, x.stop] for x in spans]
-        spans_of = found.notes.get("spans", {}) | {str(sequence): given}
-        return Seen(replace(found, notes=found.notes | {"spans": spans_of}))
+        from regard.show.text_blocks import mark_spans  # noqa: PLC0415
+
+        return Seen(mark_spans(self.recording, spans, sequence))
 
     @suggest
     def audit(
@@ -239,32 +242,10 @@ class Seen(Displayed):
         tokens: of an image-text model, the positions of the image's tokens, row by
             row, or which tokens they are; the image is shown beside the text
         """
-        from regard.show.vision_input import (  # noqa: PLC0415
-            add_image,
-            name_patches,
-            note_image,
-            note_picture,
-        )
+        from regard.show.vision_input import add_picture  # noqa: PLC0415
 
-        found = self.recording
-        known = found.tokens[sequence] if sequence < len(found.tokens) else ()
-        if tokens is not None or known:
-            if tokens is None or grid is None:
-                raise OptionError(
-                    "the model also reads text: which of its tokens are the patches? "
-                    "Write picture(…, grid=(rows, columns), tokens=ids[0] == "
-                    "model.config.image_token_id)."
-                )
-            note = note_image(
-                picture, grid, tokens, sequence=sequence, count=len(known)
-            )
-            return Seen(replace(found, notes=add_image(found, note)))
-        note = note_picture(found.layer(0, sequence=sequence), picture, grid)
-        pictures = found.notes.get("pictures", {}) | {str(sequence): note}
-        texts = [*found.texts, *[()] * (sequence + 1 - len(found.texts))]
-        texts[sequence] = tuple(name_patches(note))
-        notes = found.notes | {"pictures": pictures}
-        return Seen(replace(found, notes=notes, texts=tuple(texts)))
+        note: Any = {"grid": grid, "tokens": tokens, "sequence": sequence}
+        return Seen(add_picture(self.recording, picture, **note))
 
     def sound(
         self,
@@ -282,16 +263,10 @@ class Seen(Displayed):
         until: the end of the time axis, where the sound ends
         words: a text for each token of the decoder, to align with the time
         """
-        from regard.show.sound_input import name_moments, note_sound  # noqa: PLC0415
+        from regard.show.sound_input import add_sound  # noqa: PLC0415
 
-        found = self.recording
-        keys = int(found.layer(0, sequence=sequence).k.shape[1])
-        note = note_sound(sound, seconds, keys=keys, until=until, words=words)
-        sounds = found.notes.get("sounds", {}) | {str(sequence): note}
-        texts = [*found.texts, *[()] * (sequence + 1 - len(found.texts))]
-        texts[sequence] = name_moments(seconds, keys)
-        notes = found.notes | {"sounds": sounds}
-        return Seen(replace(found, notes=notes, texts=tuple(texts)))
+        note: Any = {"until": until, "words": words, "sequence": sequence}
+        return Seen(add_sound(self.recording, sound, seconds, **note))
 
     @suggest
     def beside(
@@ -348,34 +323,15 @@ class Seen(Displayed):
         return np.asarray(weights, dtype=dtype, copy=copy)
 
     def __str__(self) -> str:
-        found = self.recording
-        lines = [self.describe(), *(f"  {x}" for x in describe_hidden(found))]
-        lines += [f"  {x}" for x in found.coverage if x.attention]
-        others = Coverage(found.coverage).describe_others()
-        return "\n".join([*lines, *(f"  {x}" for x in others)])
+        return print_recording(self.recording)
 
     def describe(self) -> str:
         """Return the first line of print(seen): the model, its layers and sequences."""
-        found = self.recording
-        layers = [x for x in found.coverage if x.attention]
-        kept = [x for x in layers if x.via and not x.reason]
-        count = len(set(found.sequences))
-        of = f"{len(kept)} of {len(layers)} attention layers seen"
-        return f"{found.model}: {of}, {count} sequence{'' if count == 1 else 's'}"
+        return describe_recording(self.recording)
 
     def to_html(self) -> str:
         """Return the coverage as a table, and what to do next."""
-        found = self.recording
-        parts = [write_line(self.describe(), strong=True)]
-        parts += map(write_line, describe_hidden(found))
-        parts.append(self.coverage().to_html())
-        if any(found.tokens) and not any(found.texts):
-            label = "seen = seen.label(tokenizer.decode)"
-            parts.append(write_code("The tokens have no text:", label, "adds it."))
-        calls = (
-            "seen.widget(), seen.table(), seen.audit(), seen.layer(0), seen.weights()"
-        )
-        return "".join([*parts, write_code("Next:", calls)])
+        return write_recording(self.recording)
 
 
 @expect_with
@@ -399,16 +355,6 @@ def watch(
     finally:  # also if an exception leaves the block
         if watcher is not None:
             seen.found = watcher.recording
-
-
-def find_capture(model: Any) -> Capture:
-    """Return the function that watches this kind of model."""
-    engine = match_engine(model)
-    if engine is not None:
-        return engine.capture
-    from regard.serving.paged_transformers import capture_torch  # noqa: PLC0415
-
-    return capture_torch
 
 
 @suggest

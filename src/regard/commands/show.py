@@ -337,7 +337,8 @@ def print_pictures(
     seen: Seen, view: MapOptions, table: HeadTable | None, *, aside: bool
 ) -> None:
     """Print the text view and the plot of two statistics, as text."""
-    from regard.show.figures import draw_head_scatter, draw_tinted_text
+    from regard.show.figures.head_scatter import draw_head_scatter
+    from regard.show.figures.tinted_text import draw_tinted_text
 
     if view.token is not None:
         click.echo(draw_tinted_text(seen, view.token, heads=view.heads), err=aside)

@@ -75,3 +75,13 @@ def choose_layers(names: list[str], layers: Any) -> list[str]:
     around = {name[:i] for name in names for i, x in enumerate(name) if x == "."}
     chosen = read_layers(layers, [*names, *around])
     return [x for i, x in enumerate(names) if is_chosen(chosen, i, x)]
+
+
+def find_capture(model: Any) -> Capture:
+    """Return the function that watches this kind of model."""
+    engine = match_engine(model)
+    if engine is not None:
+        return engine.capture
+    from regard.serving.paged_transformers import capture_torch  # noqa: PLC0415
+
+    return capture_torch

@@ -4,8 +4,8 @@
                bytes: about 3 for each pair that is not masked
 
 A server multiplies a vector by every layer for each click. A browser would take seconds
-for this, so a page has the product itself. It grows with the square of the tokens, and is
-left out if it would take more than SHARE of the limit.
+for this, so a page has the product itself. It grows with the square of the tokens, and
+is left out if it would take more than SHARE of the limit.
 
 Next: page.py
 """

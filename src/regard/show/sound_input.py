@@ -17,6 +17,7 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,25 @@ from regard.show.palette import Numbers
 COLUMNS, ROWS = 600, 80  # most pixels of a spectrogram
 WINDOW = 0.025  # seconds of a frame of a spectrogram
 FLOOR = 1e-4  # of the largest amplitude, -80 dB
+
+
+def add_sound(
+    recording: Recording,
+    sound: Any,
+    seconds: float,
+    *,
+    until: float | None,
+    words: Sequence[str],
+    sequence: int,
+) -> Recording:
+    """Return a recording with the sound of a sequence, whose keys are moments."""
+    keys = int(recording.layer(0, sequence=sequence).k.shape[1])
+    note = note_sound(sound, seconds, keys=keys, until=until, words=words)
+    sounds = recording.notes.get("sounds", {}) | {str(sequence): note}
+    texts = [*recording.texts, *[()] * (sequence + 1 - len(recording.texts))]
+    texts[sequence] = name_moments(seconds, keys)
+    notes = recording.notes | {"sounds": sounds}
+    return replace(recording, notes=notes, texts=tuple(texts))
 
 
 def note_sound(

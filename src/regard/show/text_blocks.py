@@ -17,8 +17,12 @@ Next: map_source.py
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
+
+from regard.recording.record import Recording
+from regard.recording.spans import Span
 
 ROLES = re.compile(  # starts of messages: ChatML, Llama 3, Gemma, Phi, GPT-OSS, GLM
     r"<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|<\|start\|>|<\|turn>"
@@ -44,6 +48,13 @@ def describe_text(
         "blocks": name_spans(spans, count) or find_blocks(texts),
         "ways": ways,
     }
+
+
+def mark_spans(recording: Recording, spans: Iterable[Span], sequence: int) -> Recording:
+    """Return a recording with a note of named spans."""
+    given = [[x.name, x.start, x.stop] for x in spans]
+    known = recording.notes.get("spans", {}) | {str(sequence): given}
+    return replace(recording, notes=recording.notes | {"spans": known})
 
 
 def name_spans(spans: Any, count: int) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
@@ -30,6 +31,33 @@ from regard.show.palette import Numbers
 
 FEW = 8  # most special tokens if no grid is given
 SIDE = 256  # most pixels per side of a picture in a map
+
+
+def add_picture(
+    recording: Recording,
+    picture: Any,
+    *,
+    grid: tuple[int, int] | None,
+    tokens: Any,
+    sequence: int,
+) -> Recording:
+    """Return a recording with a picture: of a vision model, or beside a text."""
+    known = recording.tokens[sequence] if sequence < len(recording.tokens) else ()
+    if tokens is not None or known:
+        if tokens is None or grid is None:
+            raise OptionError(
+                "the model also reads text: which of its tokens are the patches? Write "
+                "picture(…, grid=(rows, columns), tokens=ids[0] == "
+                "model.config.image_token_id)."
+            )
+        note = note_image(picture, grid, tokens, sequence=sequence, count=len(known))
+        return replace(recording, notes=add_image(recording, note))
+    note = note_picture(recording.layer(0, sequence=sequence), picture, grid)
+    pictures = recording.notes.get("pictures", {}) | {str(sequence): note}
+    texts = [*recording.texts, *[()] * (sequence + 1 - len(recording.texts))]
+    texts[sequence] = tuple(name_patches(note))
+    notes = recording.notes | {"pictures": pictures}
+    return replace(recording, notes=notes, texts=tuple(texts))
 
 
 def note_picture(

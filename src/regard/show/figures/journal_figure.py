@@ -3,7 +3,6 @@
     figure.save("induction")      induction.svg, .pdf, .png and .txt
     figure.savefig("a.pdf")       one of them
     figure.twin                   the same as text
-    fit_width(plot_gallery(seen), "column")        the same width for other figures
 
 Letters stay letters: a PDF has TrueType fonts (type 42), an SVG has <text> elements and
 the letters of their fonts that it needs, so it looks the same where no such font is
@@ -15,25 +14,18 @@ Next: journal.py
 from __future__ import annotations
 
 import base64
-import math
 import re
 from functools import cache
 from html import unescape
 from io import BytesIO
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
 from matplotlib import rc_context
-from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont
-from matplotlib.ticker import FixedLocator
 
-from regard.errors import OptionError
-from regard.show.figures.journal import Width, read_width
 from regard.show.notebook_figure import NotebookFigure
 
-FigureKind = TypeVar("FigureKind", bound=Figure)
 DOTS = 600  # per inch of a PNG, as journals ask for text and lines
 KINDS = (".svg", ".pdf", ".png")
 PRINT: dict[Any, Any] = {
@@ -96,46 +88,6 @@ class JournalFigure(NotebookFigure):
 
     def __str__(self) -> str:
         return self.twin
-
-
-def fit_width(figure: FigureKind, width: Width) -> FigureKind:
-    """Return a figure of maps, of show/figure.py, as wide as a column or a page.
-
-    Letters keep their size: maps become smaller, and some tokens are not named.
-
-    width: "column" (3.25 inches), "page" (6.75), or inches
-    """
-    inches = read_width(width)
-    wide, high = figure.get_size_inches()
-    place = figure.axes[0].get_subplotspec()
-    if place is None:
-        raise OptionError("expected a figure of plot_weights or plot_gallery.")
-    down, across = place.get_gridspec().get_geometry()
-    ends = figure.axes[0].get_xlim(), figure.axes[0].get_ylim()
-    columns, rows = (abs(b - a) for a, b in ends)
-    shorter = (wide - inches) / across * rows / columns * down
-    figure.set_size_inches(inches, max(1.0, high - shorter))
-    figure.draw_without_rendering()  # places the axes
-    for axes in figure.axes:
-        box = axes.get_window_extent()
-        for axis, side in ((axes.xaxis, box.width), (axes.yaxis, box.height)):
-            thin_labels(axis, 72 * side / figure.dpi)
-    return figure
-
-
-def thin_labels(axis: Any, points: float) -> None:
-    """Leave out names of tokens that would overlap on an axis of this length."""
-    names = [x.get_text() for x in axis.get_ticklabels()]
-    if not isinstance(axis.get_major_locator(), FixedLocator) or not any(names):
-        return
-    size = axis.get_ticklabels()[0].get_size()
-    first, last = axis.get_view_interval()
-    each = points * abs(np.diff(axis.get_ticklocs()[:2]).sum() / (last - first))
-    step = max(1, math.ceil(1.15 * size / max(each, 1e-9)))
-    look = axis.get_ticklabels()[0]
-    kept: Any = {"rotation": look.get_rotation(), "fontfamily": look.get_family()}
-    kept |= {"size": size, "parse_math": False}  # a token may be "$"
-    axis.set_ticks(axis.get_ticklocs()[::step], names[::step], **kept)
 
 
 def embed_fonts(svg: str) -> str:
