@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from regard.arrays import to_numpy
 from regard.errors import ShapeError
 
-SQUARE = {"llava", "vipllava", "paligemma", "gemma3", "internvl", "idefics3", "smolvlm"}
+SQUARE = {"llava", "paligemma", "gemma3", "internvl", "idefics3", "smolvlm"}
 GRID = {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"}
 TILE = re.compile(r"<row_(\d+)_col_(\d+)>")  # before a tile of Idefics 3 and SmolVLM
 
