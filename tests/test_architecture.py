@@ -125,7 +125,14 @@ SINGLE = {
 }  # files, not packages
 ONLY_IN = {
     "matplotlib": {"loss_curve", "figure", "scaling_demo", "training", "patch_overlay"}
-    | {"notebook_figure", "journal", "journal_figure", "tinted_text", "head_scatter"}
+    | {
+        "notebook_figure",
+        "journal",
+        "journal_figure",
+        "column_width",
+        "tinted_text",
+        "head_scatter",
+    }
     | {"layer_bars", "head_grid", "token_arcs", "sound_map"},
     "fontTools": {"journal_figure"},
     "click": {"__main__", "terminal", "generate", "show", "check", "compare", "train"}
