@@ -3,7 +3,8 @@
     z[i, j] = (w[i, j] - mean over words) / (standard deviation over words)
     path    = the cells from (first word, first key) to (last word, last key), each step
               to the next word, the next key or both, with the largest sum of z
-              (dynamic time warping, as Whisper's timestamps; without a median filter)
+              (dynamic time warping; Whisper's timestamps standardise each head
+              before the mean, and use a median filter)
 
     find_times(weights)     of each word the first and the last key of the path
 
