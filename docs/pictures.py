@@ -13,8 +13,10 @@ from pathlib import Path
 from shutil import which
 
 import torch
+from coloured_squares import name_colours
 from figures import watch_vision
 from playwright.sync_api import Browser, sync_playwright
+from tones import hear_tones
 from torch.nn import functional as F  # noqa: N812
 from transformers import (
     AutoModel,
@@ -74,6 +76,8 @@ SHOTS = (
     Shot("bert", "bert", "q=0&l=2&h=6&pin=9&lo=-3", size=(1280, 760)),
     Shot("across", "pair", "l=2&h=1&pin=6&lo=-3", size=(1280, 600), point=(0.5, 0.6)),
     Shot("vit", "vit", "l=0&h=0&pin=0"),
+    Shot("images", "images", "v=text&mix=max&sel=43&tl=-1", size=(1280, 520)),
+    Shot("sound", "sound", "v=text&sel=2", size=(1280, 520)),
 )
 
 
@@ -85,6 +89,8 @@ def main(smollm: str, minilm: str, folder: str) -> None:
         "bert": read_sentences(minilm),
         "pair": pick_letters(),
         "vit": look_at_square(),
+        "images": name_colours(),
+        "sound": hear(),
     }
     with sync_playwright() as tool:
         browser = tool.chromium.launch(executable_path=which("chromium"))
@@ -194,6 +200,12 @@ def look_at_square() -> Seen:
     """Watch a small ViT that learned to name the colour of a square."""
     seen, picture = watch_vision()
     return seen.picture(picture)
+
+
+def hear() -> Seen:
+    """Watch a small Whisper that learned to name tones."""
+    seen, words, sound = hear_tones()
+    return seen.sound(sound, 1, words=words)
 
 
 if __name__ == "__main__":

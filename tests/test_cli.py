@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import importlib.util
 import json
+import math
 import os
 import shlex
 import signal
@@ -255,6 +256,79 @@ def test_a_page_has_the_heads_and_the_size_that_are_asked_for(saved, tmp_path):
     assert (done.exit_code, "there is no layer 7" in done.stderr) == (1, True)
     done = run("show", saved, "--page", page, "--limit", 0.01)
     assert (done.exit_code, "limit is 0.01 MB" in done.stderr) == (1, True)
+
+
+SHADED = """\
+the·cat⏎
+░░░█████
+   ^^^^^
+sat·<b>\\u001b[2J
+Weight from token 1 (·cat⏎) on each token, mean of 4 heads.
+· less   ░ 0.15   ▒ 0.3   ▓ 0.45   █ 0.6 or more   blank: masked
+largest: 1 ·cat⏎ 0.75, 0 the 0.25
+"""
+BOTH = """\
+the·cat⏎
+░░░█████
+sat·<b>\\u001b[2J
+░░░·············
+^^^^^^^^^^^^^^^^
+Weight from tokens 2 to 3 (sat·<b>\\u001b[2J) on each token, layer 0, head 1.
+· less   ░ 0.11   ▒ 0.22   ▓ 0.33   █ 0.44 or more   blank: masked
+largest: 1 ·cat⏎ 0.55, 0 the 0.18, 2 sat 0.18, 3 ·<b>\\u001b[2J 0.083
+self (weight)
+0.53 ┤                                                           4
+     │
+     │
+     │
+     │
+     │
+     │
+     │
+     │
+     │
+     │
+     │
+     │
+     │
+     │
+   0 ┤
+     └────────────────────────────────────────────────────────────
+      0                                                       0.40
+                                                     sink (weight)
+a digit: how many heads, + for ten or more
+0.0: sink 0.40, self 0.53
+0.1: sink 0.40, self 0.53
+0.2: sink 0.40, self 0.53
+"""
+
+
+def test_text_and_plot_are_printed_in_the_terminal(tmp_path):
+    q, k = torch.zeros(4, 4, 2), torch.zeros(4, 4, 2)
+    q[..., 0], k[:, 1, 0] = 1, math.log(3)  # token 1 has three times the weight
+    lse = regard.attention(q, k, k, regard.causal(), scale=1).lse
+    at = torch.arange(4)
+    about = {"q_positions": at, "k_positions": at, "mask": regard.causal()}
+    record = Record(name="0", q=q, k=k, lse=lse, scale=1, **about)
+    path = tmp_path / "four.regard"
+    texts = (("the", " cat\n", "sat", " <b>\x1b[2J"),)
+    about = {"records": (record,), "sequences": (0,), "tokens": ((1, 2, 3, 4),)}
+    Seen(Recording(model="Tiny", texts=texts, **about)).save(path)
+    done = run("show", path, "--token", "1")
+    assert done.exit_code == 0, done.output
+    assert done.stdout == SHADED
+    done = run("show", path, "--token", "2-3", "--heads", "0.1", "--plot", "sink,self")
+    assert done.stdout == BOTH
+    for wrong, words in [
+        (("--token", "x"), "'x' is no token, expected its number"),
+        (("--token", "9"), "token 9 is selected, expected 0 to 3"),
+        (("--plot", "sink"), "'sink', expected two statistics"),
+        (("--plot", "sink,tables"), "expected some of entropy, sink, previous"),
+        (("--token", "1", "--limit", "3"), "--limit is for a page: add --page FILE."),
+    ]:
+        done = run("show", path, *wrong)
+        assert done.exit_code != 0
+        assert words in done.stderr
 
 
 def test_the_map_listens_where_it_is_told(saved, monkeypatch):

@@ -153,6 +153,8 @@ def give_show():
         "labels": labels,
         "vit": vit,
         "pixels": torch.rand(1, 3, 28, 28),
+        "features": torch.rand(1, 8, 100),
+        "run": taken["seen"],
         "task": task,
         "tokens": tokens,
         "model": CausalTransformer(Config(**sizes, layers=1, heads=2)),

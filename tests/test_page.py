@@ -29,7 +29,7 @@ from regard.show.page_size import (
     rank_heads,
     sample_bits,
 )
-from regard.show.script_bundle import ASSETS, EXPORT, IMPORT, join_modules
+from regard.show.script_bundle import ASSETS, EXPORT, IMPORT, SPARE, join_modules
 from regard.stats.table import make_table
 
 
@@ -387,7 +387,11 @@ def test_modules_have_only_the_two_forms_that_are_joined():
         assert not re.search(r"^import\b|\bimport\(", rest, re.MULTILINE), path.name
         entry = re.search(r"^export\b.*", rest, re.MULTILINE)
         assert entry is None or entry[0] == "export default { render };", path.name
+        lines = SPARE.sub("", path.read_text("utf-8")).splitlines()
+        odd = [x for x in lines if x.count("`") % 2]  # their indentation would count
+        assert odd == [], path.name
     joined = join_modules("offline_page.js")
+    assert len(joined) < 185_000  # a page has it all
     assert joined.count("class Page ") == joined.count("class Ink ") == 1
     assert "</script" not in joined.lower()
 

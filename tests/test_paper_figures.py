@@ -22,6 +22,7 @@ from regard.errors import ArrayError, OptionError
 from regard.masks import causal
 from regard.recording.record import Record, Recording
 from regard.seen import Seen
+from regard.show.figure import plot_weights
 from regard.show.figures import (
     draw_head_grid,
     draw_head_scatter,
@@ -35,6 +36,7 @@ from regard.show.figures import (
     plot_tinted_text,
     plot_token_arcs,
 )
+from regard.show.figures.column_width import fit_width
 from regard.show.figures.head_scatter import colour_layers
 from regard.show.figures.journal import (
     MARKED,
@@ -869,3 +871,21 @@ def test_a_real_sentence_at_column_width(smollm, tmp_path):
         table["sink"],
     )
     assert colour_layers(np.arange(30)).shape == (30, 3)
+
+
+@pytest.mark.parametrize(("width", "inches"), [("column", 3.25), ("page", 6.75)])
+def test_maps_have_the_width_of_a_column(width, inches):
+    weights = np.full((4, 40, 40), 1 / 40)
+    names = [f"$w{i}" for i in range(40)]
+    figure = fit_width(plot_weights(weights, rows=names, keys=names), width)
+    assert figure.get_size_inches()[0] == inches
+    figure.draw_without_rendering()
+    for axes in figure.axes[:4]:
+        box = axes.get_window_extent()
+        assert box.height == pytest.approx(box.width, rel=0.01)
+        shown = [x for x in axes.get_yticklabels() if x.get_visible() and x.get_text()]
+        boxes = [x.get_window_extent() for x in shown]
+        assert all(a.y0 > b.y1 - 2 for a, b in itertools.pairwise(boxes))
+        assert [x.get_text() for x in shown][:1] in ([], ["$w0"])
+    with pytest.raises(OptionError, match="expected a figure of plot_weights"):
+        fit_width(plot_head_grid(TABLE, "induction"), width)

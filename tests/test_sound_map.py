@@ -105,8 +105,8 @@ def test_a_long_sound_is_pooled_and_no_peak_is_lost():
 
 TWIN = """\
 cross, head 0. 0 to 2.00 s
-a  ··█·····  0.50–0.75 s  0.74
-·b ··░·····  0.50–0.75 s  0.21
+a  ··█·····  0.50–0.75 s  0.74  path 0.00–0.25 s
+·b ··░·····  0.50–0.75 s  0.21  path 0.00–2.00 s
 · less   ░ 0.15   ▒ 0.3   ▓ 0.44   █ 0.59 or more"""
 
 

@@ -25,20 +25,24 @@ import numpy as np
 from regard.arguments import expect_function, expect_with, find_words, suggest
 from regard.arrays import Array, to_numpy
 from regard.definition.contract import ALL
-from regard.display import Displayed, write_code, write_line
+from regard.display import Displayed
 from regard.errors import OptionError
 from regard.recording.coverage import Coverage
 from regard.recording.dense_weights import list_attentions, stack_weights
 from regard.recording.file import open_recording, save_recording
-from regard.recording.hidden_tokens import describe_hidden
 from regard.recording.indices import Index
 from regard.recording.record import Record, Recording
+from regard.recording.recording_text import (
+    describe_recording,
+    print_recording,
+    write_recording,
+)
 from regard.recording.spans import Offsets, Span, find_spans
 from regard.recording.token_texts import label_tokens
 from regard.serving.find_capture import find_capture
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from regard.audit.finding import Findings
     from regard.show.page import Page
@@ -47,7 +51,6 @@ if TYPE_CHECKING:
     from regard.stats.table import HeadTable
 
 KEEP = ("qk", "qkv")  # what a watch can record
-STORE = ("device", "host")  # where it is kept
 
 
 class Seen(Displayed):
@@ -111,12 +114,7 @@ class Seen(Displayed):
         Raises ShapeError if the layers differ in shape; warns about more than a GB.
         """
         return stack_weights(
-            self.recording,
-            layers,
-            heads=heads,
-            rows=rows,
-            keys=keys,
-            sequence=sequence,
+            self.recording, layers, heads=heads, rows=rows, keys=keys, sequence=sequence
         )
 
     @property
@@ -157,6 +155,15 @@ class Seen(Displayed):
         known = self.recording.tokens[sequence : sequence + 1]
         n = len(known[0]) if known and known[0] else max(sizes, default=0)
         return find_spans(sections, text, [(a, b) for a, b in offsets], n)
+
+    def mark(self, spans: Iterable[Span], *, sequence: int = 0) -> Seen:
+        """Return a copy whose text view has these spans as blocks with their names.
+
+        seen.mark(seen.spans(sections, text=text, offsets=offsets))
+        """
+        from regard.show.text_blocks import mark_spans  # noqa: PLC0415
+
+        return Seen(mark_spans(self.recording, spans, sequence))
 
     @suggest
     def audit(
@@ -218,22 +225,43 @@ class Seen(Displayed):
         picture: Any,
         *,
         grid: tuple[int, int] | None = None,
+        tokens: Any = None,
         sequence: int = 0,
     ) -> Seen:
-        """Return a copy with the input image of a vision model, shown in the map.
+        """Return a copy with an image that the model read, shown in the map.
 
-        picture: (H, W), (H, W, 3) or (3, H, W), before or after preprocessing
+            seen.picture(pixels[0], grid=(24, 24), tokens=ids[0] == image_token_id)
+
+        picture: (H, W), (H, W, 3) or (3, H, W); as the processor cropped it
         grid: rows and columns of patches; default: the largest square that fits
+        tokens: of an image-text model, the positions of the image's tokens, row by
+            row, or which tokens they are; the image is shown beside the text
         """
-        from regard.show.vision_input import name_patches, note_picture  # noqa: PLC0415
+        from regard.show.vision_input import add_picture  # noqa: PLC0415
 
-        found = self.recording
-        note = note_picture(found.layer(0, sequence=sequence), picture, grid)
-        pictures = found.notes.get("pictures", {}) | {str(sequence): note}
-        texts = [*found.texts, *[()] * (sequence + 1 - len(found.texts))]
-        texts[sequence] = tuple(name_patches(note))
-        notes = found.notes | {"pictures": pictures}
-        return Seen(replace(found, notes=notes, texts=tuple(texts)))
+        note: Any = {"grid": grid, "tokens": tokens, "sequence": sequence}
+        return Seen(add_picture(self.recording, picture, **note))
+
+    def sound(
+        self,
+        sound: Any,
+        seconds: float,
+        *,
+        until: float | None = None,
+        words: Sequence[str] = (),
+        sequence: int = 0,
+    ) -> Seen:
+        """Return a copy with the sound that an audio model heard, shown on a time axis.
+
+        sound: (features, frames), the spectrogram, or (samples,), of all the seconds
+        seconds: that the keys of the encoder cover: 30 for Whisper
+        until: the end of the time axis, where the sound ends
+        words: a text for each token of the decoder, to align with the time
+        """
+        from regard.show.sound_input import add_sound  # noqa: PLC0415
+
+        note: Any = {"until": until, "words": words, "sequence": sequence}
+        return Seen(add_sound(self.recording, sound, seconds, **note))
 
     @suggest
     def beside(
@@ -290,34 +318,15 @@ class Seen(Displayed):
         return np.asarray(weights, dtype=dtype, copy=copy)
 
     def __str__(self) -> str:
-        found = self.recording
-        lines = [self.describe(), *(f"  {x}" for x in describe_hidden(found))]
-        lines += [f"  {x}" for x in found.coverage if x.attention]
-        others = Coverage(found.coverage).describe_others()
-        return "\n".join([*lines, *(f"  {x}" for x in others)])
+        return print_recording(self.recording)
 
     def describe(self) -> str:
         """Return the first line of print(seen): the model, its layers and sequences."""
-        found = self.recording
-        layers = [x for x in found.coverage if x.attention]
-        kept = [x for x in layers if x.via and not x.reason]
-        count = len(set(found.sequences))
-        of = f"{len(kept)} of {len(layers)} attention layers seen"
-        return f"{found.model}: {of}, {count} sequence{'' if count == 1 else 's'}"
+        return describe_recording(self.recording)
 
     def to_html(self) -> str:
         """Return the coverage as a table, and what to do next."""
-        found = self.recording
-        parts = [write_line(self.describe(), strong=True)]
-        parts += map(write_line, describe_hidden(found))
-        parts.append(self.coverage().to_html())
-        if any(found.tokens) and not any(found.texts):
-            label = "seen = seen.label(tokenizer.decode)"
-            parts.append(write_code("The tokens have no text:", label, "adds it."))
-        calls = (
-            "seen.widget(), seen.table(), seen.audit(), seen.layer(0), seen.weights()"
-        )
-        return "".join([*parts, write_code("Next:", calls)])
+        return write_recording(self.recording)
 
 
 @expect_with
@@ -339,8 +348,6 @@ def watch(
     """
     if keep not in KEEP:
         raise OptionError(f'keep="{keep}", expected "qk" or "qkv".')
-    if store not in STORE:
-        raise OptionError(f'store="{store}", expected "device" or "host".')
     seen, watcher = Seen(), None
     try:
         capture = find_capture(model, store)

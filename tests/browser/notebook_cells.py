@@ -30,6 +30,9 @@ config = transformers.LlamaConfig(
 model = transformers.LlamaForCausalLM(config).eval()
 with torch.inference_mode(), regard.watch(model) as seen:
     model(torch.randint(5, 99, (1, 30)))
+with torch.inference_mode(), regard.watch(model) as other:
+    model(torch.tensor([[*seen.recording.tokens[0][:20], *range(40, 50)]]))
+named, other = (x.label(lambda ids: hostile[ids[0] % 8]) for x in (seen, other))
 q = np.random.default_rng(0).normal(size=(2, 8, 4))
 steps = regard.explain(q, q, q, regard.causal(), tokens=hostile)
 """
@@ -46,6 +49,15 @@ CELLS = {  # name: (code of the last expression, words that the page shows)
     "weights": ("plot_weights(seen.layer(0), heads=[0, 1])", ""),
     "gallery": ("plot_gallery(seen)", ""),
     "statistics": ("plot_table(seen.table())", ""),
+    "two": (
+        'named.beside(other, names=("old", "new")).widget(address="two=diff")',
+        "heads by the share of weight that moved",
+    ),
+    "picture": (
+        "named.picture(np.random.default_rng(0).random((40, 60, 3)), grid=(2, 3), "
+        "tokens=range(4, 10)).widget()",
+        "of the attention is on this picture",
+    ),
 }
 
 
@@ -70,7 +82,8 @@ def write_jupyter(path):
 
 def write_marimo(path, theme):
     """Write the cells as a notebook of marimo."""
-    names = "np, regard, seen, steps, hostile, plot_gallery, plot_table, plot_weights"
+    names = "np, regard, seen, named, other, steps, hostile, "
+    names += "plot_gallery, plot_table, plot_weights"
     head = f"""# /// script
 # [tool.marimo.display]
 # theme = "{theme}"

@@ -12,7 +12,20 @@ from functools import cache
 
 import numpy as np
 import torch
-from transformers import BertConfig, BertModel, T5Config, T5Model, ViTConfig, ViTModel
+from tiny_models import build_whisper
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import (
+    BertConfig,
+    BertModel,
+    PreTrainedTokenizerFast,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    T5Config,
+    T5Model,
+    ViTConfig,
+    ViTModel,
+)
 
 import regard
 from regard.masks.patterns import causal
@@ -194,6 +207,74 @@ def make_vision():
     return seen.picture(pixels[0]), {(0, 0): found[0].double().numpy()}
 
 
+GRIDS = ((2, 4), (3, 2))  # patches of the two pictures of "images", rows first
+
+
+def make_images():
+    """Return a tiny Qwen2-VL on a text with two pictures, which merges 2 × 2 patches."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+    config = Qwen2VLConfig(
+        text_config=sizes
+        | {"vocab_size": 100, "intermediate_size": 48, "num_key_value_heads": 2}
+        | {"rope_parameters": rope, "initializer_range": 0.35}
+        | {"bos_token_id": 1, "eos_token_id": 2},
+        vision_config={"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 4}
+        | {"mlp_ratio": 2, "patch_size": 4},
+        image_token_id=93,
+        vision_start_token_id=91,
+        vision_end_token_id=92,
+    )
+    model = Qwen2VLForConditionalGeneration(config).eval()
+    ids = [5, 6, 7]
+    for rows, columns in GRIDS:
+        ids += [91, *[93] * (rows * columns), 92, 8, 9, 10, 11]
+    ids += range(20, 20 + len(HOSTILE))
+    tokens = torch.tensor([ids])
+    grid = torch.tensor([[1, 2 * rows, 2 * columns] for rows, columns in GRIDS])
+    inputs = {
+        "input_ids": tokens,
+        "pixel_values": torch.rand(int(grid.prod(-1).sum()), 96),
+        "image_grid_thw": grid,
+        "mm_token_type_ids": (tokens == 93).int(),
+    }
+    words = WordLevel({f"w{i}": i for i in range(100)}, unk_token="w0")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words))
+    hostile = dict(enumerate(HOSTILE, start=20)) | {93: "<|image_pad|>"}
+    with torch.inference_mode():
+        seen = regard.read(inputs, model=(model, tokenizer))
+        seen = seen.label(lambda ids: hostile.get(ids[0], f" w{ids[0]}"))
+        eager = as_eager(Qwen2VLForConditionalGeneration, model)
+        found = eager(**inputs, output_attentions=True).attentions
+    mask = np.tri(len(ids), dtype=bool)
+    return seen, {
+        (0, 2 + layer): np.where(mask, dense[0].double().numpy(), np.nan)
+        for layer, dense in enumerate(found)
+    }
+
+
+def make_sound():
+    """Return a tiny Whisper on noise of 1 s, of which 0.62 s are shown, and its words."""
+    torch.manual_seed(0)
+    network, _ = build_whisper()
+    network = network.eval()
+    for weight in network.parameters():
+        torch.nn.init.normal_(weight, std=0.25)
+    words = (" so", *HOSTILE[:15])
+    answer = torch.arange(1, 17)[None]
+    inputs = {"input_features": torch.randn(1, 8, 100), "decoder_input_ids": answer}
+    with torch.inference_mode():
+        with regard.watch(network) as seen:
+            network(**inputs)
+        network.set_attn_implementation("eager")
+        found = network(**inputs, output_attentions=True)
+    seen = seen.sound(inputs["input_features"][0], 1, until=0.62, words=words)
+    pairs = zip(found.decoder_attentions, found.cross_attentions, strict=True)
+    maps = [*found.encoder_attentions, *(x for pair in pairs for x in pair)]
+    return seen, {(0, i): x[0].double().numpy() for i, x in enumerate(maps)}
+
+
 def as_eager(kind, model):
     """Return the same model with attention that tells its weights."""
     eager = kind._from_config(model.config, attn_implementation="eager").eval()
@@ -216,5 +297,7 @@ MAKERS = {
     "encoder": make_encoder,
     "pair": make_pair,
     "vision": make_vision,
+    "images": make_images,
+    "sound": make_sound,
 }
 RECORDINGS = {name: cache(make) for name, make in MAKERS.items()}

@@ -4,13 +4,14 @@ import re
 
 import numpy as np
 import pytest
-from recordings import ALERT, HOSTILE, RECORDINGS, make_recording
+from recordings import ALERT, HOSTILE, RECORDINGS, WORDS, make_recording
 from test_cells import check_weight
 from test_held import ASK, RECORDS, read
 from test_looks import find_violations
 
 from regard.masks.patterns import causal
 from regard.recording.record import Recording
+from regard.recording.spans import Span
 from regard.seen import Seen
 from regard.show.log_codes import NAN, decode
 from regard.show.map_requests import answer
@@ -486,3 +487,22 @@ def test_the_text_is_copied_as_it_was_read(open_window):
     window.at("reading").focus()
     window.press("y")
     window.await_text("sentence", f"^{len(HOSTILE)} tokens are copied$")
+
+
+def test_spans_that_a_user_names_are_blocks(open_url, tmp_path):
+    seen, _ = RECORDINGS["causal"]()
+    hostile = "<img src=x onerror=window.hacked=1>"
+    spans = [Span("question", 3, 20), Span(hostile, 20, 60)]
+    marked = seen.mark(spans)
+    marked.page(tmp_path / "spans.html")
+    url = (tmp_path / "spans.html").as_uri()
+    window = open_url(url, "v=text", width=1280, height=660, scheme="light")
+    blocks = window.page.locator(".text-line.block")
+    assert blocks.all_text_contents() == ["question", hostile, ""]
+    lines = window.page.locator(".text-line").all_text_contents()
+    first = lines.index("question") + 1
+    assert lines[first].startswith(" ".join(WORDS[3:7]))
+    assert not window.page.evaluate("() => window.hacked")
+    wrong = [*spans, Span("late", 250, 999)]
+    about = MapSource(seen.mark(wrong).recording).about
+    assert about["sequences"][0]["blocks"] == []

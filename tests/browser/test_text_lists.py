@@ -19,6 +19,7 @@ from regard.show.log_codes import NAN, decode
 from regard.show.map_requests import answer
 from regard.show.map_source import MapSource
 from regard.show.page import make_page
+from regard.show.page_rollout import pack_rollout
 from regard.show.server import start_server
 
 LIMIT = 900_000
@@ -186,6 +187,28 @@ def add_values(record, seed=0):
     return replace(record, v=torch.tensor(v * rng.random((record.shape[2], 1))))
 
 
+def test_a_file_has_the_rollout_of_a_short_text(module):
+    record = draw((120, 120), heads=4, shared=2, mask=causal())
+    other = draw((120, 120), heads=2, shared=2, mask=causal() & window(9))
+    recording = make_recording(record, replace(other, name="b"))
+    about, blobs = read(make_page(recording))
+    assert about["sequences"][0]["ways"]["rollout"] == ""
+    source = MapSource(recording)
+    for show, first, last in (("attended", 80, 91), ("attending", 3, 3)):
+        asked = {"sequence": 0, "first": first, "last": last, "heads": ""}
+        asked |= {"show": show, "combine": "mean", "by": "rollout"}
+        right = decode(answer(source, "text", asked).codes)[0]
+        found = module.evaluate(ASK, [about, blobs, "text", asked])
+        mine = decode(np.array(found["codes"], np.uint16))
+        np.testing.assert_allclose(mine, right, rtol=5e-4, atol=2e-9)  # NaN: masked
+    packed, why = pack_rollout(recording.records, 120, 300_000)
+    assert (packed, why) == (
+        b"",
+        "it would take about 0.0 MB of a file of 0.3 MB; seen.show() and "
+        "seen.widget() have it",
+    )
+
+
 @pytest.mark.parametrize("cells", [True, False])
 def test_a_file_multiplies_by_the_length_of_values(module, monkeypatch, cells):
     if cells:
@@ -197,7 +220,7 @@ def test_a_file_multiplies_by_the_length_of_values(module, monkeypatch, cells):
     page = make_page(recording, limit=LIMIT)
     assert (page.overview == 0) is cells
     about, blobs = read(page)
-    assert "a file has no rollout" in about["sequences"][0]["ways"]["rollout"]
+    assert about["sequences"][0]["ways"]["rollout"] == ""
     for show in ("attended", "attending"):
         for combine, heads in (("mean", ""), ("max", "1"), ("mean", "1.3,0.0")):
             asked = {"sequence": 0, "first": 80, "last": 91, "heads": heads}

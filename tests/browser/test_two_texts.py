@@ -93,6 +93,20 @@ def test_the_same_tokens_have_the_difference_of_both_tints(
     assert float(best[-1]) == pytest.approx((b - a)[change.argmax()], rel=6e-3)
 
 
+def test_a_click_is_one_request(open_url):
+    """Both runs, of 60 and 60 tokens, are in one answer."""
+    with HOSTS["server"](A.beside(C), None) as url:
+        window = open_url(url, "v=text&sel=20&two=diff", width=1280, height=800, scheme="light")  # fmt: skip
+        asked = []
+        window.page.on("request", lambda x: asked.append(x.url))
+        window.page.locator("[data-token='30']").click()
+        window.await_address(sel="30")
+        window.rest()
+        found = [x for x in asked if "/api/text" in x]
+        assert [re.search(r"&also=([\d.]+)", x)[1] for x in found] == ["1.32.32"]
+        window.page.goto("about:blank")  # before the server stops
+
+
 def test_colours_have_the_sign_of_the_change(show):
     window = show(A.beside(B), "sel=50&two=diff")
     change = tint(DENSE_B, 50, 50) - tint(DENSE_A, 50, 50)

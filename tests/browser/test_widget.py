@@ -6,14 +6,16 @@ A notebook's wire is a comm; `comm.create_comm` is where a front end brings its 
 import base64
 import json
 import queue
+import re
 import time
 
 import comm
 import pytest
 from comm.base_comm import BaseComm
-from recordings import RECORDINGS
+from recordings import RECORDINGS, make_recording
 
 from regard.errors import OptionError
+from regard.masks.patterns import causal
 
 HOST = """([state, text]) => {
   const heard = {};
@@ -94,7 +96,8 @@ def show(browser, monkeypatch):
     cells = []
 
     def open_it(name, **options):
-        widget = RECORDINGS[name]()[0].widget(**options)
+        seen = RECORDINGS[name]()[0] if isinstance(name, str) else name
+        widget = seen.widget(**options)
         cells.append(Cell(browser.new_page(), widget))
         return cells[-1]
 
@@ -137,6 +140,37 @@ def test_a_cell_opens_with_the_text(show):
     cell.page.click("[data-token='40']")
     cell.carry(lambda: "sel=40" in cell.widget.address)
     cell.carry(lambda: cell.text("sentence").startswith("40 “·the” attends most to"))
+
+
+def test_a_cell_has_pictures_beside_the_text(show):
+    cell = show("images", address="v=text&sel=28")
+    pictures = cell.page.locator("[data-at=images] canvas")
+    cell.carry(lambda: "attention is on this picture" in cell.text("images"))
+    assert pictures.count() == 2
+    box = pictures.nth(1).bounding_box()
+    cell.page.mouse.click(box["x"] + 5, box["y"] + 5)
+    cell.carry(lambda: "sel=18" in cell.widget.address)
+    cell.carry(lambda: "picture2(0,0)" in cell.text("chosen"))
+
+
+def test_a_cell_has_words_over_the_time_of_a_sound(show):
+    cell = show("sound", address="v=text")
+    rows = cell.page.locator("[data-at=strongest] tr")
+    cell.carry(lambda: rows.count() == 16)
+
+
+def test_a_cell_has_the_difference_of_two_recordings(show):
+    (one, dense), (other, more) = (
+        make_recording((9, 9), layers=1, heads=2, mask=causal(), seed=x) for x in (0, 5)
+    )
+    cell = show(one.beside(other), address="v=text&sel=8&two=diff")
+    ready = cell.page.locator("[data-at=reading][data-state=exact]")
+    cell.carry(lambda: ready.count() == 1)
+    cell.page.locator("[data-token='3']").hover()
+    change = (more[0, 0] - dense[0, 0])[:, 8, 3].mean()
+    cell.carry(lambda: " → 3 “·on”: " in cell.text("sentence"))
+    found = re.search(r": ([+−-]?[\d.e-]+) \(A", cell.text("sentence"))[1]
+    assert float(found) == pytest.approx(change, rel=2e-3, abs=1e-5)
 
 
 def test_python_may_move_the_map(show):

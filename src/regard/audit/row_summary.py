@@ -28,6 +28,7 @@ from regard.stats.reducer import Rows, Scope, Tile, start_rows
 from regard.stats.tile_walk import cut_strips, walk
 
 BLOCK = 512  # rows and keys of a tile
+FEW = 4  # tiles of a mask that are kept for all heads
 FAR = 2**31 - 1  # larger than any position
 WIDE = torch.float64
 TOTAL, FIRST, COUNT, MET = range(4)  # columns of the sums; mass and cells follow
@@ -91,6 +92,7 @@ class Region:
 
     record: Record  # with this mask
     kinds: Numbers  # (H, query tiles, key tiles)
+    kept: dict[tuple[int, int], Tensor] | None  # tiles that all heads share, if few
 
     def look(self, tile: Tile) -> Tensor | None:
         """Return the allowed cells of a tile in the region; None if there are none."""
@@ -102,7 +104,11 @@ class Region:
             return tile.allowed
         if kind == FULL:
             return torch.ones(1, 1, dtype=torch.bool).expand(tile.weights.shape)
-        cells: Tensor = self.record.allowed(tile.rows, tile.keys, heads=tile.head)
+        cells = None if self.kept is None else self.kept.get(at)
+        if cells is None:
+            cells = self.record.allowed(tile.rows, tile.keys, heads=tile.head)
+            if self.kept is not None:
+                self.kept[at] = cells
         return cells if tile.allowed is None else cells & tile.allowed
 
 
@@ -207,8 +213,13 @@ def summarize_rows(case: AuditedRecord) -> RowSummary:
 
 def read_region(record: Record) -> Region:
     """Return the region of a record's mask, with the kinds of all tiles."""
-    heads = read_heads(record, range(record.heads), ALL, ALL)
-    return Region(record, np.stack([head.prove(BLOCK)[2] for head in heads]))
+    row = record.allowed(slice(0, 1))
+    shared = row is None or row.shape[0] == 1
+    heads = read_heads(record, range(1 if shared else record.heads), ALL, ALL)
+    kinds = np.stack([head.prove(BLOCK)[2] for head in heads])
+    kept: dict[tuple[int, int], Tensor] | None = {} if shared else None
+    kinds = np.broadcast_to(kinds, (record.heads, *kinds.shape[1:]))
+    return Region(record, kinds, kept if kinds[0].size <= FEW else None)
 
 
 def measure_mask(record: Record) -> Tensor:

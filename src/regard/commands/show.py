@@ -4,6 +4,8 @@
                        TEXT is a picture or a sound for a model that reads these
                        --save writes the recording, --page and --map show the map
     FILE               show the map of a saved recording
+    --token 12-15      the text in the terminal, shaded by what these tokens attend to
+    --plot X,Y         two statistics of all heads in the terminal
 
 Next: lens/watch.py
 """
@@ -49,6 +51,46 @@ class MapOptions:
     draw: bool = False
     port: int | None = None
     host: str | None = None
+    token: tuple[int, int] | None = None
+    plot: tuple[str, str] | None = None
+
+
+class TokenRange(click.ParamType):  # type: ignore[type-arg]
+    """A token, or the first and the last one of a passage: 12 or 12-15."""
+
+    name = "tokens"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        first, dash, last = str(value).partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            self.fail(
+                f"{str(value)[:40]!r} is no token, expected its number, or the first "
+                "and the last of a passage. Write --token 12 or --token 12-15",
+                param,
+                ctx,
+            )
+        return int(first), int(last if dash else first)
+
+
+class StatisticPair(click.ParamType):  # type: ignore[type-arg]
+    """Two names of statistics with a comma between them."""
+
+    name = "statistics"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        names = [x.strip() for x in str(value).split(",")]
+        if len(names) != 2 or not all(names):
+            self.fail(
+                f"{str(value)[:40]!r}, expected two statistics. Write --plot "
+                "previous,induction",
+                param,
+                ctx,
+            )
+        return names[0], names[1]
 
 
 class HeadList(click.ParamType):  # type: ignore[type-arg]
@@ -102,7 +144,7 @@ class HeadList(click.ParamType):  # type: ignore[type-arg]
     "--heads",
     type=HeadList(),
     metavar="LAYER.HEAD,…",
-    help="Heads of the page: 18.7,18.8; 18 for all heads of a layer.",
+    help="Heads of --page or --token: 18.7,18.8; 18 for all heads of a layer.",
 )
 @click.option(
     "--limit",
@@ -117,6 +159,18 @@ class HeadList(click.ParamType):  # type: ignore[type-arg]
     help="Port of the map; by default, any free one.",
 )
 @click.option("--host", help="Address on which the map listens; 127.0.0.1 by default.")
+@click.option(
+    "--token",
+    type=TokenRange(),
+    metavar="N[-M]",
+    help="Print the text, shaded by what token N, or N to M, attends to.",
+)
+@click.option(
+    "--plot",
+    type=StatisticPair(),
+    metavar="X,Y",
+    help="Print all heads as points: previous,induction.",
+)
 @click.option("--json", is_flag=True, help="Print one row per head, as JSON.")
 def show(
     *,
@@ -143,11 +197,13 @@ def show(
         seen, new = run_model(path, text, n_new, chat=chat)
         if new:
             click.echo(remove_control(new), err=json)
-    table = compute_table(seen) if json or model is not None else None
+    wanted = json or model is not None or view.plot
+    table = compute_table(seen) if wanted else None
     if json and table is not None:
         click.echo(json_text.dumps(table.list_rows(), allow_nan=False))
-    elif table is not None:
+    elif table is not None and model is not None:
         print_table(seen, table)
+    print_pictures(seen, view, table, aside=json)
     if save:
         seen.save(save)
         click.echo(f"the recording is in {save}: regard show {save}", err=json)
@@ -162,9 +218,10 @@ def read_view(view: MapOptions, *, alone: bool) -> MapOptions:
 
     alone: whether the command prints nothing, so that the map is shown by default
     """
-    view = replace(view, draw=view.draw or (alone and not view.page))
-    for name in ("heads", "limit"):
-        if getattr(view, name) is not None and not view.page:
+    shown = view.page or view.token or view.plot
+    view = replace(view, draw=view.draw or (alone and not shown))
+    for name, used in (("heads", view.page or view.token), ("limit", view.page)):
+        if getattr(view, name) is not None and not used:
             raise click.UsageError(f"--{name} is for a page: add --page FILE.")
     for name in ("port", "host"):
         if getattr(view, name) is not None and not view.draw:
@@ -208,7 +265,7 @@ def run_model(path: Path, text: str, n_new: int, *, chat: bool) -> tuple[Seen, s
     new: list[str] = []
     with wait, watch(network) as seen, torch.inference_mode():
         generate_text(network, words, named, n_new, say=new.append)
-    return label_inputs(seen, network, words, [given]), "".join(new)
+    return label_inputs(seen, network, words, [given], [named]), "".join(new)
 
 
 def prepare_input(
@@ -274,6 +331,19 @@ def print_table(seen: Seen, table: HeadTable) -> None:
             first = told[0]
             said = f"layer {first['layer']} head {first['head']}, {first[name]:.3f}"
         click.echo(f"{which} {name}: {said}")
+
+
+def print_pictures(
+    seen: Seen, view: MapOptions, table: HeadTable | None, *, aside: bool
+) -> None:
+    """Print the text view and the plot of two statistics, as text."""
+    from regard.show.figures.head_scatter import draw_head_scatter
+    from regard.show.figures.tinted_text import draw_tinted_text
+
+    if view.token is not None:
+        click.echo(draw_tinted_text(seen, view.token, heads=view.heads), err=aside)
+    if view.plot is not None and table is not None:
+        click.echo(draw_head_scatter(table, *view.plot), err=aside)
 
 
 def write_map_page(

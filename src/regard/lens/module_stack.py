@@ -115,6 +115,15 @@ def is_decoder(model: nn.Module, name: str) -> bool:
     return bool(getattr(config, "is_encoder_decoder", False)) and "decoder" in name
 
 
+def find_towers(model: nn.Module) -> tuple[str, ...]:
+    """Return how the names of layers begin that read pictures or sounds, not text."""
+    return tuple(
+        f"{name}."
+        for name, part in model.named_modules()
+        if name and getattr(part, "main_input_name", "input_ids") != "input_ids"
+    )
+
+
 class Hook:
     """A hook of a module, which a copy of the model does not have."""
 

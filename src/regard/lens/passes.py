@@ -166,8 +166,13 @@ class Passes:
         number = self.numbers[module] = self.numbers.get(module, 0) + 1
         return module if number == 1 else f"{module}#{number}"
 
-    def add(self, name: str, call: CapturedCall, *, keep_v: bool) -> LayerRun:
-        """Add a call to the last run of its layer, or begin a new one."""
+    def add(
+        self, name: str, call: CapturedCall, *, keep_v: bool, tower: bool = False
+    ) -> LayerRun:
+        """Add a call to the last run of its layer, or begin a new one.
+
+        tower: its queries are no tokens: a text may have several pictures
+        """
         runs = self.runs.setdefault(name, [])
         last, begun = self.find_last(runs), self.state is State.BEGUN
         if self.is_first_use and has_all_keys(call):
@@ -180,16 +185,17 @@ class Passes:
             runs.append(last)
             last.session = self.current if self.is_inside else len(self.sessions)
         if begun:
-            self.begin_running(call, last, how)
+            self.begin_running(call, last, how, tower=tower)
         return last
 
     def begin_running(
-        self, call: CapturedCall, run: LayerRun, how: Continued | None
+        self, call: CapturedCall, run: LayerRun, how: Continued | None, *, tower: bool
     ) -> None:
         """Find the session of a pass by its first call."""
         self.state, self.is_new, self.how = State.RUNNING, how is None, how
         if how is None:
-            self.sessions.append(Session(call.q.shape[0]))
+            tokens = self.given.tokens if tower else None
+            self.sessions.append(Session(len(call.q if tokens is None else tokens)))
         self.current = min(run.session, len(self.sessions) - 1)
         whole = run.rows[0].start == 0  # else the tokens before are unknown
         self.sessions[self.current].add(self.given, how, whole=whole)

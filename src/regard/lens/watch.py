@@ -35,7 +35,12 @@ from regard.lens.check_rebuild import (
 )
 from regard.lens.chosen_layers import is_chosen, read_layers
 from regard.lens.find_attention import UNSTABLE, AttentionFinder, describe_error
-from regard.lens.module_stack import Hooks, ModuleStack, is_decoder
+from regard.lens.module_stack import (
+    Hooks,
+    ModuleStack,
+    find_towers,
+    is_decoder,
+)
 from regard.lens.observer import Observer
 from regard.lens.padding import is_packed, is_paged, read_valid
 from regard.lens.passes import Passes, Told
@@ -89,6 +94,7 @@ class Watcher:
     ) -> None:
         self.model, self.keep_v = model, keep == "qkv"
         self.on_host = store == "host"
+        self.towers = find_towers(model)
         self.layers = read_layers(layers, [name for name, _ in model.named_modules()])
         self.placements: dict[str, Placement] = {}
         self.weights = find_storages(model)
@@ -206,7 +212,8 @@ class Watcher:
             kinds = {x.dtype for x in (call.q, call.k, call.v) if x is not None}
             if not error <= max(map(find_tolerance, kinds)):
                 tally.reasons["its output could not be rebuilt"] = None
-        run = self.mine.add(name, call, keep_v=self.keep_v)
+        tower = bool(self.towers) and name.startswith(self.towers)
+        run = self.mine.add(name, call, keep_v=self.keep_v, tower=tower)
         tally.kept += 1
         tally.notes |= dict.fromkeys(self.note_places(name, call, run))
 

@@ -10,16 +10,17 @@ Next: seen.py
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from regard.errors import OptionError, ShapeError
+from regard.models.image_tokens import find_patches
 from regard.models.inputs import (
     ModelInput,
     choose_tower,
@@ -27,7 +28,6 @@ from regard.models.inputs import (
     find_rate,
     is_chat,
     make_inputs,
-    open_image,
     open_sound,
     tell_kind,
 )
@@ -78,7 +78,7 @@ def read(
                 run_network(tower, x)
     finally:
         tower.train(was_training)
-    return label_inputs(seen, tower, words, inputs)
+    return label_inputs(seen, tower, words, inputs, named)
 
 
 def open_pair(model: Any, *, download: bool) -> tuple[Any, Any]:
@@ -134,19 +134,53 @@ def run_network(network: Any, named: Mapping[str, Any]) -> Any:
 
 
 def label_inputs(
-    seen: Seen, network: Any, words: Any, inputs: list[ModelInput]
+    seen: Seen,
+    network: Any,
+    words: Any,
+    inputs: list[ModelInput],
+    named: list[dict[str, Any]],
 ) -> Seen:
-    """Return a recording with a text for every token, patch or moment."""
+    """Return a recording with a text for every token, patch or moment.
+
+    named: what the network was called with, for each of the inputs
+    """
     kind = tell_kind(network)
     if any(seen.recording.tokens):
-        return mark_unnamed(
-            seen.label(lambda ids: decode_token(words, ids[0])), network
-        )
+        labelled = seen.label(lambda ids: decode_token(words, ids[0]))
+        return place_images(mark_unnamed(labelled, network), network, named)
     for i, given in enumerate(inputs):
         if kind == "image" and given.image is not None:
-            seen = label_patches(seen, given.image, i)
+            seen = label_patches(seen, named[i], i)
         elif kind == "audio" and given.audio is not None:
-            seen = label_moments(seen, words, given.audio, i)
+            seen = label_moments(seen, words, named[i], given.audio, i)
+    return seen
+
+
+def place_images(seen: Seen, network: Any, named: list[dict[str, Any]]) -> Seen:
+    """Return a recording with the pictures of an image-text model beside its text.
+
+    If it is not known which token is which patch, a note says so.
+    """
+    config, first = getattr(network, "config", None), 0
+    for x in named:
+        count = len(x["input_ids"]) if "input_ids" in x else 0
+        here, first = slice(first, first + count), first + count
+        if "pixel_values" not in x or config is None:
+            continue
+        found = seen.recording
+        try:
+            images = find_patches(config, x, found.tokens[here], found.texts[here])
+        except ShapeError as error:
+            notes = found.notes | {"images_missing": str(error)}
+            seen = Seen(replace(found, notes=notes))
+            continue
+        for image in images:
+            seen = seen.picture(
+                image.pixels,
+                grid=image.grid,
+                tokens=image.tokens,
+                sequence=here.start + image.sequence,
+            )
     return seen
 
 
@@ -173,28 +207,29 @@ def mark_unnamed(seen: Seen, network: Any) -> Seen:
     return Seen(replace(found, notes=notes))
 
 
-def label_patches(seen: Seen, image: Any, i: int) -> Seen:
-    """Return a recording with the picture, if its patches form a known grid."""
-    picture = open_image(image)
+def label_patches(seen: Seen, named: Mapping[str, Any], i: int) -> Seen:
+    """Return a recording with the picture, if its patches form a known grid.
+
+    It is the picture that the model was given, which a processor may have cropped.
+    """
     try:
-        return seen.picture(picture, sequence=i)
-    except ShapeError:  # windows, or a grid that is no square
+        return seen.picture(named["pixel_values"][0], sequence=i)
+    except (KeyError, ShapeError):  # windows, or a grid that is no square
         return seen
 
 
-def label_moments(seen: Seen, words: Any, audio: Any, i: int) -> Seen:
-    """Return a recording in which every key has the time at which it begins."""
-    found, rate = seen.recording, find_rate(words)
+def label_moments(
+    seen: Seen, words: Any, named: Mapping[str, Any], audio: Any, i: int
+) -> Seen:
+    """Return a recording with its sound on a time axis, and the words of a decoder."""
+    rate = find_rate(words)
     own = getattr(words, "feature_extractor", words)
-    seconds = len(open_sound(audio, rate)) / rate
+    samples = open_sound(audio, rate)
     padded = getattr(own, "chunk_length", None)  # Whisper always hears 30 seconds
-    seconds = seconds if padded is None else float(padded)
-    first = next(
-        x for x, j in zip(found.records, found.sequences, strict=True) if j == i
-    )
-    n_keys = int(first.k.shape[1])
-    digits = max(0, math.ceil(-math.log10(max(seconds, 1e-9) / n_keys)))
-    times = tuple(f"{seconds * j / n_keys:.{digits}f} s" for j in range(n_keys))
-    texts = [*found.texts, *[()] * (i + 1 - len(found.texts))]
-    texts[i] = times
-    return Seen(replace(found, texts=tuple(texts)))
+    heard = len(samples) if padded is None else round(padded * rate)
+    until = min(len(samples), heard) / rate
+    samples = np.pad(samples[:heard], (0, max(0, heard - len(samples))))
+    spoken = named.get("decoder_input_ids")
+    ids = [] if spoken is None else spoken[0].tolist()
+    told = [decode_token(words, token) for token in ids]
+    return seen.sound(samples, heard / rate, until=until, words=told, sequence=i)

@@ -11,9 +11,13 @@ from typing import Any
 from regard.errors import OptionError
 from regard.serving.engine import Capture, match_engine
 
+STORE = ("device", "host")  # where a recording is kept
+
 
 def find_capture(model: Any, store: str) -> Capture:
     """Return the function that watches this kind of model."""
+    if store not in STORE:
+        raise OptionError(f'store="{store}", expected "device" or "host".')
     engine = match_engine(model)
     if engine is not None:
         if store == "host":

@@ -25,6 +25,7 @@ import numpy as np
 
 from regard.errors import OptionError
 from regard.recording.record import Recording
+from regard.show.vision_input import find_images, find_pictures
 from regard.stats.alignment import Alignment, align_records, align_tokens
 from regard.stats.comparison import measure_moved, pair_records, read_named
 
@@ -74,8 +75,28 @@ def join_recordings(
         tokens=tuple(read_first(x.tokens) for x in (one, other)),
         texts=tuple(read_first(x.texts) for x in (one, other)),
         coverage=one.coverage,
-        notes={**one.notes, "title": " and ".join(names), COMPARED: note},
+        notes={
+            **one.notes,
+            **join_pictures(one, other),
+            "title": " and ".join(names),
+            COMPARED: note,
+        },
     )
+
+
+def join_pictures(one: Recording, other: Recording) -> dict[str, Any]:
+    """Return the pictures and the named spans of both, as notes."""
+    both = (one, other)
+    images = [x | {"sequence": i} for i, y in enumerate(both) for x in find_images(y)]
+    pictures = {
+        str(i): x for i, y in enumerate(both) for x in find_pictures(y).values()
+    }
+    spans = {
+        str(i): x["0"]
+        for i, y in enumerate(both)
+        if isinstance(x := y.notes.get("spans"), dict) and "0" in x
+    }
+    return {"images": images, "pictures": pictures, "spans": spans}
 
 
 def align_texts(

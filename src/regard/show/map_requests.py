@@ -9,6 +9,7 @@
     tile          a head, level, x, y, how         a Sheet
     gallery       sequence, layer                  a Sheet
     text          tokens and heads                 a Sheet (text_request.py)
+    sound         heads                            a Sheet (sound_request.py)
 
 Parameters are text (server) or numbers (notebook), and untrusted in both cases.
 
@@ -23,10 +24,12 @@ from typing import Any
 from regard.errors import OptionError
 from regard.show.map_source import MapSource, Spot
 from regard.show.request_numbers import read_numbers
+from regard.show.sound_request import answer_sound
 from regard.show.text_request import answer_text
 from regard.show.zoom_levels import Sheet
 
-NAMES = ("meta", "table", "row", "column", "tile", "gallery", "text")
+WHOLE = ("table", "gallery")  # then everything is computed in advance (prepare)
+NAMES = ("meta", "table", "row", "column", "tile", "gallery", "text", "sound")
 
 Given = Mapping[str, str | int]
 
@@ -38,8 +41,9 @@ def answer(source: MapSource, name: str, given: Given) -> Sheet | dict[str, Any]
         return whole[name]()
     if name == "gallery":
         return source.gallery(*read_numbers(given, "sequence", "layer"))
-    if name == "text":
-        return answer_text(source, given)
+    media = {"text": answer_text, "sound": answer_sound}
+    if name in media:
+        return media[name](source, given)
     if name not in NAMES:
         raise OptionError(f"{name!r} cannot be asked, expected one of {NAMES}.")
     spot = Spot(*read_numbers(given, *Spot._fields))

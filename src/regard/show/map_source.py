@@ -33,9 +33,14 @@ from regard.recording.record import Record, Recording
 from regard.show.background_jobs import Jobs, LruCache
 from regard.show.layer_kinds import find_kind, is_causal
 from regard.show.log_codes import encode_weights
+from regard.show.sound_input import find_sounds
 from regard.show.text_blocks import describe_text
 from regard.show.text_rollout import describe_ways
-from regard.show.vision_input import find_pictures
+from regard.show.vision_input import (
+    find_images,
+    find_pictures,
+    name_image_tokens,
+)
 from regard.show.zoom_levels import (
     Levels,
     Sheet,
@@ -107,7 +112,7 @@ class MapSource:
         self.longest: dict[int, float] = {}  # value of a sequence
         self.kept = LruCache(limit)
         self.passes, self.chores = Jobs("passes"), Jobs("chores")
-        self.clock = itertools.count(1)
+        self.clock, self.prepared = itertools.count(1), False
         self.rows: dict[tuple[int, int], list[dict[str, Any]]] = {}  # of the table
         self.few: list[dict[str, Any]] = []  # its numbers of too few queries
 
@@ -155,14 +160,16 @@ class MapSource:
         tokens, texts = self.recording.tokens, self.recording.texts
         n = max([len(tokens), len(texts), *(s + 1 for s, _ in self.records)])
         firsts = {r.name: r for r in reversed(self.recording.records)}
+        images, spans = find_images(self.recording), self.recording.notes.get("spans")
         return {
             "model": self.recording.model,
             "title": str(self.recording.notes.get("title") or self.recording.model),
             "sequences": [
                 describe_text(
                     tokens[i] if i < len(tokens) else (),
-                    texts[i] if i < len(texts) else (),
+                    name_image_tokens(texts[i] if i < len(texts) else (), i, images),
                     describe_ways(self.list_readers(i)),
+                    spans.get(str(i)) if isinstance(spans, dict) else (),
                 )
                 for i in range(n)
             ],
@@ -178,6 +185,9 @@ class MapSource:
             "levels": {"tile": TILE},
             "statistics": [x.pack() for x in list_statistics()],
             "pictures": find_pictures(self.recording),
+            "images": images,
+            "sounds": find_sounds(self.recording),
+            "imagesMissing": str(self.recording.notes.get("images_missing", "")),
             "compared": self.recording.notes.get("compared"),
         }
 
@@ -324,8 +334,9 @@ class MapSource:
 
     def prepare(self) -> None:
         """Queue all thumbnails, then the table, unless that would take minutes."""
-        if self.is_long:
+        if self.is_long or self.prepared:
             return
+        self.prepared = True
         for key in self.records:
             self.chores.ask(key, partial(self.sketch, *key), AHEAD)
         for key in self.records:

@@ -44,6 +44,7 @@ from regard.show.page_parts import (
     pack_small,
     pick_heads,
 )
+from regard.show.page_rollout import pack_rollout
 from regard.show.page_size import COARSEST, FINEST, choose_error
 from regard.show.text_request import find_longest
 from regard.show.text_tint import measure_values
@@ -52,7 +53,6 @@ from regard.stats.table import HeadTable
 
 LIMIT = 15_000_000  # bytes
 EXACT = 5e-4  # weights with at most this relative error are called exact
-NO_ROLLOUT = "a file has no rollout; seen.show() and seen.widget() have it"
 NOTE = "this file holds the text that the model read"
 
 Heads = Mapping[int, Sequence[int] | None]
@@ -125,7 +125,7 @@ def make_page(
     chosen = choose_heads(recording, heads)
     if not chosen:
         raise OptionError("the recording has no records: there is nothing to show.")
-    fixed = prepare(recording, chosen, table)
+    fixed = prepare(recording, chosen, table, limit)
     room = limit - len(write_html(fixed["meta"], fixed["blobs"]))
     error = choose_error([x.record for x in chosen], room)
     page = None if error is None else fit_cells(fixed, chosen, error, limit, progress)
@@ -150,7 +150,10 @@ def choose_heads(recording: Recording, heads: Heads | None) -> list[Chosen]:
 
 
 def prepare(
-    recording: Recording, chosen: Sequence[Chosen], table: HeadTable | None
+    recording: Recording,
+    chosen: Sequence[Chosen],
+    table: HeadTable | None,
+    limit: int,
 ) -> dict[str, Any]:
     """Return the parts of a page that are always the same: description and masks."""
     source = MapSource(recording)
@@ -173,10 +176,20 @@ def prepare(
     blobs |= {f"mask-{i}": mask for mask, i in masks.items()}
     meta = source.about | {"records": records, "table": kept, "tableAll": len(records)}
     meta["sequences"] = [
-        x | {"ways": x["ways"] | {"rollout": NO_ROLLOUT}} for x in meta["sequences"]
+        x | {"ways": x["ways"] | {"rollout": add_rollout(source, i, blobs, limit)}}
+        for i, x in enumerate(meta["sequences"])
     ]
     meta |= {"few": few, "note": NOTE, "rounded": None}
     return {"meta": meta, "blobs": blobs}
+
+
+def add_rollout(source: MapSource, i: int, blobs: dict[str, bytes], limit: int) -> str:
+    """Add the rollout of a sequence; return why not, if it does not fit."""
+    count = source.about["sequences"][i]["count"]
+    packed, why = pack_rollout(source.list_readers(i), count, limit)
+    if packed:
+        blobs[f"rollout-{i}"] = packed
+    return why
 
 
 def add_values(

@@ -39,7 +39,7 @@ from rich.progress import Progress, TaskID
 
 from regard.errors import OptionError, RegardError
 from regard.recording.record import Recording
-from regard.show.map_requests import NAMES, answer
+from regard.show.map_requests import NAMES, WHOLE, answer
 from regard.show.map_source import MapSource, MissingError, UnfinishedError
 from regard.show.script_bundle import ASSETS, join_modules
 from regard.show.server_address import bind_door, is_local, is_numeric_host, name_host
@@ -169,7 +169,6 @@ def open_door(
             timeout_graceful_shutdown=1,
             h11_max_incomplete_event_size=LONGEST,
         )
-        source.prepare()
         try:
             yield uvicorn.Server(config), door, f"http://{name}:{port}/?token={token}"
         finally:
@@ -196,6 +195,8 @@ def make_app(
         return shown
 
     def show_answer(name: str, asked: QueryParams) -> Response:
+        if name in WHOLE:  # not before: the first text would wait for it
+            source.prepare()
         found = answer(source, name, read_once(asked))
         return send_sheet(found) if isinstance(found, Sheet) else send_json(found)
 

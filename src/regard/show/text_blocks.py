@@ -8,7 +8,8 @@
     a form feed                       the next block is "page 2", …
 
 A block goes on to the start of the next one. Text without such tokens is one block
-without a name.
+without a name. Spans that the user named, seen.mark(spans), come first: what is between
+them has no name.
 
 Next: map_source.py
 """
@@ -16,8 +17,12 @@ Next: map_source.py
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
+
+from regard.recording.record import Recording
+from regard.recording.spans import Span
 
 ROLES = re.compile(  # starts of messages: ChatML, Llama 3, Gemma, Phi, GPT-OSS, GLM
     r"<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|<\|start\|>|<\|turn>"
@@ -28,19 +33,47 @@ WORDS = 4  # most tokens of a role: "assist", "ant"
 
 
 def describe_text(
-    tokens: Sequence[int], texts: Sequence[str], ways: dict[str, str]
+    tokens: Sequence[int], texts: Sequence[str], ways: dict[str, str], spans: Any = ()
 ) -> dict[str, Any]:
     """Return what a page needs to know of the text of a sequence, ready for JSON.
 
     ways: other tints than by weight, with the reason if they are not there
+    spans: that the user named; a file is untrusted
     """
+    count = max(len(tokens), len(texts))
     return {
         "tokens": list(tokens),
         "texts": list(texts),
-        "count": max(len(tokens), len(texts)),
-        "blocks": find_blocks(texts),
+        "count": count,
+        "blocks": name_spans(spans, count) or find_blocks(texts),
         "ways": ways,
     }
+
+
+def mark_spans(recording: Recording, spans: Iterable[Span], sequence: int) -> Recording:
+    """Return a recording with a note of named spans."""
+    given = [[x.name, x.start, x.stop] for x in spans]
+    known = recording.notes.get("spans", {}) | {str(sequence): given}
+    return replace(recording, notes=recording.notes | {"spans": known})
+
+
+def name_spans(spans: Any, count: int) -> list[dict[str, Any]]:
+    """Return the blocks of named spans, [name, start, stop]; none if one is not valid.
+
+    >>> name_spans([["question", 0, 4], ["answer", 4, 6]], 6)
+    [{'start': 0, 'name': 'question'}, {'start': 4, 'name': 'answer'}]
+    >>> name_spans([["question", 0, 4]], 6)  # the rest has no name
+    [{'start': 0, 'name': 'question'}, {'start': 4, 'name': ''}]
+    """
+    found: dict[int, str] = {}
+    for span in spans if isinstance(spans, list) else ():
+        match span:
+            case [str(name), int(start), int(stop)] if 0 <= start < stop <= count:
+                found.setdefault(stop, "")
+                found[start] = name
+            case _:
+                return []
+    return [{"start": i, "name": found[i]} for i in sorted(found) if i < count]
 
 
 def find_blocks(texts: Sequence[str]) -> list[dict[str, Any]]:

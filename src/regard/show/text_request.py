@@ -8,9 +8,11 @@
     show              "attended" or "attending"  } text_tint.py
     combine           "mean" or "max"            }
     by                "weight", "value" or "rollout" (text_rollout.py)
+    also              "1.12.15": the same for tokens 12 to 15 of sequence 1
 
-The answer is a Sheet of one row, a code (log_codes.py) per token. Layers that do not
-read the tokens of the sequence (a vision tower, a decoder) are not part of "all heads".
+The answer is a Sheet of one row, a code (log_codes.py) per token; those of `also`
+follow. Layers that do not read the tokens of the sequence (a vision tower, a decoder)
+are not part of "all heads".
 
 Next: map_requests.py
 """
@@ -18,7 +20,10 @@ Next: map_requests.py
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from regard.errors import OptionError
 from regard.recording.record import Record
@@ -35,6 +40,15 @@ LONGEST = 8192  # most characters of a list of heads
 
 def answer_text(source: MapSource, given: Mapping[str, str | int]) -> Sheet:
     """Return the tint of every token; raise OptionError for an invalid request."""
+    if "also" in given:
+        one = {name: x for name, x in given.items() if name != "also"}
+        names = ("sequence", "first", "last")
+        parts = str(given["also"])[:LONGEST].split(".")
+        if len(parts) != len(names):
+            raise OptionError(f"also={parts!r:.40}, expected SEQUENCE.FIRST.LAST.")
+        other = one | dict(zip(names, parts, strict=True))
+        sheets = [answer_text(source, x) for x in (one, other)]
+        return replace(sheets[0], codes=np.hstack([x.codes for x in sheets]))
     sequence, first, last = read_numbers(given, "sequence", "first", "last")
     show: Any = given.get("show", "attended")
     combine: Any = given.get("combine", "mean")
@@ -77,10 +91,6 @@ def select_heads(
     source: MapSource, sequence: int, text: str
 ) -> list[tuple[Record, list[int]]]:
     """Return the records of a sequence that a list of heads names, with their heads."""
-    if len(text) > LONGEST:
-        raise OptionError(
-            f"heads has {len(text)} characters, expected at most {LONGEST}."
-        )
     if not text:
         found = [
             (mark_once(source, *key), list(range(record.heads)))
@@ -90,13 +100,7 @@ def select_heads(
         if not found:
             raise MissingError(f"no head reads the tokens of sequence {sequence}.")
         return found
-    wanted: dict[int, list[int]] = {}
-    for part in text.split(","):
-        first, dot, second = part.partition(".")
-        given = {"layer": first, "head": second if dot else "0"}
-        layer, head = read_numbers(given, "layer", "head")
-        record = source.find(sequence, layer, head)
-        wanted.setdefault(layer, []).extend([head] if dot else range(record.heads))
+    wanted = read_heads(source, sequence, text)
     for layer in wanted:
         if not reads_text(source, sequence, layer):
             raise MissingError(
@@ -106,6 +110,22 @@ def select_heads(
         (mark_once(source, sequence, layer), sorted(set(heads)))
         for layer, heads in wanted.items()
     ]
+
+
+def read_heads(source: MapSource, sequence: int, text: str) -> dict[int, list[int]]:
+    """Return the heads that a list names, by layer; none for an empty list."""
+    if len(text) > LONGEST:
+        raise OptionError(
+            f"heads has {len(text)} characters, expected at most {LONGEST}."
+        )
+    wanted: dict[int, list[int]] = {}
+    for part in text.split(",") if text else ():
+        first, dot, second = part.partition(".")
+        given = {"layer": first, "head": second if dot else "0"}
+        layer, head = read_numbers(given, "layer", "head")
+        record = source.find(sequence, layer, head)
+        wanted.setdefault(layer, []).extend([head] if dot else range(record.heads))
+    return wanted
 
 
 def mark_once(source: MapSource, sequence: int, layer: int) -> Record:

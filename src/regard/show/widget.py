@@ -21,7 +21,7 @@ from typing import Any
 
 from regard.errors import OptionError, RegardError
 from regard.recording.record import Recording
-from regard.show.map_requests import answer
+from regard.show.map_requests import WHOLE, answer
 from regard.show.map_source import MapSource
 from regard.show.page import make_page
 from regard.show.script_bundle import join_modules, read_asset, read_body
@@ -58,12 +58,13 @@ class MapWidget(anywidget.AnyWidget):
         if not (isinstance(height, int) and height > 0):
             raise OptionError(f"height={height!r}, expected pixels, as 640.")
         super().__init__(address=address, height=height)
-        self.source.prepare()
         self.on_msg(lambda _, asked, __: self.pool.submit(self.reply, asked))
 
     def reply(self, asked: Any) -> None:
         """Answer a message, or send an error message."""
         number = asked.get("id")
+        if asked.get("name") in WHOLE:
+            self.source.prepare()
         try:
             found = answer(self.source, asked.get("name"), asked.get("place") or {})
         except RegardError as error:

@@ -14,16 +14,22 @@
 
    Next: offline_source.js */
 
-import { encode } from "./ink.js";
+import { encode, isMasked, weightOf } from "./ink.js";
 
 const SLICE = 8; // ms of work, then others may
 const PARTS = 250; // steps of a rest
 const LOST = 255; // a row without weights
 
-/* Return the codes of every token; from lists, also `upper` and what is `known`. */
-export const tintText = async (source, asked, signal) => {
+/* Return the codes of every token; from lists, also `upper` and what is `known`.
+   also: "1.12.15", a selection of another sequence, whose answer is `there` */
+export const tintText = async (source, { also, ...asked }, signal) => {
+  if (also) {
+    const [sequence, first, last] = also.split(".").map(Number);
+    const here = await tintText(source, asked, signal);
+    return { ...here, there: await tintText(source, { ...asked, sequence, first, last }, signal) };
+  }
   const { sequence, heads, show, combine, by = "weight" } = asked;
-  if (by === "rollout") throw new Error(source.about.sequences[sequence].ways.rollout);
+  if (by === "rollout") return { codes: await tintRollout(source, asked) };
   const { count } = source.about.sequences[sequence];
   const [low, high, one, top] = Array.from({ length: 4 }, () => new Float64Array(count));
   const seen = new Uint8Array(count);
@@ -59,6 +65,48 @@ export const tintText = async (source, asked, signal) => {
   if (!listed) return { codes };
   const { least, off } = mean ?? source.about.lists;
   return { codes, upper: encodeAll(high), known: { least, off, rest: rest / listed, mean: Boolean(mean), all: show === "attending" } };
+};
+
+/* The same from the rollout of every pair of tokens (page_rollout.py). */
+async function tintRollout(source, { sequence, first, last, show }) {
+  const { count, ways } = source.about.sequences[sequence];
+  if (ways.rollout) throw new Error(ways.rollout);
+  const bytes = new Uint8Array(await source.read(`rollout-${sequence}`, source.inflated));
+  const codes = new Uint16Array(count);
+  const rows = show === "attended";
+  for (let at = 0; at < count; at++) {
+    let [sum, seen] = [0, false];
+    for (let one = first; one <= last; one++) {
+      const cell = rows ? one * count + at : at * count + one;
+      const code = (bytes[cell] << 8) | bytes[count * count + cell];
+      if (isMasked(code)) continue;
+      seen = true;
+      sum += weightOf(code);
+    }
+    if (seen) codes[at] = encode(Math.min(1, rows ? sum / (last + 1 - first) : sum));
+  }
+  return codes;
+}
+
+/* Return the weights of words on the moments of a sound, mean or max over heads, as codes. */
+export const weighWords = async (source, { sequence, heads, combine }, signal) => {
+  const { words } = source.about.sounds[sequence];
+  const { count } = source.about.sequences[sequence];
+  const isMeant = ({ nq, nk, qNamed, kNamed }) => nq === words.length && nk === count && !(qNamed && kNamed);
+  const places = source.headsOfText(sequence, heads, isMeant);
+  const total = new Float64Array(words.length * count);
+  for (const place of places) {
+    const head = await source.headOf(place);
+    for (let i = 0; i < words.length; i++) {
+      head.weigh(i, 0, count, (j, weight) => {
+        const at = i * count + j;
+        total[at] = combine === "max" ? Math.max(total[at], weight) : total[at] + weight / places.length;
+      });
+    }
+    await pause();
+    signal?.throwIfAborted();
+  }
+  return { codes: Uint16Array.from(total, encode) };
 };
 
 /* Add what a head gives to each token, by position; return whether the selection is in it. */

@@ -9,7 +9,7 @@
 
    Next: source.js */
 
-import { readRuns, tintText, WeightList } from "./held_text.js";
+import { readRuns, tintText, WeightList, weighWords } from "./held_text.js";
 import { encode, NAN, weightOf } from "./ink.js";
 import { fromBase64 } from "./source.js";
 
@@ -97,6 +97,11 @@ export class HeldSource {
     return tintText(this, asked, signal);
   }
 
+  /* The weights of words over the moments of a sound, as sound_request.py defines them. */
+  async sound(asked, signal) {
+    return weighWords(this, asked, signal);
+  }
+
   /* The lengths of the values of a head, of the longest 1; null: they are not asked for. */
   async sizesOf(place, by) {
     if (by !== "value") return null;
@@ -120,10 +125,10 @@ export class HeldSource {
   }
 
   /* The heads that a list such as "17.5,18" names, "" for all; of those whose cells or lists are here. */
-  headsOfText(sequence, list) {
+  headsOfText(sequence, list, isMeant = ({ qNamed, kNamed }) => qNamed && kNamed) {
     const wanted = list ? list.split(",").map((part) => part.split(".").map(Number)) : null;
     const isWanted = (layer, head) => !wanted || wanted.some(([at, one]) => at === layer && (one === undefined || one === head));
-    const found = this.about.records.filter((x) => x.sequence === sequence && x.qNamed && x.kNamed).flatMap(({ layer, heads }) =>
+    const found = this.about.records.filter((x) => x.sequence === sequence && isMeant(x)).flatMap(({ layer, heads }) =>
       heads.filter((head) => isWanted(layer, head)).map((head) => ({ sequence, layer, head })),
     );
     const held = found.filter((place) => this.find(place).record.lists || this.cellsOf(this.find(place)));

@@ -30,7 +30,7 @@ const ADDRESS = {
   sort: ["sort", String], only: ["only", String],
   px: ["plotX", String], py: ["plotY", String], box: ["box", String],
   v: ["view", String], sel: ["passage", String], hs: ["heads", String],
-  w: ["show", String], mix: ["mix", String], by: ["by", String], two: ["versus", String], sc: ["scale", String], tl: ["least", Number],
+  w: ["show", String], mix: ["mix", String], by: ["by", String], two: ["versus", String], au: ["heard", String], sc: ["scale", String], tl: ["least", Number],
 };
 const START = {
   sequence: 0, how: "max", low: -3, sort: "layer", only: "", compare: "",
@@ -83,7 +83,7 @@ export class Page {
     fillSelect(this.part.only, [["", "all heads"], ...choices(listBadges(this.meta))], "");
     this.listen();
     this.readAddress();
-    this.awaitTable(1000);
+    this.awaitTable(600);
   }
 
   /* The statistics may come later than the maps. */
@@ -97,7 +97,7 @@ export class Page {
     } catch (error) {
       this.panel.say(error.message);
     }
-    this.awaitTable(Math.min(30_000, 1.5 * pause));
+    this.awaitTable(Math.min(30_000, 1.3 * pause));
   }
 
   showTableState() {
@@ -197,7 +197,8 @@ export class Page {
   labelOf(index, side) {
     const { record } = this.plane;
     const position = record[`${side}Positions`]?.[index] ?? record[`${side}Start`] + index;
-    if (!record[`${side}Named`]) return { position, text: "" }; // other tokens than those we know
+    const words = this.meta.sounds[this.at.sequence]?.words;
+    if (!record[`${side}Named`]) return { position, text: (record[`n${side}`] === words?.length && words[position]) || "" }; // other tokens, as of a decoder
     const { tokens = [], texts = [] } = this.meta.sequences[this.at.sequence] ?? {};
     return { position, text: texts[position] ?? (tokens[position] ?? "").toString() };
   }
@@ -237,6 +238,7 @@ export class Page {
     part.sequence.value = at.sequence;
     part.unlabelled.hidden = !this.isUnlabelled;
     part.toText.hidden = !this.text.hasText(at.sequence);
+    part.toText.textContent = this.meta.sounds[at.sequence] ? "sound" : "text";
     for (const [name, link] of Object.entries({ text: part.toText, gallery: part.home, map: part.toMap })) {
       if (name === view) link.setAttribute("aria-current", "page");
       else link.removeAttribute("aria-current");

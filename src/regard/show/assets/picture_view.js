@@ -10,10 +10,10 @@
 
 import { make } from "./gallery.js";
 import { showCount, showWeight } from "./ink.js";
-import { drawPatches, tellSpecial } from "./patches.js";
+import { drawPatches, placePatch, stepPatch, tellSpecial } from "./patches.js";
 
 const MOST = 1024; // answers that are kept: as many as a picture has patches, or more
-const STEPS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+const WIDTH = 268; // pixels of the side panel
 
 export class PictureView {
   constructor(panel) {
@@ -71,23 +71,16 @@ export class PictureView {
   }
 
   /* The token of the patch under the pointer. */
-  patchAt({ clientX, clientY }) {
-    const { rows, columns, special } = this.picture;
-    const { left, top, width, height } = this.frame.firstChild.getBoundingClientRect();
-    const part = (x, size, count) => Math.min(count - 1, Math.max(0, Math.floor((x / size) * count)));
-    return special + part(clientY - top, height, rows) * columns + part(clientX - left, width, columns);
+  patchAt(event) {
+    return this.picture.special + placePatch(this.picture, this.frame.firstChild, event);
   }
 
   press(event) {
-    const { rows, columns, special } = this.picture;
-    const step = STEPS[event.key];
-    if (step) {
-      const from = this.looking ?? special;
-      const [i, j] = from < special ? [0, 0] : [Math.floor((from - special) / columns), (from - special) % columns];
-      const [down, across] = from < special ? [0, 0] : step; // from a special token to the first patch
-      const row = Math.min(rows - 1, Math.max(0, i + down));
-      this.choose(special + row * columns + Math.min(columns - 1, Math.max(0, j + across)));
-    } else if (event.key === "Enter" && this.looking !== null) this.pin(this.looking);
+    const { special } = this.picture;
+    const from = this.looking === null ? 0 : this.looking - special;
+    const next = stepPatch(this.picture, from < 0 ? null : from, event.key); // from a special token to the first patch
+    if (next !== null) this.choose(special + next);
+    else if (event.key === "Enter" && this.looking !== null) this.pin(this.looking);
     else if (event.key === "Escape" && this.chosen !== null) this.choose(null);
     else return;
     event.preventDefault();
@@ -146,8 +139,13 @@ export class PictureView {
 
   draw(picture, weights, query) {
     const { page, plane } = this.panel;
-    const canvas = drawPatches(picture, weights, query, page.ink, plane.colours);
-    this.frame.replaceChildren(canvas);
+    const { special } = picture;
+    const shadeOf = (at) => {
+      const weight = weights.length ? (weights[special + at] ?? NaN) : 0; // JSON has null for NaN
+      return { css: page.ink.colour(weight), place: page.ink.placeOf(weight) };
+    };
+    const framed = query >= special ? [query - special] : [];
+    this.frame.replaceChildren(drawPatches(picture, shadeOf, framed, plane.colours, WIDTH));
   }
 
   tell(picture, weights, query) {

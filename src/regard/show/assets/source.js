@@ -6,9 +6,10 @@
      source.row(place), .column     entropy and the largest weights of a query or key
      source.gallery(place)          a small map of every head of a layer
      source.text(selection)         a code for every token of a text, see text_view.js
+     source.sound(heads)            a code for every word and moment, see sound_view.js
 
    HttpSource asks the server that sent this page. A page with its data inside, or a
-   notebook, gives another object with these seven calls. Tiles keeps what has come.
+   notebook, gives another object with these eight calls. Tiles keeps what has come.
 
    Next: map_canvas.js */
 
@@ -52,6 +53,11 @@ export class HttpSource {
   async text(selection, signal) {
     const answer = await this.ask("text", selection, signal);
     return { codes: new Uint16Array(await answer.arrayBuffer()) }; // (tokens)
+  }
+
+  async sound(heads, signal) {
+    const answer = await this.ask("sound", heads, signal);
+    return { codes: new Uint16Array(await answer.arrayBuffer()) }; // (words, moments)
   }
 
   async tile(place, signal) {

@@ -58,7 +58,7 @@ export class TextPanel {
     part.attending.checked = at.show === "attending";
     const [first, last] = view.chosen;
     part.chosen.textContent = first === last ? `token ${view.name(first)}` : `tokens ${showCount(first)}–${showCount(last)}`;
-    part.meaning.textContent = `The colours are ${MEANING[at.show][first === last ? 0 : 1]}.`;
+    if (!view.sound.inWords) part.meaning.textContent = `The colours are ${MEANING[at.show][first === last ? 0 : 1]}.`;
     this.showLegend();
   }
 

@@ -25,8 +25,7 @@ export class SideText {
     const width = this.part.besideLines.clientWidth;
     if (this.laid !== `${sequence} ${width}`) {
       this.laid = `${sequence} ${width}`;
-      const { texts, tokens, count } = this.view.meta.sequences[sequence];
-      this.texts = Array.from({ length: count }, (_, at) => texts[at] ?? ` ${tokens[at]}`);
+      this.texts = this.view.images.hide(sequence, this.view.textsOf(sequence));
       const context = document.createElement("canvas").getContext("2d");
       context.font = getComputedStyle(this.part.besideLines).font;
       const name = { start: 0, name: this.view.pair.names[sequence] };

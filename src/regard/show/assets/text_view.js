@@ -10,6 +10,8 @@
 
 import { make } from "./gallery.js";
 import { isMasked, showCount, showToken, showWeight, weightOf } from "./ink.js";
+import { SoundView } from "./sound_view.js";
+import { TextImages } from "./text_images.js";
 import { TextPanel } from "./text_panel.js";
 import { leastChange, TextPair } from "./text_pair.js";
 import { SideText } from "./text_side.js";
@@ -21,6 +23,8 @@ const RED = [255, 0, 0]; // NaN, as in the map
 const WIDE = 1.005; // a high end that is larger than the low one by more makes a range
 const SLOW = 400; // ms after which it is said that an answer takes time
 const DARKEST = 0.179; // luminance at which black and white have the same contrast
+const NONE = { css: "", text: "", place: 0 };
+
 export class TextView {
   constructor(page) {
     const { part, source, meta } = page;
@@ -30,6 +34,8 @@ export class TextView {
     const { compared, sequences } = meta;
     this.pair = compared ? new TextPair(compared, sequences.map(({ count }) => count)) : null;
     this.side = this.pair ? new SideText(this) : null;
+    this.images = new TextImages(this);
+    this.sound = new SoundView(this);
     this.panel = new TextPanel(this);
     part.reading.addEventListener("scroll", () => this.draw());
     new ResizeObserver(() => page.root.dataset.view === "text" && this.show()).observe(part.lines);
@@ -43,7 +49,8 @@ export class TextView {
   /* The layers whose queries and keys are the tokens of the sequence, with the heads whose
      cells or lists are here: a page may have only an overview of some. */
   recordsOf(sequence) {
-    const held = this.namedOf(sequence).map((record) => (record.overview === undefined || record.lists ? record : { ...record, heads: record.cells.map(({ head }) => head) }));
+    const named = this.sound.inWords ? this.sound.across : this.namedOf(sequence);
+    const held = named.map((record) => (record.overview === undefined || record.lists ? record : { ...record, heads: record.cells.map(({ head }) => head) }));
     return held.filter(({ heads }) => heads.length);
   }
 
@@ -158,9 +165,12 @@ export class TextView {
   /* Show what the state says. */
   show() {
     this.part.beside.hidden = !this.isBeside;
-    this.layOut();
+    this.images.layOut();
+    this.sound.showControls();
+    if (this.sound.sound) this.sound.layOut();
+    else this.layOut();
     this.panel.showControls();
-    this.draw();
+    this.drawAll();
     this.ask();
   }
 
@@ -173,18 +183,25 @@ export class TextView {
     const first = same ? this.firstInSight() : 0;
     if (!same) this.codes = undefined; // of another text
     this.laid = `${sequence} ${width}`;
-    const { texts, tokens, count, blocks } = this.meta.sequences[sequence];
-    this.texts = Array.from({ length: count }, (_, at) => texts[at] ?? ` ${tokens[at]}`);
+    const { count, blocks } = this.meta.sequences[sequence];
     this.count = count;
+    this.texts = this.textsOf(sequence);
+    this.shown = this.images.hide(sequence, this.texts);
     const named = this.meta.sequences.length > 1 && !blocks.length ? [{ start: 0, name: this.pair?.names[sequence] ?? `sequence ${sequence}` }] : blocks;
     const context = document.createElement("canvas").getContext("2d");
     context.font = getComputedStyle(this.part.lines).font;
-    this.lines = breakLines(this.texts, named, width, (text) => context.measureText(text).width + GAP);
+    this.lines = breakLines(this.shown, named, width, (text) => context.measureText(text).width + GAP);
     this.part.lines.style.height = `${this.lines.length * ROW}px`;
     if (!same) this.usual = Math.max(0, this.lines[Math.min(this.lines.length, this.linesInSight) - 1].end - 1);
     this.clear();
     const [place] = this.chosen;
     if (first || this.at.passage !== undefined) this.reveal(first || place);
+  }
+
+  /* The texts of a sequence; of tokens without text, their numbers. */
+  textsOf(sequence) {
+    const { texts, tokens, count } = this.meta.sequences[sequence];
+    return Array.from({ length: count }, (_, at) => texts[at] ?? ` ${tokens[at]}`);
   }
 
   clear() {
@@ -208,12 +225,19 @@ export class TextView {
     }
   }
 
+  /* Draw everything that shows the numbers or the selection. */
+  drawAll() {
+    this.draw();
+    this.images.draw();
+    this.sound.draw();
+  }
+
   makeRow(at) {
     const { first, end, name } = this.lines[at];
     const row = make("div", name === undefined ? "text-line" : "text-line block", name === undefined ? "" : showToken(name, 40).replaceAll("·", " "));
     row.style.top = `${at * ROW}px`;
     if (name === undefined) {
-      const texts = this.texts.slice(first, end);
+      const texts = this.shown.slice(first, end);
       if (isFromRight(texts)) row.dir = "rtl";
       row.append(...texts.map((text, n) => {
         const shown = n ? readToken(text) : readToken(text).replace(/^ (?=.)/, ""); // lines start at the left
@@ -226,41 +250,41 @@ export class TextView {
     return row;
   }
 
-  /* The colour of a weight, and that of text on it; none for what is below the scale. */
+  /* The colour of a weight, that of text on it, and its place; none for what is below the scale. */
   colourOf(weight) {
-    const { scale, least } = this.at;
-    const place = scale === "linear" ? weight / (this.largest || 1) : 1 - Math.log10(weight) / least;
-    if (place < FAINTEST) return { css: "", text: "" };
-    const bytes = Number.isNaN(weight) ? RED : this.page.ink.bytesAt(Math.min(1, place));
-    return writeColours(bytes);
+    const place = this.placeOf(weight);
+    if (place < FAINTEST) return NONE;
+    return writeColours(Number.isNaN(weight) ? RED : this.page.ink.bytesAt(place), place);
   }
 
   /* The colour of a change: of one hue if B has more, of another if A has. */
   colourChange(change) {
-    const size = Math.abs(change);
-    const { scale, least } = this.at;
-    const place = scale === "linear" ? size / (this.largest || 1) : 1 - Math.log10(size) / least;
-    if (!Number.isNaN(change) && !(place >= FAINTEST)) return { css: "", text: "" };
-    const bytes = Number.isNaN(change) ? RED : this.page.ink.signAt(Math.sign(change) * Math.min(1, place));
-    return writeColours(bytes);
+    const place = this.placeOf(Math.abs(change));
+    if (!Number.isNaN(change) && !(place >= FAINTEST)) return NONE;
+    return writeColours(Number.isNaN(change) ? RED : this.page.ink.signAt(Math.sign(change) * place), place);
   }
 
-  paintChange(token, at) {
-    const change = this.changes[at];
-    token.classList.toggle("masked", change === null);
-    const { css, text } = change === null ? { css: "", text: "" } : this.colourChange(leastChange(change));
-    token.style.backgroundColor = css;
-    token.style.color = text;
+  placeOf(size) {
+    const { scale, least } = this.at;
+    return Math.min(1, scale === "linear" ? size / (this.largest || 1) : 1 - Math.log10(size) / least);
+  }
+
+  /* The colours of a token, and whether it is masked. */
+  shadeOf(at) {
+    if (this.isDifference && this.changes) {
+      const change = this.changes[at];
+      return change === null ? { ...NONE, masked: true } : this.colourChange(leastChange(change));
+    }
+    const code = this.codes?.[at] ?? 1;
+    return { ...this.colourOf(weightOf(code)), masked: isMasked(code) };
   }
 
   paint(token, [first, last]) {
     const at = Number(token.dataset.token);
-    const code = this.codes?.[at] ?? 1;
     token.classList.toggle("chosen", at >= first && at <= last);
     token.classList.toggle("only", at === first && at === last);
-    if (this.isDifference && this.changes) return this.paintChange(token, at);
-    token.classList.toggle("masked", isMasked(code));
-    const { css, text } = this.colourOf(weightOf(code));
+    const { css, text, masked = false } = this.shadeOf(at);
+    token.classList.toggle("masked", masked);
     token.style.backgroundColor = css;
     token.style.color = text;
   }
@@ -272,9 +296,11 @@ export class TextView {
     const { sequence, show, mix, by } = this.at;
     const [first, last] = this.chosen;
     const asked = { sequence, first, last, heads: by === "rollout" ? "" : this.heads.list, show, combine: mix, by };
-    const name = JSON.stringify([asked, this.at.versus]);
+    const words = this.sound.inWords;
+    const name = JSON.stringify(words ? [sequence, this.heads.list, mix] : [asked, this.at.versus]);
     if (name === this.asked) {
       if (this.codes) this.panel.showMatrix(); // the colours may be others
+      if (words && this.sound.cells) this.sound.showTable(); // another word
       return;
     }
     this.asked = name;
@@ -283,8 +309,15 @@ export class TextView {
     this.part.reading.dataset.state = "wait";
     const slow = setTimeout(() => control.signal.aborted || this.page.panel.say("computing …"), SLOW);
     try {
-      const { codes, upper, known } = await this.source.text(asked, control.signal);
-      const there = this.isDifference || this.isBeside ? await this.askOther(asked, control.signal) : undefined;
+      if (words) {
+        await this.sound.ask(control.signal);
+        if (control.signal.aborted) return;
+        this.part.reading.dataset.state = "exact";
+        this.drawAll();
+        this.panel.showLegend();
+        return;
+      }
+      const { codes, upper, known, there } = await this.askBoth(asked, control.signal);
       const changes = this.isDifference ? this.pair.changesOf(sequence, { codes, upper }, there) : undefined;
       if (control.signal.aborted) return;
       Object.assign(this, { codes, upper, known, changes });
@@ -292,7 +325,7 @@ export class TextView {
         ? changes.reduce((most, change) => Math.max(most, Math.abs(change ? leastChange(change) : 0) || 0), 0)
         : codes.reduce((most, code) => Math.max(most, weightOf(code) || 0), 0);
       this.part.reading.dataset.state = "exact";
-      this.draw();
+      this.drawAll();
       if (this.isBeside) this.side.show({ sequence: 1 - sequence, codes: there.codes, range: this.otherRange });
       this.panel.showLegend();
       this.panel.showKnown();
@@ -301,23 +334,27 @@ export class TextView {
     } catch (error) {
       if (control.signal.aborted) return;
       this.asked = "";
-      this.codes = undefined;
+      this.codes = this.sound.cells = undefined;
       this.part.reading.dataset.state = "failed";
       this.part.strongest.replaceChildren();
-      this.draw();
+      this.drawAll();
       this.page.panel.say(error.message);
     } finally {
       clearTimeout(slow);
     }
   }
 
-  /* The same of the other run. */
-  async askOther(asked, signal) {
+  /* The codes of a selection; of two runs also those of the other one, in the same answer. */
+  async askBoth(asked, signal) {
+    if (!this.isDifference && !this.isBeside) return this.source.text(asked, signal);
     const { sequence, first, last } = asked;
     const range = this.pair.rangeOf(sequence, [first, last]);
     this.otherRange = range;
     if (!range) throw new Error(`the selection is only in ${this.pair.names[sequence]}`);
-    return this.source.text({ ...asked, sequence: 1 - sequence, first: range[0], last: range[1] }, signal);
+    const answer = await this.source.text({ ...asked, also: [1 - sequence, ...range].join(".") }, signal);
+    if (answer.there) return answer;
+    const { codes } = answer;
+    return { ...answer, codes: codes.subarray(0, this.count), there: { codes: codes.subarray(this.count) } };
   }
 
   name(at) {
@@ -372,6 +409,7 @@ export class TextView {
     const [first, last] = this.chosen;
     const from = this.tip >= first && this.tip <= last ? this.tip : last;
     const step = Math.sign(by);
+    if (!this.lines.length) return this.move(by, extend); // of a sound
     const line = findLine(this.lines, from);
     let to = Math.min(this.lines.length - 1, Math.max(0, line + by));
     while (this.lines[to] && !(this.lines[to].end > this.lines[to].first)) to += step; // a name, an empty line
@@ -389,6 +427,7 @@ export class TextView {
     const { reading } = this.part;
     const { scrollTop, clientHeight } = reading;
     const top = findLine(this.lines, token) * ROW;
+    if (!this.lines.length) return; // of a sound
     const [above, below] = [scrollTop - top, top + 3 * ROW - scrollTop - clientHeight];
     if (Math.max(above, below) > clientHeight / 2) reading.scrollTop = top - clientHeight / 2;
     else if (above > 0) reading.scrollTop = top - ROW;
@@ -414,7 +453,7 @@ export class TextView {
     const { layer = this.at.layer, head = this.at.head } = this.heads;
     const record = records.find((x) => x.layer === layer) ?? records[0];
     const [first] = this.chosen;
-    const rows = this.at.show === "attended";
+    const rows = this.at.show === "attended" || this.sound.inWords;
     const index = indexOf(record, rows ? "q" : "k", first);
     const pins = rows ? { row: index, column: undefined } : { row: undefined, column: index };
     const one = record.heads.includes(head) ? head : record.heads[0];
@@ -432,6 +471,7 @@ export class TextView {
       return found && reading.contains(found) ? Number(found.dataset.token) : null;
     };
     reading.addEventListener("pointerdown", (event) => {
+      if (this.sound.sound) return; // its canvas has heard it
       this.anchor = event.button === 0 ? tokenOf(event) : null;
       if (this.anchor === null) return;
       if (event.shiftKey) this.anchor = this.tip ?? this.chosen[0];
@@ -457,7 +497,7 @@ export class TextView {
 
   drag(at) {
     this.dragged = [Math.min(at, this.anchor), Math.max(at, this.anchor)];
-    this.draw();
+    this.drawAll();
   }
 }
 
@@ -484,12 +524,12 @@ function showRounded(weight) {
   return weight && weight < 1e-3 ? weight.toExponential(2) : Number(weight.toPrecision(3)).toString();
 }
 
-/* The relative luminance of a colour, as WCAG 2 defines it. */
 /* A colour, and that of text on it. */
-function writeColours(bytes) {
-  return { css: `rgb(${bytes.join(" ")})`, text: luminance(bytes) > DARKEST ? "#000000" : "#ffffff" };
+function writeColours(bytes, place) {
+  return { css: `rgb(${bytes.join(" ")})`, text: luminance(bytes) > DARKEST ? "#000000" : "#ffffff", place: place || 0 };
 }
 
+/* The relative luminance of a colour, as WCAG 2 defines it. */
 function luminance(bytes) {
   const [red, green, blue] = bytes.map((byte) => (byte <= 10 ? byte / 3294.6 : ((byte / 255 + 0.055) / 1.055) ** 2.4));
   return 0.2126 * red + 0.7152 * green + 0.0722 * blue;

@@ -63,6 +63,10 @@ class MessageSource {
     return this.ask("text", selection, signal);
   }
 
+  sound(heads, signal) {
+    return this.ask("sound", heads, signal);
+  }
+
   gallery(place) {
     return this.ask("gallery", place);
   }

@@ -8,6 +8,7 @@
     cell[i, j] = mean over heads h of weight[h, i, j]
     key j      = the time from j · seconds / keys to (j + 1) · seconds / keys
 
+With words, the line is the path that aligns them with the time (../sound_path.py).
 Whisper hears 30 seconds, whatever the sound has: `until` ends the axis with the sound,
 and a note says how much weight is on what follows. `sound` is the spectrogram that the
 model was given.
@@ -45,6 +46,7 @@ from regard.show.figures.journal import (
     write_words,
 )
 from regard.show.palette import LinearScale, Numbers, Scale
+from regard.show.sound_path import find_times
 from regard.show.terminal_map import measure_plain_width, pad_right
 
 if TYPE_CHECKING:
@@ -75,6 +77,10 @@ class SoundMap:
     def end(self) -> float:
         """The end of the axis in seconds."""
         return float(self.weights.shape[1] * self.step)
+
+    def name_time(self, first: int, last: int) -> str:
+        """Return the time of some keys in words."""
+        return f"{first * self.step:.2f}–{(last + 1) * self.step:.2f} s"
 
     def pool(self, most: int) -> tuple[Numbers, int]:
         """Return at most so many columns, each the largest of its keys; how many."""
@@ -226,6 +232,10 @@ def draw_weights_over_time(
     axes.set(xlim=(0, end), ylim=(bottom, 0))
     axes.xaxis.set_major_locator(MaxNLocator(7))
     if labels:
+        x = (find_times(found.weights).ravel() + 0.5) * found.step
+        y = np.repeat(np.arange(n) + 0.5, 2)
+        for colour, thick in (("white", 2.0), ("#D55E00", 1.0)):
+            axes.plot(x, y, color=colour, linewidth=thick)[0].set_gid("path")
         plain: Any = {"fontfamily": list(fonts.families), "fontsize": SMALL}
         axes.set_yticks(np.arange(n) + 0.5, labels, parse_math=False, **plain)
         axes.tick_params(axis="y", length=0)
@@ -273,12 +283,13 @@ def write_sound(found: SoundMap, scale: Scale) -> str:
     margin = max(map(measure_plain_width, names))
     best: NDArray[np.int64] = found.weights.argmax(1)
     lines = [f"{found.tell()} 0 to {found.end:.2f} s"]
-    for name, marks, row, j in zip(
-        names, scale.shade(values), found.weights, best, strict=True
+    times = find_times(found.weights) if found.words else None
+    for i, (name, marks, j) in enumerate(
+        zip(names, scale.shade(values), best, strict=True)
     ):
-        when = f"{j * found.step:.2f}–{(j + 1) * found.step:.2f} s"
-        number = shorten_number(float(row[j]))
-        lines.append(f"{pad_right(name, margin)} {''.join(marks)}  {when}  {number}")
+        when = f"{found.name_time(j, j)}  {shorten_number(float(found.weights[i, j]))}"
+        path = "" if times is None else f"  path {found.name_time(*times[i])}"
+        lines.append(f"{pad_right(name, margin)} {''.join(marks)}  {when}{path}")
     pooled = f"each character: the largest of {cells} keys" if cells > 1 else ""
     legend = scale.legend().replace("   blank: masked", "")
     return "\n".join([*lines, legend, *filter(None, [pooled])])
