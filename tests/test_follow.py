@@ -25,8 +25,8 @@ from families import quiet
 from torch import nn
 
 import regard
+from regard.lens.coverage_notes import PLACE
 from regard.lens.passes import Passes
-from regard.lens.watch import PLACE
 
 SPECIAL = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
 TEXT = {

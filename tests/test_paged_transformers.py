@@ -38,8 +38,8 @@ from transformers.modeling_utils import AttentionInterface
 import regard
 from regard.ablate import knock_out
 from regard.errors import OptionError
+from regard.lens.coverage_notes import PAGED
 from regard.lens.monkeypatch import PATCHED
-from regard.lens.watch import PAGED
 from regard.serving import paged_batch, paged_recorder
 from regard.serving.paged_recorder import PARTIAL, REBUILT, PagedRecorder
 

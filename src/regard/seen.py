@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from regard.stats.comparison import HeadComparison
     from regard.stats.table import HeadTable
 
-KEEP = ("qk", "qkv")  # what a watch can record
-
 
 class Seen(Displayed):
     """A recording with its analyses; complete after the `with` block."""
@@ -346,7 +344,7 @@ def watch(
     keep: "qk", or "qkv" to record the values too
     store: "host" moves what is recorded off the device of a torch model as it arrives
     """
-    if keep not in KEEP:
+    if keep not in ("qk", "qkv"):
         raise OptionError(f'keep="{keep}", expected "qk" or "qkv".')
     seen, watcher = Seen(), None
     try:

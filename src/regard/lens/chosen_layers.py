@@ -15,6 +15,7 @@ from typing import Any
 
 from regard.errors import OptionError
 
+Layers = Collection[int | str] | None  # as a user gives them; None: all
 Layer = int | str
 
 

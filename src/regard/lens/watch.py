@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
+import regard.lens.coverage_notes as notes
 from regard.errors import OptionError
 from regard.lens.about_model import describe_model
 from regard.lens.adapters.hear import patch_adapters
@@ -33,14 +34,9 @@ from regard.lens.check_rebuild import (
     find_tolerance,
     fix_empty_row_lse,
 )
-from regard.lens.chosen_layers import is_chosen, read_layers
+from regard.lens.chosen_layers import Layers, is_chosen, read_layers
 from regard.lens.find_attention import UNSTABLE, AttentionFinder, describe_error
-from regard.lens.module_stack import (
-    Hooks,
-    ModuleStack,
-    find_towers,
-    is_decoder,
-)
+from regard.lens.module_stack import Hooks, ModuleStack, find_towers, is_decoder
 from regard.lens.observer import Observer
 from regard.lens.padding import is_packed, is_paged, read_valid
 from regard.lens.passes import Passes, Told
@@ -58,20 +54,6 @@ from regard.lens.trace import find_storages
 from regard.recording.record import Covered, Record, Recording
 
 CHECKED, OFTEN = 2, 64  # calls of a layer that are checked: the first, every …th
-EARLIER = (
-    "its first keys were there before its queries: cached before the watch, or learnt"
-)
-PIECES = (
-    "its first keys are not those of an earlier call: they were cached before the "
-    "watch, or its generation is in pieces"
-)
-PLACE = "where its queries stand among its keys could not be told"
-PACKED = "several sequences are packed into one, and are not told apart"
-PAGED = "its requests, batched with a paged cache, could not be told apart"
-SILENT = "it ran, but no softmax was heard in it"
-SAMPLES = "vmap runs it once per sample, and its samples are not alike"
-EMPTY = "calls without queries or keys are not kept"
-COMPILED = "compiled code runs uncompiled while it is watched; its last bits may differ"
 
 
 class Samples(threading.local):
@@ -86,11 +68,7 @@ class Watcher:
     recording: Recording  # once the `with` is left
 
     def __init__(
-        self,
-        model: nn.Module,
-        layers: Collection[int | str] | None,
-        keep: str,
-        store: str = "device",
+        self, model: nn.Module, layers: Layers, keep: str, store: str = "device"
     ) -> None:
         self.model, self.keep_v = model, keep == "qkv"
         self.on_host = store == "host"
@@ -148,7 +126,7 @@ class Watcher:
         name = self.mine.name_layer(module)
         tally = self.tallies.setdefault((name, True), Tally("sdpa", attention=True))
         tally.calls += 1
-        tally.notes[EMPTY] = None
+        tally.notes[notes.EMPTY] = None
 
     def is_wanted(self, name: str) -> bool:
         """Return whether a layer is to be recorded; it has been counted."""
@@ -174,7 +152,7 @@ class Watcher:
             self.complete(module, joined)
             return
         for _ in calls:
-            self.drop(module, SAMPLES, attention=True)
+            self.drop(module, notes.SAMPLES, attention=True)
 
     def complete(self, module: str, call: CapturedCall) -> None:
         """Record one attention call."""
@@ -190,11 +168,11 @@ class Watcher:
         if call.note:
             tally.notes[call.note] = None
         if self.mine.is_paged or not self.is_wanted(name):
-            reason = PAGED if self.is_wanted(name) else "not asked for"
+            reason = notes.PAGED if self.is_wanted(name) else "not asked for"
             tally.reasons[reason] = None
             return
         if not call.q.numel() or not call.k.numel():
-            tally.notes[EMPTY] = None
+            tally.notes[notes.EMPTY] = None
             return
         try:
             self.keep(name, call, tally)
@@ -220,13 +198,13 @@ class Watcher:
     def note_places(self, name: str, call: CapturedCall, run: LayerRun) -> list[str]:
         """Return what a reader must know of where queries and keys stand."""
         runs = self.mine.runs[name]
-        notes = [PACKED] if self.mine.given.is_packed else []
+        found = [notes.PACKED] if self.mine.given.is_packed else []
         if run.rows[0].start:
-            notes.append(PIECES if len(runs) > 1 else EARLIER)
+            found.append(notes.PIECES if len(runs) > 1 else notes.EARLIER)
         attends_to_itself = any(not x.is_cross for x in runs)
         if run.is_cross and (attends_to_itself or not is_other_sequence(name, call)):
-            notes.append(PLACE)
-        return notes
+            found.append(notes.PLACE)
+        return found
 
     def finish_safely(self) -> Recording:
         """Return everything that was kept; an error of ours becomes a reason."""
@@ -295,7 +273,7 @@ class Watcher:
         compiled = find_compiled(self.model)
         for (name, _), tally in self.tallies.items():
             if any(is_inside(name, other) for other in compiled):
-                tally.notes[COMPILED] = None
+                tally.notes[notes.COMPILED] = None
             yield tally.cover(name)
         for failure in self.failures:
             yield Covered(
@@ -307,16 +285,12 @@ class Watcher:
         heard = {name.partition("#")[0] for name, _ in self.tallies}
         heard |= self.hooks.heard.keys()
         for name in list_silent(self.model, self.hooks.ran, heard):
-            yield Covered(name=name, via="", reason=SILENT)
+            yield Covered(name=name, via="", reason=notes.SILENT)
 
 
 @contextmanager
 def capture(
-    model: nn.Module,
-    *,
-    layers: Collection[int | str] | None = None,
-    keep: str = "qk",
-    store: str = "device",
+    model: nn.Module, *, layers: Layers = None, keep: str = "qk", store: str = "device"
 ) -> Iterator[Watcher]:
     """Record a model while the `with` lasts; `watcher.recording` is set after it."""
     if not isinstance(model, nn.Module):

@@ -1,0 +1,19 @@
+"""What the coverage says about a layer: why it is missing, or what to know about it.
+
+Next: tally.py
+"""
+
+EARLIER = (
+    "its first keys were there before its queries: cached before the watch, or learnt"
+)
+PIECES = (
+    "its first keys are not those of an earlier call: they were cached before the "
+    "watch, or its generation is in pieces"
+)
+PLACE = "where its queries stand among its keys could not be told"
+PACKED = "several sequences are packed into one, and are not told apart"
+PAGED = "its requests, batched with a paged cache, could not be told apart"
+SILENT = "it ran, but no softmax was heard in it"
+SAMPLES = "vmap runs it once per sample, and its samples are not alike"
+EMPTY = "calls without queries or keys are not kept"
+COMPILED = "compiled code runs uncompiled while it is watched; its last bits may differ"
