@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent / "on_device"
-PARTS = ("device_engine.py", "device_lens.py", "device_tools.py")
+PARTS = ("device_engine.py", "device_lens.py", "device_tools.py", "device_doctor.py")
 
 
 @pytest.mark.slow
