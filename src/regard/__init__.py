@@ -40,6 +40,7 @@ else:
 
 LATER = {
     "ablate": "regard.ablate",
+    "circuits": "regard.circuits",
     "check": "regard.judge.run_check:check",
     "compare": "regard.seen:compare_seen",
     "doctor": "regard.doctor",

@@ -3,6 +3,7 @@
 Next: knock_out.py
 """
 
+from regard.ablate.attribute_heads import attribute_heads
 from regard.ablate.average_searches import average_searches
 from regard.ablate.effect import effect
 from regard.ablate.knock_out import knock_out
@@ -11,6 +12,7 @@ from regard.ablate.replacement import average_outputs
 from regard.ablate.search_heads import search_heads
 
 __all__ = [
+    "attribute_heads",
     "average_outputs",
     "average_searches",
     "effect",

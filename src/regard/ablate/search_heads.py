@@ -120,12 +120,7 @@ def search_heads(
     check_model(model)
     expect_function("measure", measure, "logits")
     check_evaluating(model)
-    replacement = read_replacement(source)
-    if not isinstance(replacement, RecordedOutputs | MeanOutputs):
-        raise OptionError(
-            f"source is a {type(source).__name__}, expected a recording, or "
-            "average_outputs(recordings)."
-        )
+    replacement = read_outputs_of(source)
     heads = replacement.heads
     sequence = RepeatedInputs(model, inputs)
     shape = len(heads), max(heads.values())
@@ -157,6 +152,17 @@ def search_heads(
                 progress(done, total)
     return HeadSearch(
         layers=tuple(heads), values=values, before=before, skipped=prefix is not None
+    )
+
+
+def read_outputs_of(source: Any) -> RecordedOutputs | MeanOutputs:
+    """Return the outputs of each head in a recording, or their mean, or raise."""
+    found = read_replacement(source)
+    if isinstance(found, RecordedOutputs | MeanOutputs):
+        return found
+    raise OptionError(
+        f"source is a {type(source).__name__}, expected a recording, or "
+        "average_outputs(recordings)."
     )
 
 

@@ -1,0 +1,136 @@
+"""Attribution patching: estimate what a patch of each head would change, in two passes.
+
+    change[h] ≈ Σ over tokens i of  (z_source[h, i] - z[h, i]) · ∂ measure / ∂ z[h, i]
+
+z is what a head outputs. One forward and one backward pass give the estimate for every
+head and token, where search_heads runs the model once for each head. The estimate is of
+first order: it is bad for a head that saturates, or whose patch moves far. Compare it
+with a search of some layers: `found.correlate(search)`.
+
+Next: effect.py
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.ablate.ablation import check_model, read_ablation
+from regard.ablate.effect import check_evaluating
+from regard.ablate.intervene import intervene
+from regard.ablate.replacement import CallPlace, MeanOutputs, RecordedOutputs
+from regard.ablate.search_heads import (
+    HeadSearch,
+    Measure,
+    RepeatedInputs,
+    read_measure,
+    read_outputs_of,
+)
+from regard.arguments import expect_function, suggest
+from regard.display import Displayed
+from regard.errors import OptionError
+from regard.lens.call_edit import ReplacedHeads
+
+LARGEST = 10  # heads that print() lists
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadAttribution(Displayed):
+    """An estimate of what a patch of each head changes."""
+
+    layers: tuple[str, ...]
+    tokens: tuple[Tensor, ...]  # of each layer (H, N): by head and token
+    before: float  # the measure without a patch
+
+    @property
+    def changes(self) -> Tensor:
+        """The estimated change by each head, (L, H); NaN where there is no head."""
+        heads = max(len(x) for x in self.tokens)
+        found = torch.full((len(self.layers), heads), math.nan, dtype=torch.float64)
+        for row, x in zip(found, self.tokens, strict=True):
+            row[: len(x)] = x.sum(1)
+        return found
+
+    def correlate(self, search: HeadSearch) -> float:
+        """Return the correlation with the changes that a search measured."""
+        if search.layers != self.layers:
+            raise OptionError(
+                f"a search of {len(search.layers)} layers and an attribution of "
+                f"{len(self.layers)}, expected both of the same model."
+            )
+        both = torch.stack([self.changes.flatten(), search.changes.flatten()])
+        return float(torch.corrcoef(both[:, ~both.isnan().any(0)])[0, 1])
+
+    def __str__(self) -> str:
+        change = self.changes
+        sizes = change.abs().flatten().nan_to_num(-1)
+        lines = [
+            f"without a patch   {self.before:.4g}",
+            "layer  head   estimated change",
+        ]
+        known = int((sizes >= 0).sum())
+        for at in sizes.topk(min(LARGEST, known)).indices.tolist():
+            layer, head = divmod(at, change.shape[1])
+            lines.append(f"{layer:5}  {head:4}   {float(change[layer, head]):+.4g}")
+        return "\n".join(lines)
+
+
+class KeptOutputs:
+    """Keeps the outputs of every layer as they are, and what would replace them."""
+
+    by_position = True
+
+    def __init__(self, source: RecordedOutputs | MeanOutputs) -> None:
+        self.source = source
+        self.own: dict[str, Tensor] = {}
+        self.new: dict[str, Tensor] = {}
+
+    def replace(self, place: CallPlace) -> ReplacedHeads:
+        """Return a function that keeps the outputs of a call."""
+        found = self.source.replace(place).outputs
+        assert isinstance(found, Tensor)
+        self.new[place.layer] = found.detach()
+        return ReplacedHeads(place.here, partial(self.keep, place.layer))
+
+    def keep(self, layer: str, z: Tensor) -> Tensor:
+        """Return the same outputs; gradients pass through what is kept."""
+        self.own[layer] = z.clone() if z.requires_grad else z.clone().requires_grad_()
+        return self.own[layer]
+
+
+@suggest
+def attribute_heads(
+    model: nn.Module, inputs: Mapping[str, Any] | Tensor, source: Any, measure: Measure
+) -> HeadAttribution:
+    """Estimate what patching each head with another run changes, by one gradient.
+
+    inputs: of one sequence: tokens (1, N), or the keyword arguments of the model
+    source: a recording of one sequence with values, or average_outputs(recordings)
+    measure: called with logits (1, N, vocabulary); returns a number for each sequence
+    """
+    check_model(model)
+    expect_function("measure", measure, "logits")
+    check_evaluating(model)
+    kept = KeptOutputs(read_outputs_of(source))
+    ablation = read_ablation(model, None, None, (None, None), kept)
+    with torch.enable_grad():
+        with intervene(model, ablation):
+            logits = RepeatedInputs(model, inputs).run()
+        value = measure(logits)
+        before = float(read_measure(lambda _: value.detach(), logits)[0])
+        layers = tuple(kept.own)
+        slopes = torch.autograd.grad(
+            value.sum(), [kept.own[x] for x in layers], allow_unused=True
+        )
+    tokens = []
+    for layer, slope in zip(layers, slopes, strict=True):
+        apart = kept.new[layer] - kept.own[layer].detach()  # (1, H, N, D)
+        moved = torch.zeros_like(apart) if slope is None else apart * slope
+        tokens.append(moved.sum(-1)[0].double().cpu())
+    return HeadAttribution(layers=layers, tokens=tuple(tokens), before=before)

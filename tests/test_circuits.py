@@ -1,0 +1,133 @@
+"""Heads as matrices: factors against dense formulas, and against what a model does."""
+
+import pytest
+import torch
+from intervened_models import stir, tokens
+from torch.nn.functional import layer_norm
+
+import regard
+from regard.circuits import (
+    read_circuit,
+    read_vocabulary,
+    score_composition,
+    score_copying,
+)
+from regard.errors import OptionError
+from regard.nn.decoder import CausalTransformer
+from regard.plain.config import Config
+from regard.recording.head_outputs import compute_outputs
+
+SIZES = {"vocabulary": 50, "context": 32, "width": 24, "layers": 2, "heads": 4}
+KINDS = {
+    "gpt2": Config(**SIZES, bias=False),
+    "llama": Config(
+        **SIZES, kv_heads=2, norm="rms", position="rotary", bias=False, tied=False
+    ),
+}
+
+
+@pytest.fixture(params=KINDS)
+def model(request):
+    torch.manual_seed(0)
+    return stir(CausalTransformer(KINDS[request.param]), 0.3).double()
+
+
+def normalise(model, x):
+    """Return what a norm gives without its gain."""
+    if model.config.norm == "rms":
+        return x / (x.pow(2).mean(-1, keepdim=True) + model.config.eps).sqrt()
+    return layer_norm(x, x.shape[-1:], eps=model.config.eps)
+
+
+def sort_values(values):
+    """Return complex numbers in an order: by size, then by angle."""
+    found = sorted(values.tolist(), key=lambda z: (-round(abs(z), 9), round(z.imag, 9)))
+    return torch.tensor(found)
+
+
+def test_the_matrices_give_the_scores_and_the_writes_of_a_running_model(model):
+    """The first layer, whose input is the embedding; a token attends to itself."""
+    text = tokens(6)[:1] % 50
+    with torch.no_grad(), regard.watch(model, keep="qkv") as seen:
+        model(text)
+    record = seen.recording.layer(0)
+    x = model.embed.weight[text[0]]
+    if model.config.position == "learned":
+        x = x + model.positions.weight[:6]
+    x = normalise(model, x.detach())
+    z = compute_outputs(record)
+    for head in range(4):
+        circuit = read_circuit(model, 0, head)
+        itself = ((x @ circuit.q.mT) * (x @ circuit.k.mT)).sum(-1) * circuit.scale
+        assert torch.allclose(itself, record.logits()[head].diagonal())
+        written = record.weights()[head] @ (x @ circuit.v.mT @ circuit.o.mT)
+        assert torch.allclose(written, z[head] @ circuit.o.mT)
+
+
+def test_eigenvalues_are_those_of_the_dense_matrices(model):
+    for head in range(4):
+        circuit = read_circuit(model, 1, head)
+        d = len(circuit.q)
+        pairs = (
+            (circuit.o @ circuit.v, circuit.ov_eigenvalues),
+            (circuit.scale * circuit.q.mT @ circuit.k, circuit.qk_eigenvalues),
+        )
+        for dense, found in pairs:
+            right = sort_values(torch.linalg.eigvals(dense))
+            assert torch.allclose(sort_values(found), right[:d], atol=1e-8)
+            assert float(right[d:].abs().max()) < 1e-8
+
+
+def test_the_copying_score_is_that_of_the_vocabulary_squared(model):
+    vocabulary = read_vocabulary(model)
+    for head in range(4):
+        circuit = read_circuit(model, 1, head)
+        embed, gain = model.embed.weight, model.norm.weight
+        out = embed if model.config.tied else model.head.weight
+        dense = (out * gain) @ circuit.o @ circuit.v @ embed.mT  # (50, 50)
+        values = torch.linalg.eigvals(dense.detach())
+        right = float(values.real.sum() / values.abs().sum())
+        assert score_copying(circuit, vocabulary) == pytest.approx(right, abs=1e-7)
+
+
+def test_a_head_that_writes_what_it_reads_copies():
+    model = stir(CausalTransformer(KINDS["gpt2"]), 0.3).double()
+    circuit = read_circuit(model, 0, 0)
+    vocabulary = read_vocabulary(model)
+    copies = type(circuit)(circuit.q, circuit.k, circuit.v, circuit.v.mT, circuit.scale)
+    same = type(vocabulary)(torch.eye(24, dtype=torch.float64))
+    assert score_copying(copies, same) == pytest.approx(1)
+    turned = type(circuit)(circuit.q, circuit.k, circuit.v, -circuit.v.mT, 1.0)
+    assert score_copying(turned, same) == pytest.approx(-1)
+
+
+def test_composition_scores_are_those_of_the_dense_matrices(model):
+    norm = torch.linalg.matrix_norm
+    for one in range(4):
+        first = read_circuit(model, 0, one)
+        ov = first.o @ first.v
+        for other in range(4):
+            second = read_circuit(model, 1, other)
+            qk = second.q.mT @ second.k
+            dense = {
+                "q": norm(ov.mT @ qk) / (norm(ov) * norm(qk)),
+                "k": norm(qk @ ov) / (norm(qk) * norm(ov)),
+                "v": norm(second.o @ second.v @ ov)
+                / (norm(second.o @ second.v) * norm(ov)),
+            }
+            for by, right in dense.items():
+                found = score_composition(first, second, by=by)
+                assert found == pytest.approx(float(right))
+
+
+def test_what_has_no_such_matrices_is_refused():
+    model = CausalTransformer(KINDS["gpt2"])
+    with pytest.raises(OptionError, match="2 layers of 4 heads, counted from 0"):
+        read_circuit(model, 2, 0)
+    with pytest.raises(OptionError, match="Load the model with"):
+        read_circuit(torch.nn.Linear(2, 2), 0, 0)
+    with pytest.raises(OptionError, match="normalises q and k"):
+        read_circuit(CausalTransformer(Config(**SIZES, qk_norm=True)), 0, 0)
+    with pytest.raises(OptionError, match="by='o', expected 'q', 'k' or 'v'"):
+        circuit = read_circuit(model, 0, 0)
+        score_composition(circuit, circuit, by="o")
