@@ -41,6 +41,8 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 TOOLS = str(Path(__file__).parent.parent / "benchmarks")
 sys.path.append(TOOLS)  # last: names of tests go first
 
+collect_ignore = ["on_device"]  # its conftest loads an accelerator into the process
+
 # The same examples in every run; HYPOTHESIS_PROFILE=explore looks for new ones.
 settings.register_profile("default", max_examples=250, deadline=None, derandomize=True)
 settings.register_profile("quick", settings.get_profile("default"), max_examples=80)

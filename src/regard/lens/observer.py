@@ -99,7 +99,12 @@ class Observer(TorchDispatchMode):  # type: ignore[misc]
         if not self.hears(func):  # a view: most operators are
             return func(*args, **named)
         before = self.save_overwritten(args, named)
-        out = func(*ask_for_lse(func, args), **named)
+        try:
+            given = ask_for_lse(func, args)
+        except Exception as error:  # noqa: BLE001 (as below)
+            self.finder.listener.fail(error)
+            given = args
+        out = func(*given, **named)
         try:
             with compute():
                 self.finder.hear(func, before, named, out)

@@ -110,7 +110,7 @@ def tova(record: Record) -> NamedArray:
     averages the last row over the heads of a layer.
     """
     weights = mark_nonfinite(record).weights(slice(-1, None))  # (H, 1, Nk)
-    values = to_numpy(weights).astype(np.float64).mean((0, 1))
+    values = torch.as_tensor(weights).detach().cpu().double().mean((0, 1)).numpy()
     return NamedArray(values, ("key",), "last row, mean over heads")
 
 
