@@ -307,8 +307,14 @@ def test_interventions_compose_or_are_refused():
         assert torch.equal(together, turned)
         with (
             pytest.raises(OptionError, match="replace the same head and query"),
+            patch_heads(model, source, [(0, 3)]),
             patch_heads(model, source, [(0, 1)], parts="q"),
             patch_heads(model, source, [(0, 1)], parts="v"),
+        ):
+            model(second)
+        with (
+            patch_heads(model, source, [(0, 1)], parts="q", queries=[0, 1]),
+            patch_heads(model, source, [(0, 1)], parts="v", queries=[2]),
         ):
             model(second)
 

@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -139,10 +140,8 @@ class CallEdit:
 
     def __or__(self, other: CallEdit) -> CallEdit:
         """Return both edits; a replacement of the other one comes last."""
-        both = [x for x in (*self.replaced, *other.replaced) if x.inputs]
-        if self.replaced and other.replaced and both:
-            first, *rest = (x.here for x in (*self.replaced, *other.replaced))
-            if any(bool((first & x).any()) for x in rest):
+        for x, y in product(self.replaced, other.replaced):
+            if (x.inputs or y.inputs) and bool((x.here & y.here).any()):
                 raise OptionError(
                     "two interventions replace the same head and query, one of them "
                     'by new inputs. Name both in one call: parts="qv".'
