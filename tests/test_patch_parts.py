@@ -361,3 +361,21 @@ def test_a_scale_that_differs_is_refused():
         patch_heads(model, source, [(0, 0)], parts="q"),
     ):
         model(tokens(9))
+
+
+def test_the_modules_of_torch_are_replaced_in():
+    """nn.MultiheadAttention hides its kernel, and an encoder layer has a fast path."""
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 2).double().eval()
+    first, second = torch.randn(2, 2, 7, 32, dtype=torch.float64)
+    source = record_ours(model, first)
+    chosen = [(0, 1), (1, 2)]
+    with torch.no_grad():
+        with patch_heads(model, source, chosen):
+            outputs = model(second)
+        with patch_heads(model, source, chosen, parts="qkv"):
+            parts = model(second)
+        own = model(second)
+    assert largest(outputs, parts) < 1e-12
+    assert largest(outputs, own) > 1e-3
