@@ -228,6 +228,7 @@ GUARDS = {  # the functions that catch errors, and what they need for it
     "module_stack:is_tracing",
     "observer:Observer.__enter__",
     "observer:Observer.__torch_dispatch__",
+    "observer:Observer.ask",
     "observer:Observer.flush",
     "observer:Observer.is_infra_mode",
     "observer:Observer.save_overwritten",

@@ -23,14 +23,20 @@ def dense():
     return np.concatenate([weights[0, layer] for layer in (2, 3)]).mean(0)
 
 
+REACH = """x => {
+  x.scrollIntoView({ block: "nearest" });
+  return x.getBoundingClientRect().toJSON();
+}"""
+
+
 def find_canvas(window, picture):
     return window.page.locator("[data-at=images] canvas").nth(picture)
 
 
 def point_at(window, picture, patch):
     canvas, (rows, columns) = find_canvas(window, picture), GRIDS[picture]
-    canvas.scroll_into_view_if_needed()
-    box, (i, j) = canvas.bounding_box(), divmod(patch, columns)
+    # at once: when new weights arrive, the page draws another canvas
+    box, (i, j) = canvas.evaluate(REACH), divmod(patch, columns)
     x = box["x"] + (j + 0.5) * box["width"] / columns
     window.page.mouse.move(x, box["y"] + (i + 0.5) * box["height"] / rows)
     return i, j

@@ -83,6 +83,14 @@ class Observer(TorchDispatchMode):  # type: ignore[misc]
         )
         return super().__enter__()
 
+    def ask(self, func: Any, args: Any) -> Any:
+        """Return the arguments of an operator, with its lse asked for."""
+        try:
+            return ask_for_lse(func, args)
+        except Exception as error:  # noqa: BLE001 (nothing of ours reaches the model)
+            self.finder.listener.fail(error)
+            return args
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), named: Any = None
     ) -> Any:
@@ -99,12 +107,7 @@ class Observer(TorchDispatchMode):  # type: ignore[misc]
         if not self.hears(func):  # a view: most operators are
             return func(*args, **named)
         before = self.save_overwritten(args, named)
-        try:
-            given = ask_for_lse(func, args)
-        except Exception as error:  # noqa: BLE001 (as below)
-            self.finder.listener.fail(error)
-            given = args
-        out = func(*given, **named)
+        out = func(*self.ask(func, args), **named)
         try:
             with compute():
                 self.finder.hear(func, before, named, out)
