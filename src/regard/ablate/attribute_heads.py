@@ -29,6 +29,7 @@ from regard.ablate.search_heads import (
     HeadSearch,
     Measure,
     RepeatedInputs,
+    rank_heads,
     read_measure,
     read_outputs_of,
 )
@@ -36,8 +37,6 @@ from regard.arguments import expect_function, suggest
 from regard.display import Displayed
 from regard.errors import OptionError
 from regard.lens.call_edit import ReplacedHeads
-
-LARGEST = 10  # heads that print() lists
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,14 +68,11 @@ class HeadAttribution(Displayed):
 
     def __str__(self) -> str:
         change = self.changes
-        sizes = change.abs().flatten().nan_to_num(-1)
         lines = [
             f"without a patch   {self.before:.4g}",
             "layer  head   estimated change",
         ]
-        known = int((sizes >= 0).sum())
-        for at in sizes.topk(min(LARGEST, known)).indices.tolist():
-            layer, head = divmod(at, change.shape[1])
+        for layer, head in rank_heads(change):
             lines.append(f"{layer:5}  {head:4}   {float(change[layer, head]):+.4g}")
         return "\n".join(lines)
 
@@ -122,8 +118,7 @@ def attribute_heads(
     with torch.enable_grad():
         with intervene(model, ablation):
             logits = RepeatedInputs(model, inputs).run()
-        value = measure(logits)
-        before = float(read_measure(lambda _: value.detach(), logits)[0])
+        value = read_measure(measure, logits)
         layers = tuple(kept.own)
         slopes = torch.autograd.grad(
             value.sum(), [kept.own[x] for x in layers], allow_unused=True
@@ -133,4 +128,6 @@ def attribute_heads(
         apart = kept.new[layer] - kept.own[layer].detach()  # (1, H, N, D)
         moved = torch.zeros_like(apart) if slope is None else apart * slope
         tokens.append(moved.sum(-1)[0].double().cpu())
-    return HeadAttribution(layers=layers, tokens=tuple(tokens), before=before)
+    return HeadAttribution(
+        layers=layers, tokens=tuple(tokens), before=float(value[0].detach())
+    )

@@ -21,12 +21,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.ablate.search_heads import HeadSearch
+from regard.ablate.search_heads import HeadSearch, rank_heads
 from regard.display import Displayed
 from regard.errors import OptionError
 
 RESAMPLES, ENDS = 2000, (0.025, 0.975)
-LISTED = 10  # heads that print() lists
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +44,11 @@ class HeadChanges(Displayed):
         return (self.low > 0) | (self.high < 0)
 
     def __str__(self) -> str:
-        sizes = self.mean.abs().flatten().nan_to_num(-1)
-        known = int((sizes >= 0).sum())
         lines = [
             f"mean change over {self.pairs} pairs, 95 % confidence interval",
             "layer  head   change   interval",
         ]
-        for at in sizes.topk(min(LISTED, known)).indices.tolist():
-            layer, head = divmod(at, self.mean.shape[1])
+        for layer, head in rank_heads(self.mean):
             mean, low, high = (
                 float(x[layer, head]) for x in (self.mean, self.low, self.high)
             )

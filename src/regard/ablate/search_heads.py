@@ -60,17 +60,22 @@ class HeadSearch(Displayed):
 
     def __str__(self) -> str:
         change = self.changes
-        sizes = change.abs().flatten().nan_to_num(-1)
-        known = int((sizes >= 0).sum())
         lines = [
             f"without a patch   {self.before:.4g}",
             "layer  head     patched   change",
         ]
-        for at in sizes.topk(min(SHOWN, known)).indices.tolist():
-            layer, head = divmod(at, change.shape[1])
+        for layer, head in rank_heads(change):
             value, moved = float(self.values[layer, head]), float(change[layer, head])
             lines.append(f"{layer:5}  {head:4}  {value:10.4g}  {moved:+7.4g}")
         return "\n".join(lines)
+
+
+def rank_heads(changes: Tensor) -> list[tuple[int, int]]:
+    """Return the layers and heads of the largest changes (L, H); NaN is no change."""
+    sizes = changes.abs().flatten().nan_to_num(-1)
+    count = min(SHOWN, int((sizes >= 0).sum()))
+    places = sizes.topk(count).indices.tolist()
+    return [divmod(at, changes.shape[1]) for at in places]
 
 
 class RepeatedInputs:

@@ -1,6 +1,7 @@
-"""The calls that the engine is checked with: each of its kernels runs some of them.
+"""The calls that the engine is checked with, and how two results are compared.
 
-Lengths are not multiples of a tile, and widths are not all powers of two.
+Each kernel of the engine runs some of the calls. Lengths are not multiples of a tile,
+and widths are not all powers of two.
 
 Next: engine_results.py
 """
@@ -60,3 +61,16 @@ def choose_calls() -> list[EngineCall]:
         EngineCall("documents", (2, 2), (300, 300), 80, causal() & documents, 0),
         EngineCall("empty rows", (2, 2), (300, 300), 32, ~causal(), 0),
     ]
+
+
+def measure_difference(found: Tensor, right: Tensor) -> float:
+    """Return the largest |found - right| / max(1, |right|).
+
+    Infinities of the same sign are equal: lse is -inf for a row without keys. NaN and a
+    different shape count as infinite.
+    """
+    if found.shape != right.shape:
+        return float("inf")
+    apart = (found - right).abs() / right.abs().clamp(min=1)
+    apart = torch.where(found == right, 0.0, apart)
+    return float(apart.nan_to_num(torch.inf, torch.inf).max())

@@ -16,7 +16,12 @@ import torch
 from torch import Tensor
 
 from regard.definition.attention import Attended, attention
-from regard.doctor.engine_calls import Arrays, EngineCall, choose_calls
+from regard.doctor.engine_calls import (
+    Arrays,
+    EngineCall,
+    choose_calls,
+    measure_difference,
+)
 from regard.doctor.examined import Trial, judge_error, write_error
 from regard.doctor.name_fault import name_fault
 from regard.engine.choose import attend
@@ -95,16 +100,3 @@ def move(arrays: Arrays, device: str) -> Arrays:
     """Return copies of the arrays on a device."""
     q, k, v = (x.to(device, copy=True) for x in arrays)
     return q, k, v
-
-
-def measure_difference(found: Tensor, right: Tensor) -> float:
-    """Return the largest |found - right| / max(1, |right|).
-
-    Infinities of the same sign are equal: lse is -inf for a row without keys. NaN and a
-    different shape count as infinite.
-    """
-    if found.shape != right.shape:
-        return float("inf")
-    apart = (found - right).abs() / right.abs().clamp(min=1)
-    apart = torch.where(found == right, 0.0, apart)
-    return float(apart.nan_to_num(torch.inf, torch.inf).max())

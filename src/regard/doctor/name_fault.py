@@ -20,7 +20,7 @@ from torch import Tensor
 
 from regard.definition.attention import Attended, attention
 from regard.doctor.device_arithmetic import COARSER, round_tensor
-from regard.doctor.engine_calls import Arrays, EngineCall
+from regard.doctor.engine_calls import Arrays, EngineCall, measure_difference
 
 COMMON_TILES = (16, 32, 64, 128, 256)
 EVIDENT = 4  # rounded inputs must explain the result so many times better
@@ -35,17 +35,19 @@ def name_fault(
     found: the wrong result, in float64
     """
     right = call.run(attention, arrays)
-    if is_near(found.lse * math.log(2), right.lse, allowed):
+    if measure_difference(found.lse * math.log(2), right.lse) <= allowed:
         return "lse is a base-2 logarithm, expected the natural one."
-    if is_near(found.out, right.out, allowed):
+    if measure_difference(found.out, right.out) <= allowed:
         return "out is right, but lse is not."
     for count, other in drop_last_keys(call, arrays):
-        if is_near(found.out, other, allowed):
+        if measure_difference(found.out, other) <= allowed:
             return f"The last {count} keys are missing: the kernel drops its last tile."
     for count in list_remainders(call.lengths[0]):
         kept = call.lengths[0] - count
-        if not found.out[..., kept:, :].any() and is_near(
-            found.out[..., :kept, :], right.out[..., :kept, :], allowed
+        if (
+            not found.out[..., kept:, :].any()
+            and measure_difference(found.out[..., :kept, :], right.out[..., :kept, :])
+            <= allowed
         ):
             return f"The last {count} queries are 0: the kernel drops its last tile."
     apart = float((found.out - right.out).abs().max())
@@ -77,10 +79,3 @@ def list_remainders(length: int) -> list[int]:
     """
     last = [length % tile for tile in COMMON_TILES]
     return [x for x in dict.fromkeys((*last, *COMMON_TILES)) if 0 < x < length]
-
-
-def is_near(found: Tensor, right: Tensor, allowed: float) -> bool:
-    """Return whether two results differ by at most `allowed`, relative if above 1."""
-    apart = (found - right).abs() / right.abs().clamp(min=1)
-    near = (found == right) | (apart <= allowed)
-    return bool(near.all())

@@ -20,10 +20,11 @@ from torch.nn import functional as F  # noqa: N812
 
 from regard.engine.device_operators import read_lse
 from regard.lens.captured_call import CapturedCall, make_four, see_logits
-from regard.lens.operators import EFFICIENT, FAST_PATHS, VARLEN, read_name
+from regard.lens.operators import FAST_PATHS, VARLEN, read_name
 from regard.lens.scores import HIDDEN
 from regard.lens.take_weights import AVERAGE, STORED_AS_LOGITS, average_rows
 
+LSE_ON_REQUEST = torch.ops.aten._scaled_dot_product_efficient_attention.default  # noqa: SLF001
 AT_LSE = 4  # the argument compute_log_sumexp of the memory-efficient operator
 EVEN = 1e-6  # weights that differ by less are the same
 
@@ -72,7 +73,7 @@ def ask_for_lse(func: Any, args: Any) -> Any:
     memory-efficient kernel computes the same bits. cuDNN would choose another plan, and
     is left as it is.
     """
-    if read_name(func) != EFFICIENT or len(args) <= AT_LSE or args[AT_LSE]:
+    if func is not LSE_ON_REQUEST or len(args) <= AT_LSE or args[AT_LSE]:
         return args
     return (*args[:AT_LSE], True, *args[AT_LSE + 1 :])
 

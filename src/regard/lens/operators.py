@@ -23,11 +23,10 @@ FLEX = "flex_attention"  # a higher-order operator
 ENCODER_LAYER = "_transformer_encoder_layer_fwd"
 FAST_PATHS = {"_native_multi_head_attention", ENCODER_LAYER}
 VARLEN = {"_flash_attention_forward", "_efficient_attention_forward"}
-EFFICIENT = "_scaled_dot_product_efficient_attention"
 SDPA = {
     "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_flash_attention",
-    EFFICIENT,
+    "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention",
     "_scaled_dot_product_fused_attention_overrideable",
 }
