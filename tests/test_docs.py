@@ -57,7 +57,12 @@ MODULES = [
     if not module.name.endswith("__main__") and module.name not in NEED_TRITON
 ]
 VLLM = "it needs vLLM, which has an environment of its own"
+TOOL = "it needs {}, which has an environment of its own"  # test_other_tools.py
 NOT_RUN = {  # page: reasons
+    "docs/howto/with-other-tools.md": [
+        *[TOOL.format("nnsight")] * 2,
+        *[TOOL.format("TransformerLens")] * 3,
+    ],
     "docs/show.md": ["it serves until Ctrl-C"],
     "docs/howto/watch-llama-cpp.md": ["it needs llama.cpp, which is compiled"],
     "docs/howto/watch-vllm.md": [VLLM, VLLM],
@@ -174,6 +179,7 @@ def give_figures():
 
 GIVEN = {
     "docs/figures.md": give_figures,
+    "docs/howto/with-other-tools.md": give_lens,
     "docs/lens.md": give_lens,
     "docs/stats.md": give_seen,
     "docs/show.md": give_show,

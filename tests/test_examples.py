@@ -186,9 +186,21 @@ def test_induction_heads_are_missed_and_their_map_is_served(desk, smollm):
     assert url.endswith("#l=18&h=6")
     text = "".join(lines)
     compare("induction", text)
-    whole, one, many, others = read(r"(?m)^(?:loss|without) .* ([\d.]+)$", text)
-    assert whole < one < many
-    assert others - whole < 0.1 * (many - whole)
+    (whole,) = read(r"second half ([\d.]+)", text)
+    rows = re.findall(r"(?m)^\d+ \w+ +([\d.]+) +([\d.]+)$", text)
+    for i in (0, 1):  # ablated, patched
+        one, many, others = (float(row[i]) for row in rows)
+        assert whole < one < many
+        assert others - whole < 0.1 * (many - whole)
+
+
+def test_a_sink_that_is_hidden_late_is_missed_and_one_hidden_early_moves(desk):
+    rows = re.findall(r"(?m) ([\d.]+) +(\d+)% +(\d+)%$", run("no_sinks"))
+    plain, late, other, early, strong, weak = [[float(x) for x in row] for row in rows]
+    assert late[0] > 1.5 * plain[0]
+    assert max(other[0], early[0], strong[0]) < 1.1 * plain[0] < weak[0]
+    assert plain[1] > 35 > 5 >= plain[2]
+    assert early[2] > 35
 
 
 def test_the_heads_that_move_a_name_are_found_with_intervals(desk):

@@ -43,6 +43,7 @@ LATER = {
     "circuits": "regard.circuits",
     "check": "regard.judge.run_check:check",
     "compare": "regard.seen:compare_seen",
+    "direct_logits": "regard.direct_logits",
     "doctor": "regard.doctor",
     "effect": "regard.ablate:effect",
     "engine": "regard.engine",

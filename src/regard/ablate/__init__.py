@@ -8,6 +8,7 @@ from regard.ablate.average_searches import average_searches
 from regard.ablate.effect import effect
 from regard.ablate.knock_out import knock_out
 from regard.ablate.patch_heads import patch_heads
+from regard.ablate.record_path import record_path
 from regard.ablate.replacement import average_outputs
 from regard.ablate.search_heads import search_heads
 
@@ -18,5 +19,6 @@ __all__ = [
     "effect",
     "knock_out",
     "patch_heads",
+    "record_path",
     "search_heads",
 ]
