@@ -252,6 +252,7 @@ def near(a, b):
     return abs(a - b) < 2.5 * 10.0**-digits
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_the_code_of_a_page_runs_and_prints_what_the_page_shows(path, desk):
     page = name_of(path)
