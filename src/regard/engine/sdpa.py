@@ -50,10 +50,10 @@ def sdpa_arguments(
     """
     like = torch.empty(0, device=device)
     if bias is not None:
-        whole = everything() if mask is None else mask
-        start = resolve_start(q_start, shape, whole, bias)
+        allowed = everything() if mask is None else mask
+        start = resolve_start(q_start, shape, allowed, bias)
         seen, added = (
-            evaluate(x, shape, q_start=start, like=like) for x in (whole, bias)
+            evaluate(x, shape, q_start=start, like=like) for x in (allowed, bias)
         )
         numbers = torch.where(seen, added.to(dtype), -torch.inf)
         return {"attn_mask": numbers, "is_causal": False}
