@@ -291,7 +291,8 @@ def write_size(found: Any) -> str:
 
 def main() -> None:
     """Date the results and write the tables."""
-    fill("README.md", BESIDE, render_beside())
+    for page in ("README.md", "docs/related.md"):
+        fill(page, BESIDE, render_beside())
     path = HERE / "claims.json"
     known = load("claims.json") if path.exists() else {}
     dates = date_results(known, datetime.now(tz=UTC).date().isoformat())

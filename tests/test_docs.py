@@ -1,6 +1,7 @@
 """The documents say what is true: their code runs, their numbers are measured.
 
-    ```python    runs, block after block of a page in one scope, as a reader would
+    ```python    runs, block after block of a page in one scope, as a reader would;
+                 on the pages of questions each by itself, as a reader would copy it
     ```py        an excerpt: runs too, with the names that its page takes for granted
     ```text      below code of the page: what it printed; else a transcript
     regard …     in any other block: a command and options that exist
@@ -258,6 +259,10 @@ def near(a, b):
     return abs(a - b) < 2.5 * 10.0**-digits
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_the_code_of_a_page_runs_and_prints_what_the_page_shows(path, desk):
     page = name_of(path)
@@ -269,10 +274,38 @@ def test_the_code_of_a_page_runs_and_prints_what_the_page_shows(path, desk):
     for block in blocks:
         if block["why"]:
             continue
+        if path.parent.name == "questions":
+            reader.scope = {"__name__": "page"}
         if block["kind"] in ("python", "py"):
             reader.run(block)
         elif block["kind"] == "text" and reader.printed is not None:
             reader.compare(block["text"])
+
+
+def read_questions(path):
+    """Yield each question of a page with its text."""
+    parts = re.split(r"(?m)^## (.*)$", path.read_text("utf-8"))[1:]
+    yield from zip(parts[::2], parts[1::2], strict=True)
+
+
+def test_every_question_is_listed_and_its_answer_is_short_cited_and_asserted():
+    folder = ROOT / "docs/questions"
+    index = (folder / "index.md").read_text("utf-8")
+    listed = re.findall(r"(?m)^\d+\. \[(.*)\]\((.*)#", index)
+    names = dict.fromkeys(page for _, page in listed)  # in order
+    asked = [(q, name) for name in names for q, _ in read_questions(folder / name)]
+    assert listed == asked
+    assert len(asked) == 50
+    assert len({*folder.glob("*.md")}) == len(names) + 1
+    for question, text in (x for name in names for x in read_questions(folder / name)):
+        (block,) = BLOCK.finditer(text)
+        lines = [x for x in block["text"].splitlines() if x.strip()]
+        assert block["kind"] == "python", question
+        assert len(lines) <= 16, question
+        assert re.search(r"\bassert\b|assert_close", block["text"]), question
+        assert 1 <= text.count("](https://github.com/") <= 2, question
+        words = text[: block.start()].split()
+        assert 25 <= len(words) <= 120, (question, len(words))
 
 
 def test_blocks_that_do_not_run_are_few_and_say_why():

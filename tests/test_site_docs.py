@@ -185,6 +185,7 @@ def keep_comments(block):
 
 def test_the_peers_of_the_readme_were_measured():
     assert claims.render_beside() in README
+    assert claims.render_beside() in (DOCS / "related.md").read_text("utf-8")
 
 
 def test_every_number_of_the_readme_is_a_claim():

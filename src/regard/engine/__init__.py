@@ -1,5 +1,9 @@
 """Fast attention: the same results on PyTorch's fused kernels, with any mask.
 
+    attend, choose        attention by regard, and which kernel it takes
+    block_mask            a mask for torch's flex_attention
+    sdpa_arguments        a mask for torch's scaled_dot_product_attention
+
 Next: engine/choose.py
 """
 
@@ -7,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from regard.arguments import name_missing
 from regard.engine.choose import attend, choose
+from regard.engine.flex import block_mask
+from regard.engine.sdpa import sdpa_arguments
 
 if not TYPE_CHECKING:
 
@@ -15,4 +21,4 @@ if not TYPE_CHECKING:
         raise name_missing("regard.engine", name, __all__)
 
 
-__all__ = ["attend", "choose"]
+__all__ = ["attend", "block_mask", "choose", "sdpa_arguments"]

@@ -3,6 +3,7 @@
     proved full                     no mask
     causal() from position 0        is_causal=True, which torch also aligns top-left
     anything else                   attn_mask, True = may attend
+    any mask with a bias            attn_mask of numbers: the bias, or -inf outside
 
 The two arguments are never set together: some kernels raise, others combine them.
 
@@ -17,8 +18,9 @@ import torch
 
 from regard.arrays import is_array
 from regard.masks.algebra import Mask
+from regard.masks.biases import Bias
 from regard.masks.formula import Start, evaluate, resolve_start
-from regard.masks.patterns import causal
+from regard.masks.patterns import causal, everything
 from regard.masks.tiles import FULL, prove_tiles
 
 
@@ -34,6 +36,8 @@ def sdpa_arguments(
     shape: tuple[int, ...],  # (..., H, Nq, Nk)
     *,
     q_start: Start | None = None,
+    bias: Bias | None = None,
+    dtype: torch.dtype = torch.float32,  # of an attn_mask with a bias: that of q
     device: torch.device | str = "cpu",
 ) -> Arguments:
     """Return the cheapest arguments that are equivalent to the mask.
@@ -41,7 +45,18 @@ def sdpa_arguments(
     >>> from regard import causal
     >>> sdpa_arguments(causal(), (4, 4))
     {'attn_mask': None, 'is_causal': True}
+    >>> sdpa_arguments(causal(), (1, 4), q_start=3)  # one new token, three cached ones
+    {'attn_mask': None, 'is_causal': False}
     """
+    like = torch.empty(0, device=device)
+    if bias is not None:
+        allowed = everything() if mask is None else mask
+        start = resolve_start(q_start, shape, allowed, bias)
+        seen, added = (
+            evaluate(x, shape, q_start=start, like=like) for x in (allowed, bias)
+        )
+        numbers = torch.where(seen, added.to(dtype), -torch.inf)
+        return {"attn_mask": numbers, "is_causal": False}
     if mask is None:
         return {"attn_mask": None, "is_causal": False}
     start = resolve_start(q_start, shape, mask)
@@ -51,6 +66,5 @@ def sdpa_arguments(
         return {"attn_mask": None, "is_causal": False}
     if mask == causal() and not is_array(start) and start == 0:
         return {"attn_mask": None, "is_causal": True}
-    like = torch.empty(0, device=device)
     dense = evaluate(mask, shape, q_start=start, like=like)
     return {"attn_mask": dense, "is_causal": False}
