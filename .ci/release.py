@@ -1,7 +1,7 @@
 """Rehearse a release, or make its files: everything but the tag and the upload.
 
     python .ci/release.py --rehearsal        before anything is decided
-    python .ci/release.py                    before the tag, which it asks for at the end
+    python .ci/release.py                    before the tag, which it asks for
     python .ci/release.py --tag v1.2.3       on GitHub, when the tag is there
 
 1. The tree is clean, and the first entry of CHANGELOG.md is of the version of the

@@ -1,0 +1,144 @@
+"""Which versions of Python the tests pass on: every one is run, none is assumed.
+
+    python benchmarks/support.py PYTHON ...    writes support.json, and docs/install.md
+    python benchmarks/support.py --here        this Python only; writes nothing
+
+PYTHON is an interpreter whose environment has the pinned dependencies: run
+.ci/environment.py with it. The tests are those of `AREAS`, without the slow ones, one
+process at a time. "base" installs the wheel into a clean environment, without torch.
+
+Next: .github/workflows/ci.yml
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+from marks import fill
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+MARK = "<!-- benchmark:support -->"
+AREAS = {
+    "base": "install runner",
+    "definition": "definition steps blocked masks position onnx",
+    "engine": "engine gradients tiles",
+    "models": "nn weights generation",
+    "lens": "lens intervene recording",
+    "statistics": "presets registry table_formats",
+    "pages": "page server cli",
+    "atlas": "atlas_tally atlas_corpus",
+}
+PACKAGES = ("torch", "numpy", "jax", "transformers")
+ASK = (
+    "import importlib.metadata as m, json, platform, sys;"
+    "found = {x: m.version(x) for x in sys.argv[1:]};"
+    "print(json.dumps([platform.python_version(), found]))"
+)
+
+
+def run_area(python: str, names: str) -> dict[str, Any]:
+    """Return how many tests of some files passed, failed and were skipped."""
+    files = [f"tests/test_{name}.py" for name in names.split()]
+    env = os.environ | {
+        "PYTHONPATH": str(ROOT / "src"),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "HYPOTHESIS_PROFILE": "quick",
+    }
+    with tempfile.TemporaryDirectory() as temporary:
+        report = Path(temporary) / "report.xml"
+        command = [python, "-m", "pytest", "-q", "-m", "not slow", *files]
+        began = time.perf_counter()
+        done = subprocess.run(
+            [*command, "--junitxml", str(report), "-p", "no:cacheprovider"],
+            cwd=ROOT,
+            env=env,
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        if not report.exists():
+            sys.exit(f"{python} ran no tests:\n{done.stdout}{done.stderr}")
+        suites = ET.parse(report).getroot().iter("testsuite")
+        counts = dict.fromkeys(("tests", "failures", "errors", "skipped"), 0)
+        for suite in suites:
+            counts = {x: n + int(suite.attrib[x]) for x, n in counts.items()}
+    failed = counts["failures"] + counts["errors"]
+    if failed:
+        print(done.stdout[-6_000:])
+    return {
+        "passed": counts["tests"] - failed - counts["skipped"],
+        "failed": failed,
+        "skipped": counts["skipped"],
+        "seconds": round(time.perf_counter() - began),
+    }
+
+
+def run_version(python: str) -> dict[str, Any]:
+    """Return what a Python is and has, and the counts of every area."""
+    asked = subprocess.run(
+        [python, "-c", ASK, *PACKAGES], check=True, capture_output=True, text=True
+    )
+    version, packages = json.loads(asked.stdout)
+    areas = {}
+    for area, names in AREAS.items():
+        areas[area] = found = run_area(python, names)
+        print(
+            f"{version}  {area:<12} {describe(found)}, {found['seconds']} s", flush=True
+        )
+    return {"python": version, "packages": packages, "areas": areas}
+
+
+def describe(counts: dict[str, Any]) -> str:
+    """Return the counts in words."""
+    text = f"{counts['passed']} passed"
+    text += f", {counts['failed']} failed" if counts["failed"] else ""
+    return text + (f", {counts['skipped']} skipped" if counts["skipped"] else "")
+
+
+def draw(rows: list[dict[str, Any]]) -> str:
+    """Return the table of all versions that were run."""
+    lines = [
+        f"| Python | torch | {' | '.join(AREAS)} |",
+        "|---" * (2 + len(AREAS)) + "|",
+    ]
+    for row in sorted(rows, key=lambda row: [int(x) for x in row["python"].split(".")]):
+        cells = [describe(row["areas"][area]) for area in AREAS]
+        told = [row["python"], row["packages"]["torch"], *cells]
+        lines.append(f"| {' | '.join(told)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run the versions that are named."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("pythons", nargs="*", metavar="PYTHON")
+    parser.add_argument("--here", action="store_true", help="this Python only")
+    asked = parser.parse_args()
+    if asked.here:
+        row = run_version(sys.executable)
+        sys.exit(any(x["failed"] for x in row["areas"].values()))
+    place = HERE / "support.json"
+    known = json.loads(place.read_text("utf-8")) if place.exists() else []
+    for python in asked.pythons:  # a version that is not named keeps its results
+        row = run_version(python)
+        minor = row["python"].rpartition(".")[0]
+        known = [x for x in known if x["python"].rpartition(".")[0] != minor] + [row]
+        place.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
+    fill("docs/install.md", MARK, draw(known))
+
+
+if __name__ == "__main__":
+    main()
