@@ -29,14 +29,14 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 MARK = "<!-- benchmark:support -->"
 AREAS = {
-    "base": "install runner",
-    "definition": "definition steps blocked masks position onnx",
-    "engine": "engine gradients tiles",
-    "models": "nn weights generation",
-    "lens": "lens intervene recording",
-    "statistics": "presets registry table_formats",
-    "pages": "page server cli",
-    "atlas": "atlas_tally atlas_corpus",
+    "base": "install",
+    "definition": "steps masks position",
+    "engine": "tiles threads",
+    "models": "tasks tokens",
+    "lens": "recording intervene",
+    "statistics": "registry few_queries",
+    "pages": "display page",
+    "atlas": "atlas_tally atlas_page",
 }
 PACKAGES = ("torch", "numpy", "jax", "transformers")
 ASK = (

@@ -34,6 +34,7 @@ ORDER = (
     "tones_in_time",
     "atoms",
 )
+MARK, DOCUMENT = "<!-- gallery -->", HERE.parent / "docs" / "gallery.md"
 RESULTS, THUMBNAILS = HERE / "results.json", HERE / "thumbnails"
 VIEW, WIDTH = {"width": 1100, "height": 700}, 480  # of the browser, of a picture
 STYLE = """
@@ -97,8 +98,8 @@ def take_picture(name: str, address: str) -> None:
         browser = tool.chromium.launch(executable_path=which("chromium"))
         page = browser.new_page(viewport=VIEW, reduced_motion="reduce")
         page.goto(f"{(PAGES / f'{name}.html').as_uri()}#{address}")
-        page.wait_for_selector("canvas, table, svg, [role=grid]")
-        page.wait_for_timeout(3_000)  # until the visible cells are drawn
+        page.wait_for_selector("canvas, table, svg", state="attached")
+        page.wait_for_timeout(4_000)  # until the visible cells are drawn
         shot = page.screenshot()
         browser.close()
     picture = Image.open(io.BytesIO(shot)).convert("RGB")
@@ -118,6 +119,22 @@ def draw_index(results: dict[str, dict[str, Any]]) -> str:
     return "".join([*parts, "</ol>\n</body>\n</html>\n"])
 
 
+def draw_table(results: dict[str, dict[str, Any]]) -> str:
+    """Return the same list as a table, for the documents."""
+    lines = ["| page | model | what it shows | script |", "|---|---|---|---|"]
+    for name, found in results.items():
+        told = (found["title"], found["model"], found["finding"])
+        lines.append(f"| {' | '.join(told)} | `gallery/{name}.py` |")
+    return "\n".join(lines)
+
+
+def write_table(path: Path) -> None:
+    """Put the table between the marks of a document."""
+    before, _, after = path.read_text("utf-8").split(MARK)
+    text = draw_table(read_results())
+    path.write_text(f"{before}{MARK}\n{text}\n{MARK}{after}", "utf-8")
+
+
 def read_results() -> dict[str, dict[str, Any]]:
     """Return what is known of the entries, in their order."""
     known = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
@@ -135,7 +152,8 @@ def main(names: list[str]) -> None:
         text = json.dumps({x: results[x] for x in ORDER if x in results}, indent=1)
         RESULTS.write_text(text + "\n", "utf-8")
     index = HERE / "index.html"
-    Path(index).write_text(draw_index(read_results()), "utf-8")
+    index.write_text(draw_index(read_results()), "utf-8")
+    write_table(DOCUMENT)
     print(f"open {index.relative_to(HERE.parent)}")
 
 
