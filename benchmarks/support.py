@@ -30,13 +30,13 @@ ROOT = HERE.parent
 MARK = "<!-- benchmark:support -->"
 AREAS = {
     "base": "install",
-    "definition": "steps masks position",
-    "engine": "tiles threads",
+    "definition": "steps position",
+    "engine": "tiles",
     "models": "tasks tokens",
-    "lens": "recording intervene",
+    "lens": "recording",
     "statistics": "registry few_queries",
-    "pages": "display page",
-    "atlas": "atlas_tally atlas_page",
+    "pages": "display",
+    "atlas": "atlas_tally",
 }
 PACKAGES = ("torch", "numpy", "jax", "transformers")
 ASK = (

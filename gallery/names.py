@@ -35,20 +35,22 @@ def make() -> Entry:
         model(text)
     changes = found.changes.nan_to_num(0)  # NaN: not searched
     layer, head = divmod(int(changes.argmin()), changes.shape[1])
-    place = tokenizer.encode(TEXT.format("John")).index(right)
-    weight = float(seen.weights(layer)[head, -1, place])
+    names = tokenizer.encode(TEXT.format("John"))
+    again = len(names) - 1 - names[::-1].index(wrong)  # the second John
+    weights = seen.weights(layer)[head, -1]  # of the last word
     return Entry(
         title="Who gets the drink",
         model="SmolLM2-135M",
-        sentence="The logit of Mary is {before:.2f} above that of John; with head "
-        "{head} patched from the other prompt this changes by "
-        "{change:+.2f}, although that head itself sends only {weight:.0%} "
-        "of the weight of the last word to Mary.",
+        sentence="The logit of Mary is {before:.2f} above that of John. "
+        "Patching head {head} from the other prompt changes this by "
+        "{change:+.2f}, more than any other; from the last word it sends "
+        "{john:.0%} of its weight to the second John and {mary:.0%} to Mary.",
         numbers={
             "before": float(found.before),
             "head": f"{layer}.{head}",
             "change": float(changes[layer, head]),
-            "weight": weight,
+            "john": float(weights[again]),
+            "mary": float(weights[names.index(right)]),
         },
         write=seen.label(tokenizer.decode).page,
         address=f"l={layer}&h={head}&pin={text.shape[1] - 1}",
