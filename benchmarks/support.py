@@ -27,7 +27,7 @@ from marks import fill
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-MARK = "<!-- benchmark:support -->"
+MARK, RESULTS = "<!-- benchmark:support -->", HERE / "support.json"
 AREAS = {
     "base": "install",
     "definition": "steps position",
@@ -112,11 +112,26 @@ def draw(rows: list[dict[str, Any]]) -> str:
         f"| Python | torch | {' | '.join(AREAS)} |",
         "|---" * (2 + len(AREAS)) + "|",
     ]
-    for row in sorted(rows, key=lambda row: [int(x) for x in row["python"].split(".")]):
+    for row in rows:
         cells = [describe(row["areas"][area]) for area in AREAS]
         told = [row["python"], row["packages"]["torch"], *cells]
         lines.append(f"| {' | '.join(told)} |")
     return "\n".join(lines)
+
+
+def read_results() -> list[dict[str, Any]]:
+    """Return what is known, one row per version."""
+    found: list[dict[str, Any]] = json.loads(RESULTS.read_text("utf-8"))
+    return found
+
+
+def keep(row: dict[str, Any]) -> None:
+    """Put the row of a version into the results, in place of an older one."""
+    minor = row["python"].rpartition(".")[0]
+    known = read_results() if RESULTS.exists() else []
+    others = [x for x in known if x["python"].rpartition(".")[0] != minor]
+    rows = sorted([*others, row], key=lambda x: int(x["python"].split(".")[1]))
+    RESULTS.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
 
 
 def main() -> None:
@@ -130,14 +145,9 @@ def main() -> None:
     if asked.here:
         row = run_version(sys.executable)
         sys.exit(any(x["failed"] for x in row["areas"].values()))
-    place = HERE / "support.json"
-    known = json.loads(place.read_text("utf-8")) if place.exists() else []
-    for python in asked.pythons:  # a version that is not named keeps its results
-        row = run_version(python)
-        minor = row["python"].rpartition(".")[0]
-        known = [x for x in known if x["python"].rpartition(".")[0] != minor] + [row]
-        place.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
-    fill("docs/install.md", MARK, draw(known))
+    for python in asked.pythons:
+        keep(run_version(python))
+    fill("docs/install.md", MARK, draw(read_results()))
 
 
 if __name__ == "__main__":
