@@ -20,7 +20,7 @@ def make() -> Entry:
     return Entry(
         title="Where it looks",
         model="ViT of two layers, trained here",
-        sentence="To name the colour of the square, the class token puts {share:.0%} "
+        sentence="To name the colour of the square, the class token puts {share:.1%} "
         "of the weight of head {head} on its patch, one of {patches} "
         "({even:.0%} each if it looked everywhere).",
         numbers={
