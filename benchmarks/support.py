@@ -4,8 +4,8 @@
     python benchmarks/support.py --here        this Python only; writes nothing
 
 PYTHON is an interpreter whose environment has the pinned dependencies: run
-.ci/environment.py with it. The tests are those of `AREAS`, without the slow ones, one
-process at a time. "base" installs the wheel into a clean environment, without torch.
+.ci/environment.py with it. The tests are those of `AREAS`, without the slow ones, in
+one process. "base" installs the wheel into a clean environment, without torch.
 
 Next: .github/workflows/ci.yml
 """
@@ -31,7 +31,6 @@ MARK, RESULTS = "<!-- benchmark:support -->", HERE / "support.json"
 AREAS = {
     "base": "install",
     "definition": "steps position",
-    "engine": "tiles",
     "models": "tasks tokens",
     "lens": "recording",
     "statistics": "registry few_queries",
@@ -46,9 +45,10 @@ ASK = (
 )
 
 
-def run_area(python: str, names: str) -> dict[str, Any]:
-    """Return how many tests of some files passed, failed and were skipped."""
-    files = [f"tests/test_{name}.py" for name in names.split()]
+def run_tests(python: str) -> ET.Element:
+    """Return the report of one run of pytest, on the files of all areas."""
+    names = " ".join(AREAS.values()).split()
+    files = [f"tests/test_{name}.py" for name in names]
     env = os.environ | {
         "PYTHONPATH": str(ROOT / "src"),
         "HF_HUB_OFFLINE": "1",
@@ -58,7 +58,6 @@ def run_area(python: str, names: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as temporary:
         report = Path(temporary) / "report.xml"
         command = [python, "-m", "pytest", "-q", "-m", "not slow", *files]
-        began = time.perf_counter()
         done = subprocess.run(
             [*command, "--junitxml", str(report), "-p", "no:cacheprovider"],
             cwd=ROOT,
@@ -69,34 +68,42 @@ def run_area(python: str, names: str) -> dict[str, Any]:
         )
         if not report.exists():
             sys.exit(f"{python} ran no tests:\n{done.stdout}{done.stderr}")
-        suites = ET.parse(report).getroot().iter("testsuite")
-        counts = dict.fromkeys(("tests", "failures", "errors", "skipped"), 0)
-        for suite in suites:
-            counts = {x: n + int(suite.attrib[x]) for x, n in counts.items()}
-    failed = counts["failures"] + counts["errors"]
-    if failed:
-        print(done.stdout[-6_000:])
-    return {
-        "passed": counts["tests"] - failed - counts["skipped"],
-        "failed": failed,
-        "skipped": counts["skipped"],
-        "seconds": round(time.perf_counter() - began),
-    }
+        if done.returncode:
+            print(done.stdout[-6_000:])
+        return ET.parse(report).getroot()
+
+
+def count(report: ET.Element, names: str) -> dict[str, int]:
+    """Return how many tests of some files passed, failed and were skipped."""
+    counts = {"passed": 0, "failed": 0, "skipped": 0}
+    modules = {f"tests.test_{name}" for name in names.split()}
+    for case in report.iter("testcase"):
+        if case.attrib["classname"] in modules:
+            kinds = {part.tag for part in case}
+            failed = bool(kinds & {"failure", "error"})
+            kind = "skipped" if "skipped" in kinds else "passed"
+            counts["failed" if failed else kind] += 1
+    return counts
 
 
 def run_version(python: str) -> dict[str, Any]:
     """Return what a Python is and has, and the counts of every area."""
+    began = time.perf_counter()
     asked = subprocess.run(
         [python, "-c", ASK, *PACKAGES], check=True, capture_output=True, text=True
     )
     version, packages = json.loads(asked.stdout)
-    areas = {}
-    for area, names in AREAS.items():
-        areas[area] = found = run_area(python, names)
-        print(
-            f"{version}  {area:<12} {describe(found)}, {found['seconds']} s", flush=True
-        )
-    return {"python": version, "packages": packages, "areas": areas}
+    report = run_tests(python)
+    areas = {area: count(report, names) for area, names in AREAS.items()}
+    for area, found in areas.items():
+        print(f"{version}  {area:<12} {describe(found)}", flush=True)
+    seconds = round(time.perf_counter() - began)
+    return {
+        "python": version,
+        "packages": packages,
+        "areas": areas,
+        "seconds": seconds,
+    }
 
 
 def describe(counts: dict[str, Any]) -> str:
