@@ -34,7 +34,7 @@ def make() -> Entry:
     with regard.watch(model) as seen, torch.no_grad():
         model(text)
     changes = found.changes.nan_to_num(0)  # NaN: not searched
-    layer, head = divmod(int(changes.argmin()), changes.shape[1])
+    layer, head = divmod(int(changes.abs().argmax()), changes.shape[1])
     names = tokenizer.encode(TEXT.format("John"))
     again = len(names) - 1 - names[::-1].index(wrong)  # the second John
     weights = seen.weights(layer)[head, -1]  # of the last word
@@ -43,11 +43,13 @@ def make() -> Entry:
         model="SmolLM2-135M",
         sentence="The logit of Mary is {before:.2f} above that of John. "
         "Patching head {head} from the other prompt changes this by "
-        "{change:+.2f}, more than any other; from the last word it sends "
-        "{john:.0%} of its weight to the second John and {mary:.0%} to Mary.",
+        "{change:+.2f}, the most of {searched} heads; from the last word it "
+        "sends {john:.0%} of its weight to the second John and {mary:.0%} to "
+        "Mary.",
         numbers={
             "before": float(found.before),
             "head": f"{layer}.{head}",
+            "searched": int(found.changes.isfinite().sum()),
             "change": float(changes[layer, head]),
             "john": float(weights[again]),
             "mary": float(weights[names.index(right)]),
