@@ -113,7 +113,7 @@ def describe(counts: dict[str, Any]) -> str:
     return text + (f", {counts['skipped']} skipped" if counts["skipped"] else "")
 
 
-def draw(rows: list[dict[str, Any]]) -> str:
+def render(rows: list[dict[str, Any]]) -> str:
     """Return the table of all versions that were run."""
     lines = [
         f"| Python | torch | {' | '.join(AREAS)} |",
@@ -154,7 +154,7 @@ def main() -> None:
         sys.exit(any(x["failed"] for x in row["areas"].values()))
     for python in asked.pythons:
         keep(run_version(python))
-    fill("docs/install.md", MARK, draw(read_results()))
+    fill("docs/install.md", MARK, render(read_results()))
 
 
 if __name__ == "__main__":
