@@ -67,7 +67,10 @@ def read_requirements() -> list[str]:
         table["build-system"]["requires"],
         table["dependency-groups"]["dev"],
     )
-    return [line for group in groups for line in group]
+    lines = [line for group in groups for line in group]
+    if sys.version_info >= (3, 14):  # no wheels: the hunts mutate without coverage
+        lines = [line for line in lines if not line.startswith("atheris")]
+    return lines
 
 
 def hash_texts(*texts: str) -> str:

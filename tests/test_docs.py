@@ -434,6 +434,7 @@ def test_there_are_commands_and_wrong_ones_are_noticed():
         ("five_tasks", "docs/show.md"),
         ("compile_kernels", "docs/accelerators.md"),
         ("kernel_bounds", "docs/accelerators.md"),
+        ("support", "docs/install.md"),
     ],
 )
 def test_the_numbers_of_the_pages_were_measured(name, page, monkeypatch):

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -201,6 +202,7 @@ def test_what_is_removed_leaves_nothing(built, tmp_path):
 @pytest.fixture
 def release(tmp_path, monkeypatch):
     """Return the release script, at work in a small repository."""
+    monkeypatch.syspath_prepend(ROOT / ".ci")
     spec = importlib.util.spec_from_file_location("release", ROOT / ".ci/release.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -235,13 +237,78 @@ def test_a_release_is_of_what_is_committed(release, tmp_path):
         release.check_tree()
 
 
+def test_a_release_is_the_first_entry_and_has_no_tag_yet(release, tmp_path):
+    release.check_order("1.2.0")
+    with pytest.raises(SystemExit, match=r"begins with 1\.2\.0, expected 1\.3\.0"):
+        release.check_order("1.3.0")
+    text = (tmp_path / "CHANGELOG.md").read_text()
+    (tmp_path / "CHANGELOG.md").write_text(text + "\n## 1.1.0 (2029-01-02)\n")
+    with pytest.raises(SystemExit, match="two entries of one version"):
+        release.check_order("1.2.0")
+    who = ("-c", "user.name=x", "-c", "user.email=x@x.invalid")
+    for words in (("init", "-q"), ("add", "-A"), (*who, "commit", "-q", "-m", "x")):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    release.check_tag("1.2.0")
+    subprocess.run(["git", "tag", "v1.2.0"], cwd=tmp_path, check=True)
+    with pytest.raises(SystemExit, match=r"the tag v1\.2\.0 exists"):
+        release.check_tag("1.2.0")
+    release.check_tag("1.2.0", "v1.2.0")  # on GitHub the tag comes first
+    with pytest.raises(
+        SystemExit, match=r"the tag is v1\.2\.1, but __version__ is 1\.2\.0"
+    ):
+        release.check_tag("1.2.0", "v1.2.1")
+
+
 def test_the_notes_are_the_entry_and_the_sums(release, tmp_path):
     file = tmp_path / "a.whl"
     file.write_bytes(b"abc")
-    text = release.write_notes(tmp_path, "1.2.0", "- New.", [file]).read_text()
+    release.sign.write_sums(tmp_path, [file])
+    text = release.write_notes(tmp_path, "1.2.0", "- New.").read_text()
     assert text.startswith("# regard 1.2.0\n\n- New.\n")
     known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert f"{known}  a.whl\n" in text
+
+
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs ssh-keygen")
+def test_a_changed_file_or_sum_or_signer_is_refused(release, tmp_path):
+    files = [tmp_path / "a.whl", tmp_path / "b.tar.gz"]
+    for path in files:
+        path.write_bytes(path.name.encode())
+    sign, wrong = release.sign, release.sign.SignatureError
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    key, signers = sign.make_key(tmp_path / "one")
+    sums = sign.write_sums(tmp_path, files)
+    sign.sign(tmp_path, key)
+    assert sign.verify(tmp_path, signers) == 2
+    with pytest.raises(wrong, match="not what was signed"):
+        sign.verify(tmp_path, sign.make_key(tmp_path / "two")[1])
+    files[1].write_bytes(b"other")
+    with pytest.raises(wrong, match=r"b\.tar\.gz is not the file whose sum"):
+        sign.verify(tmp_path, signers)
+    sign.write_sums(tmp_path, files)  # sums that fit, but were not signed
+    assert sums.exists()
+    with pytest.raises(wrong, match="not what was signed"):
+        sign.verify(tmp_path, signers)
+
+
+def test_a_build_that_cannot_be_repeated_is_refused(release, tmp_path, monkeypatch):
+    first = tmp_path / "a.whl"
+    first.write_bytes(b"abc")
+    made = iter([b"abc", b"abd"])
+
+    def build(folder, version, *, at):
+        folder.mkdir(parents=True)
+        (folder / "a.whl").write_bytes(next(made))
+        return [folder / "a.whl"]
+
+    monkeypatch.setattr(release, "build", build)
+    monkeypatch.setattr(release, "run", lambda *words, at=None: "x")
+    release.build_again([first], "1.2.0")
+    with pytest.raises(
+        SystemExit, match=r"a\.whl is not the same when it is built again"
+    ):
+        release.build_again([first], "1.2.0")
 
 
 def test_an_example_that_needs_more_is_left_out(release, tmp_path):
