@@ -88,7 +88,7 @@ RULES = {
         {"numpy", "rich", "click", "pytest", "markdown_it"},
     ),
     "exercises": (  # of learn; torch only in functions, for those that say so
-        {"plain", "definition", "masks", "arrays", "nn", "seen", "stats"},
+        {"plain", "definition", "masks", "arrays", "nn", "seen", "stats", "ablate"},
         {"numpy", "torch"},
     ),
     "models": (  # transformers: only for models that nn does not know

@@ -39,9 +39,7 @@ def read_fast(name):
         return drawn[key]
 
     def spec(*arguments):
-        key = tuple(
-            x.tobytes() if isinstance(x, np.ndarray) else str(x) for x in arguments
-        )
+        key = tuple(x.tobytes() if isinstance(x, np.ndarray) else x for x in arguments)
         if key not in answers:
             answers[key] = normalize_answer(exercise.spec(*arguments))
         return answers[key]

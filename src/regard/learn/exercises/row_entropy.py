@@ -5,7 +5,7 @@ key, `log n` for `n` equal ones.
 
     H[i] = - Σ_j p[i, j] log p[i, j]
 
-It seems to need all `N × N` weights. But the logarithm of a weight is linear in the key:
+It seems to need all `N × N` weights. But the log of a weight is linear in the key:
 
     log p[i, j] = q[i] · k[j] / √d - lse[i]
 
@@ -22,7 +22,7 @@ by tile, in memory proportional to `N`.
 If three keys have the same scores, H is log 3 = 1.099.
 
 Write `row_entropy(q, k)`: the entropies `(N,)` of causal attention, in nats, for `q`
-and `k` of shape `(N, d)`. It is also run at `N = 2000`, and must not create an array of
+and `k` of shape `(N, d)`. It is also run at `N = 1000`, and must not create an array of
 `N × N` numbers.
 
 Next: read_head.py
@@ -51,7 +51,7 @@ def row_entropy(q, k):
 '''
 HINTS = (
     "Call attention with v = k: its out is the average key of each query.",
-    "found = attention(q, k, k, causal(), block=128); then use found.out and found.lse.",
+    "found = attention(q, k, k, causal(), block=128) has found.out and found.lse.",
     "found.lse - np.sum(q * found.out, axis=1) / np.sqrt(d)",
 )
 
@@ -74,8 +74,8 @@ def reference(q, k):
 
 
 def check(fn, rng):
-    """Measure the peak memory at 2,000 tokens."""
-    N = 2000
+    """Measure the peak memory at 1,000 tokens."""
+    N = 1000
     q, k = rng.normal(size=(2, N, 8))
     tracemalloc.start()
     try:
