@@ -100,18 +100,23 @@ def draw(rng):
         (18, 18, 3, 100, 95, True),
     ):
         yield make_call(rng, n, m, d, q_start, k_start, old)
-    for size in (30, 300):
-        q, k, *rest = make_call(rng, 4, 6, 2, 6, 3)
-        yield q * size, k, *rest
+    for size in (30, 1e4):
         q, k, v, out, lse, *starts = make_call(rng, 4, 6, 3, 6, 3)
-        yield q, k, v * size, out, lse + size, *starts
-        yield q, k, v, out * size, lse - size, *starts
+        yield q * size, k, v, out, lse, *starts
+        yield q / size, k * size, v, out, lse, *starts
+        yield q, k, v * size, out, lse, *starts
+        yield q, k, v, out * size, lse, *starts
+        yield q, k, v, out, lse + size, *starts
+        yield q, k, v, out, lse - size, *starts
+    q, k, v, out, lse, *starts = make_call(rng, 9, 5, 2, 3, 4)
+    yield q, k, v, out, lse / 100, *starts
+    yield q, k, v[:, :1], out[:, :1], lse, *starts
 
 
 def make_call(rng, n, m, d, q_start, k_start, old=1):
     q, k = rng.normal(size=(n, d)), rng.normal(size=(m, d))
     v, out = rng.normal(size=(m, d + 1)), rng.normal(size=(n, d + 1))
-    lse = rng.normal(size=n) + 1
+    lse = rng.normal(size=n)
     if not old:
         out, lse = 0 * out, np.full(n, -np.inf)
     return q, k, v, out, lse, q_start, k_start

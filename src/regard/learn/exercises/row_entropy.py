@@ -93,11 +93,11 @@ def check(fn, rng):
 
 def draw(rng):
     yield np.zeros((3, 2)), np.ones((3, 2))
-    for n, d in ((1, 1), (2, 2), (3, 4), (5, 3), (9, 8), (18, 2), (4, 18), (24, 18)):
+    for n, d in ((1, 1), (2, 2), (3, 4), (5, 3), (9, 1), (9, 8), (18, 2), (4, 18)):
         q, k = rng.normal(size=(2, n, d))
         yield q, k
     for q_size, k_size in ((20, 1), (1, 20), (0.02, 1), (5, 3), (700, 1)):
-        q, k = rng.normal(size=(2, 12, 3))
+        q, k = rng.normal(size=(2, 24, 3))
         yield q * q_size, k * k_size
         yield np.abs(q) * q_size, -np.abs(k) * k_size  # lse below 0
 

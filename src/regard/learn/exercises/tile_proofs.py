@@ -87,6 +87,8 @@ def draw(rng):
     yield lay(cut(0, 36, 2), cut(0, 36, 2), 1, 3)
     yield lay(cut(0, 60, 7), cut(0, 60, 11), 18, 1)
     yield lay(cut(40, 400, 20), cut(0, 400, 20), 19, 18)
+    for _ in range(3):  # the same shapes, other tiles
+        yield lay(scatter(rng, 9), scatter(rng, 1), 3, 1)
     for size, back in ((1, 0), (2, 3), (5, 1), (18, 0), (3, int(rng.integers(4)))):
         yield lay(scatter(rng, 20), scatter(rng, 20), size, back)
 
