@@ -171,7 +171,12 @@ def test_what_the_page_knows_is_what_the_exercises_say(site):
         assert one["hints"] == list(exercise.hints)
         assert one["atol"] == exercise.atol
         assert f"def {exercise.function}(" in one["solution"]
-    assert [x["name"] for x in told if x["extra"]] == ["induction_head"]
+    assert [x["name"] for x in told if x["extra"]] == [
+        "induction_head",
+        "read_head",
+        "ablate_head",
+        "find_document",
+    ]
 
 
 def test_two_builds_are_the_same_bytes(site, tmp_path):
