@@ -164,7 +164,8 @@ class Workspace:
             self.say(f"\nIt needs {EXTRAS[exercise.extra]}.", "dim")
         lesson = find_lesson(exercise.name)
         if lesson is not None and exercise.path.parent == FOLDER:
-            self.say(f"\nLesson {lesson.title}: {lesson.path}", "dim")
+            where = Text(f"\nLesson {lesson.title}: {lesson.path}", "dim")
+            self.console.print(where, soft_wrap=True)  # a path is copied as one line
         self.say(f"\nYour file: {path}", "bold")
         return exercise
 
