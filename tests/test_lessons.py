@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from regard.learn.course import ORDER
+from regard.learn.lessons import find_lesson
 
 ROOT = Path(__file__).parent.parent
 SPEC = importlib.util.spec_from_file_location(
@@ -114,6 +115,14 @@ def test_every_exercise_goes_with_one_lesson():
     named = [build.list_exercises(path) for path in LESSONS]
     assert all(named)
     assert sorted(chain(*named)) == sorted(ORDER)
+
+
+def test_every_exercise_finds_its_lesson():
+    for path in LESSONS:
+        for name in build.list_exercises(path):
+            found = find_lesson(name)
+            assert (found.path, found.title) == (path, build.read_title(path))
+    assert find_lesson("none") is None
 
 
 def test_the_index_is_up_to_date():

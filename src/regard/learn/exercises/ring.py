@@ -27,10 +27,8 @@ Next: row_entropy.py
 
 import itertools
 import math
-import multiprocessing
 import sys
 import time
-from multiprocessing.connection import wait
 
 import numpy as np
 
@@ -136,6 +134,9 @@ def run_rank(fn, mine, start, ring, home):
 
 def run_ring(fn, shards, starts):
     """Return what each process finds; None for one that ended or took too long."""
+    import multiprocessing  # a browser has no processes
+    from multiprocessing.connection import wait
+
     context = multiprocessing.get_context("fork")  # fn need not be importable
     ring, homes = context.Pipe(), [context.Pipe() for _ in shards]
     ranks = [
@@ -161,9 +162,7 @@ def run_ring(fn, shards, starts):
 
 def check(fn, rng):
     """Run the step in two processes, joined by a pipe, and compare with one."""
-    if sys.platform == "emscripten" or "fork" not in (
-        multiprocessing.get_all_start_methods()
-    ):
+    if sys.platform in ("emscripten", "win32"):
         print("There are no forked processes here: the ring was not run.")  # noqa: T201
         return None
     (q, k), v = rng.normal(size=(2, 15, 4)), rng.normal(size=(15, 3))
