@@ -188,6 +188,7 @@ def draw(rng):
         model = make_model(layers, heads, int(rng.integers(1e6)))
         spans = np.stack([borders[:-1], borders[1:]], axis=1)
         yield model, rng.integers(9, size=n), spans, n_answer
+    yield model, rng.integers(9, size=n), spans, n_answer  # the same shapes
 
 
 def mistake_negative(model, tokens, spans, n_answer):
