@@ -13,6 +13,8 @@
 # even that one is not allowed, none is. If the least favourable one is, all are.
 
 # %%
+from dataclasses import dataclass
+
 import numpy as np
 
 import regard
@@ -67,11 +69,11 @@ assert cells[empty == "■"].all()
 
 
 # %%
+@dataclass(frozen=True)
 class Gap(Mask):
     """The key is at least `gap` tokens before the query."""
 
-    def __init__(self, gap: int) -> None:
-        self.gap = gap
+    gap: int
 
     @property
     def positional(self) -> bool:

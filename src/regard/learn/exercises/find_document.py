@@ -120,7 +120,7 @@ def reference(model, tokens, spans, n_answer):
     return np.array(effects)
 
 
-def make_model(layers, heads, seed):
+def make_model(layers, heads, seed, sharp=1):
     """Return a decoder with random weights, in which all tokens have an effect."""
     import torch
 
@@ -129,7 +129,7 @@ def make_model(layers, heads, seed):
 
     class SmallDecoder(CausalTransformer):
         def __repr__(self):  # a call that makes the model again
-            made = f"make_model({layers}, {heads}, {seed})"
+            made = f"make_model({layers}, {heads}, {seed}, {sharp})"
             return f"regard.learn.exercises.find_document.{made}"
 
     rng, width = np.random.default_rng(seed), 4 * heads
@@ -140,6 +140,7 @@ def make_model(layers, heads, seed):
         spread = 1.5 / np.sqrt(width) if x.ndim == 2 else 0.1
         found = rng.normal(name.endswith("norm.weight"), spread, x.shape)
         weights[name] = torch.tensor(found).float()
+    weights["embed.weight"] *= sharp  # larger logits
     model.load_state_dict(weights)
     return model.eval()
 
@@ -185,7 +186,7 @@ def draw(rng):
         (3, 2, (0, 4, 9), 14, 1),
         (1, 3, (2, 5, 6, 11), 20, 5),
     ):
-        model = make_model(layers, heads, int(rng.integers(1e6)))
+        model = make_model(layers, heads, int(rng.integers(1e6)), sharp=heads)
         spans = np.stack([borders[:-1], borders[1:]], axis=1)
         yield model, rng.integers(9, size=n), spans, n_answer
     yield model, rng.integers(9, size=n), spans, n_answer  # the same shapes
