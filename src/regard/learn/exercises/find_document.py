@@ -184,7 +184,7 @@ def draw(rng):
         (2, 2, (0, 2, 4), 7, 2),
         (2, 2, (1, 3, 7), 12, 3),
         (3, 2, (0, 4, 9), 14, 1),
-        (1, 3, (2, 5, 6, 11), 20, 5),
+        (1, 3, (2, 5, 17, 19), 25, 5),
     ):
         model = make_model(layers, heads, int(rng.integers(1e6)), sharp=heads)
         spans = np.stack([borders[:-1], borders[1:]], axis=1)
