@@ -31,7 +31,10 @@ MARK = "<!-- benchmark:claims -->"
 BESIDE = "<!-- benchmark:beside -->"
 PAPER = r"(?:Kimi Team|\w+ et al\.) 20\d\d"
 SCORES = ("head_scores", "text_scores", "cache_scores")
-WORDS = "no one two three four five six seven eight nine ten eleven twelve thirteen"
+WORDS = (
+    "no one two three four five six seven eight nine ten eleven twelve thirteen "
+    "fourteen fifteen sixteen seventeen eighteen nineteen twenty"
+)
 
 
 def list_papers() -> set[str]:

@@ -153,13 +153,14 @@ def build_index() -> str:
 
 INDEX = """# Lessons
 
-Twelve lessons of 5 to 10 minutes each, from one query to a head of a real model. Each
-is a short Python file in `lessons/`: run it, open it as a notebook, or read it here
-with its output. Every claim has an `assert`. Lessons 1 to 9 need only the base install
-(no torch), 10 needs torch, 11 transformers, and 12 uses SmolLM2 if it is installed.
+Seventeen lessons of 5 to 10 minutes each, from one query to the source of an answer.
+Each is a short Python file in `lessons/`: run it, open it as a notebook, or read it
+here with its output. Every claim has an `assert`. Lessons 1 to 9 and 13 to 15 need only
+the base install (no torch), 10 and 16 need torch, 11 transformers, and 12 and 17 use
+SmolLM2 if it is installed. They are part of the wheel.
 
-The exercises are those of `regard learn`. `python lessons/build.py` generates these
-pages.
+The exercises are those of `regard learn`, which says where the lesson of each is.
+`python lessons/build.py` generates these pages.
 
 | lesson | exercises |
 |---|---|"""

@@ -24,6 +24,7 @@ HERE = Path(__file__).parent
 # how many seeds, and which share of the wrong solutions on each
 SEEDS, SHARE = (200, 1) if "REGARD_SEEDS" in os.environ else (25, 5)
 EVERY = pytest.mark.parametrize("name", ORDER)
+MODELS = ("read_head", "ablate_head", "find_document")  # that have one as argument
 
 
 @cache
@@ -41,9 +42,7 @@ def read(name):
         return drawn[key]
 
     def spec(*arguments):
-        key = tuple(
-            x.tobytes() if isinstance(x, np.ndarray) else str(x) for x in arguments
-        )
+        key = tuple(x.tobytes() if isinstance(x, np.ndarray) else x for x in arguments)
         if key not in answers:
             answers[key] = normalize_answer(exercise.spec(*arguments))
         return answers[key]
@@ -63,10 +62,10 @@ def hangs(fn):
     return fn.__doc__.startswith("It did not answer")
 
 
-def say(name, fn, **options):
-    if hangs(fn) if fn.__doc__ else False:
-        return grade(read(name), fn, limit=0.2, **options)
-    return grade(read(name), fn, limit=math.inf, **options)
+def say(exercise, fn, **options):
+    exercise = read(exercise) if isinstance(exercise, str) else exercise
+    limit = 0.2 if fn.__doc__ and hangs(fn) else math.inf
+    return grade(exercise, fn, limit=limit, **options)
 
 
 @EVERY
@@ -109,13 +108,16 @@ def test_no_verdict_depends_on_the_seed(name):
     right = [exercise.reference]
     wrong = [mistake.function for mistake in exercise.mistakes]
     wrong += [fn for fn in list_wrong(name) if not hangs(fn)]
-    expected = {fn: say(name, fn).mistake for fn in wrong}
-    for seed in range(1, SEEDS):
+    if exercise.extra:
+        exercise = replace(exercise, check=None)  # the large model is not asked again
+    expected = {fn: say(exercise, fn).mistake for fn in wrong}
+    # a call that watches a model takes 100 times as long as one in NumPy
+    for seed in range(1, SEEDS if name not in MODELS else 1 + SEEDS // 12):
         for fn in right:
-            assert say(name, fn, seed=seed).passed, seed
+            assert say(exercise, fn, seed=seed).passed, seed
         for i, fn in enumerate(wrong):
             if (i + seed) % SHARE == 0:
-                found = say(name, fn, seed=seed)
+                found = say(exercise, fn, seed=seed)
                 assert not found.passed, (fn.__name__, seed)
                 assert found.mistake == expected[fn], (fn.__name__, seed)
 

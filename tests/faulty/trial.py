@@ -10,6 +10,7 @@
 Next: contracts.py
 """
 
+import inspect
 import math
 import warnings
 from dataclasses import replace
@@ -39,13 +40,12 @@ def read_fast(name):
         return drawn[key]
 
     def spec(*arguments):
-        key = tuple(
-            x.tobytes() if isinstance(x, np.ndarray) else str(x) for x in arguments
-        )
+        key = tuple(x.tobytes() if isinstance(x, np.ndarray) else x for x in arguments)
         if key not in answers:
             answers[key] = normalize_answer(exercise.spec(*arguments))
         return answers[key]
 
+    spec.__signature__ = inspect.signature(exercise.spec)
     return replace(exercise, draw=draw, spec=spec)
 
 
@@ -61,7 +61,8 @@ def try_faults(name, *, seed=0, share=1):
     """Yield (kind, name, verdict) of every fault, or of one in `share` of them."""
     exercise = read_fast(name)
     rng = np.random.default_rng(seed)
-    calls = list(draw_calls(name, rng, CALLS))
+    n_calls = CALLS // 5 if exercise.arguments[0] == "model" else CALLS  # they are slow
+    calls = list(draw_calls(name, rng, n_calls))
     right = [try_call(exercise.reference, call, math.inf) for call in calls]
     several = isinstance(right[0].answer, tuple)
     for i, (kind, fault, fn) in enumerate(list_faults(exercise, calls[0])):
@@ -88,8 +89,8 @@ def judge(exercise, fn, calls, right, *, several):
         return "crash"
     if not changed and not overwrites(make(), calls):
         return "equivalent"
-    if exercise.check is not None and exercise.extra:
-        exercise = replace(exercise, check=None)  # the model is not asked again
+    if exercise.extra:  # only the verdict is asked for, and not of the large model
+        exercise = replace(exercise, check=None, mistakes=())
     graded = grade(exercise, make(), limit=math.inf)
     return "accepted" if graded.passed else "rejected"
 
@@ -102,7 +103,7 @@ def overwrites(fn, calls):
             fn(*given)
         except Exception:  # noqa: BLE001 (a fault may raise anything)
             continue
-        pairs = zip(given, call, strict=True)
+        pairs = [(x, y) for x, y in zip(given, call, strict=True) if np.ndim(x)]
         if any(not np.array_equal(x, y, equal_nan=True) for x, y in pairs):
             return True
     return False

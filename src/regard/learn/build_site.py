@@ -2,7 +2,8 @@
 
     build_site("site", pyodide="pyodide")     then: python -m http.server -d site
 
-    site/index.html      the lessons as HTML;  *.js, lesson.css: the page
+    site/index.html      the exercises as HTML;  *.js, lesson.css: the page
+    site/lessons/        the lesson of each exercise, to read
     site/exercises.json  stubs, hints, prerequisites
     site/regard.zip      the modules needed for grading, and array-api-compat
     site/pyodide/        Python and NumPy for browsers: docs/learn-site.md
@@ -28,7 +29,14 @@ from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 from markdown_it import MarkdownIt
 
 from regard.errors import FileError
-from regard.learn.exercise import Exercise, list_exercises
+from regard.learn.exercise import FOLDER, Exercise, list_exercises
+from regard.learn.lessons import (
+    EXERCISES,
+    Lesson,
+    find_lesson,
+    list_lessons,
+    write_markdown,
+)
 
 SOURCE = Path(__file__).parent.parent
 ASSETS = Path(__file__).parent / "assets"
@@ -45,6 +53,25 @@ NEEDED = (
 LOCK = "pyodide-lock.json"
 VERSION = "314.0.3"  # of Pyodide, as used in the tests
 HASHES = Path(__file__).parent / "pyodide.sha256"  # sha256sum of its npm package
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; style-src 'self'">
+<title>{title}</title>
+<link rel="stylesheet" href="../lesson.css">
+</head>
+<body>
+<section class="lesson">
+<article>
+{html}<p>Exercises: {links}</p>
+</article>
+</section>
+</body>
+</html>
+"""
 MISSING = (
     "Python for browsers is missing: put Pyodide and its NumPy wheel into {folder}, "
     "as described in docs/learn-site.md."
@@ -76,6 +103,10 @@ def build_site(
     (site / "index.html").write_text(page.replace(LESSONS, lessons), "utf-8")
     told = json.dumps([export_exercise(exercise) for exercise in exercises], indent=1)
     (site / "exercises.json").write_text(told, "utf-8")
+    (site / "lessons").mkdir(exist_ok=True)
+    for lesson in list_lessons():
+        path = site / "lessons" / f"{lesson.path.stem}.html"
+        path.write_text(write_lesson_page(lesson), "utf-8")
     (site / "regard.zip").write_bytes(zip_course(exercises))
     runtime = site / "pyodide"
     runtime.mkdir(exist_ok=True)
@@ -88,12 +119,29 @@ def build_site(
     return wrote + f"To see it: python -m http.server -d {site}"
 
 
-def write_lesson(exercise: Exercise) -> str:
-    """Return the text of an exercise as HTML; HTML in it is escaped."""
+def write_html(text: str) -> str:
+    """Return Markdown as HTML; HTML in it is escaped."""
     reader = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
-    html = reader.render(exercise.text)
-    html = html.replace("<pre>", '<pre tabindex="0">')  # scrollable by keyboard
+    html = reader.render(text)
+    return str(html).replace("<pre>", '<pre tabindex="0">')  # scrollable by keyboard
+
+
+def write_lesson(exercise: Exercise) -> str:
+    """Return the text of an exercise, and a link to its lesson, as HTML."""
+    html, lesson = write_html(exercise.text), find_lesson(exercise.name)
+    if lesson is not None and exercise.path.parent == FOLDER:
+        link = f'<a href="lessons/{lesson.path.stem}.html">{escape(lesson.title)}</a>'
+        html += f'<p class="facts">Lesson: {link}</p>\n'
     return f'<article data-lesson="{escape(exercise.name)}" hidden>\n{html}</article>'
+
+
+def write_lesson_page(lesson: Lesson) -> str:
+    """Return a lesson as a page of the site, with links to its exercises."""
+    links = ", ".join(
+        f'<a href="../index.html#{name}">{name}</a>' for name in lesson.exercises
+    )
+    text = write_markdown(lesson).rpartition(EXERCISES)[0]
+    return PAGE.format(title=escape(lesson.title), html=write_html(text), links=links)
 
 
 def export_exercise(exercise: Exercise) -> dict[str, object]:

@@ -34,4 +34,10 @@ ORDER = (
     "copy_task",
     "induction_head",
     "without_the_matrix",
+    "tile_proofs",
+    "ring",
+    "row_entropy",
+    "read_head",
+    "ablate_head",
+    "find_document",
 )

@@ -31,8 +31,9 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.errors import FileError, OptionError
-from regard.learn.exercise import Exercise, list_exercises
+from regard.learn.exercise import FOLDER, Exercise, list_exercises
 from regard.learn.grade_file import Attempt, attempt
+from regard.learn.lessons import find_lesson
 
 LINE = 88  # maximum width of text
 PAUSE = 0.25  # seconds between two checks of a file
@@ -161,6 +162,10 @@ class Workspace:
             self.say(f"\nIt builds on {', '.join(missing)}.", "dim")
         if exercise.extra:
             self.say(f"\nIt needs {EXTRAS[exercise.extra]}.", "dim")
+        lesson = find_lesson(exercise.name)
+        if lesson is not None and exercise.path.parent == FOLDER:
+            where = Text(f"\nLesson {lesson.title}: {lesson.path}", "dim")
+            self.console.print(where, soft_wrap=True)  # a path is copied as one line
         self.say(f"\nYour file: {path}", "bold")
         return exercise
 

