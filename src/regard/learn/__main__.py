@@ -10,6 +10,7 @@ Next: course.py
 from __future__ import annotations
 
 import json as json_text
+import sys
 from pathlib import Path
 
 import click
@@ -63,7 +64,11 @@ EXAMPLES = {
 )
 @click.option("--course", type=click.Path(), help="A folder of your own exercises.")
 @click.option("--build", metavar="DIR", help="Write the course as a web site.")
-@click.option("--pyodide", metavar="DIR", help="Python for browsers, for --build.")
+@click.option(
+    "--pyodide",
+    metavar="DIR",
+    help="Python for browsers, for --build; by default downloaded once.",
+)
 @click.pass_context
 def learn(
     ctx: click.Context,
@@ -78,15 +83,34 @@ def learn(
     NAME is the name or number of an exercise; by default the current one.
     """
     if build is not None:
-        from regard.learn.build_site import build_site  # noqa: PLC0415 (only when asked)
-
-        click.echo(build_site(build, pyodide=pyodide, course=course))
+        build_course(build, pyodide=pyodide, course=course)
         return
     from regard.learn.workspace import Workspace  # noqa: PLC0415 (help comes at once)
 
     ctx.obj = Workspace(Path(folder), course=Path(course) if course else None)
     if ctx.invoked_subcommand is None:
         ctx.obj.list()
+
+
+def build_course(folder: str, *, pyodide: str | None, course: str | None) -> None:
+    """Write the site; Python for browsers is downloaded unless it is there."""
+    from regard.learn import build_site, pyodide_files  # noqa: PLC0415 (only when asked)
+
+    runtime: str | Path | None = pyodide
+    if pyodide is None and not build_site.has_runtime(folder):
+        try:
+            runtime = pyodide_files.fetch_runtime(show_progress)
+        finally:
+            show_progress("")
+    click.echo(build_site.build_site(folder, pyodide=runtime, course=course))
+
+
+def show_progress(line: str) -> None:
+    """Write a line over the last one; to a file, only the start of a download."""
+    if sys.stderr.isatty():
+        click.echo(f"\r\x1b[K{line}", nl=False, err=True)
+    elif line.endswith("…"):
+        click.echo(line, err=True)
 
 
 @learn.command("list", epilog=EXAMPLES["list"])

@@ -1,6 +1,6 @@
 """The course as a static web site: lessons, an editor, and Python in the browser.
 
-    build_site("site", pyodide="pyodide")     then: python -m http.server -d site
+    build_site("site", pyodide=fetch_runtime())     then: python -m http.server -d site
 
     site/index.html      the lessons as HTML;  *.js, lesson.css: the page
     site/exercises.json  stubs, hints, prerequisites
@@ -10,12 +10,11 @@
 The site loads nothing from other hosts: the Content-Security-Policy in index.html
 forbids it, and the worker inherits that policy.
 
-Next: assets/lesson.js
+Next: pyodide_files.py
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Sequence
@@ -29,11 +28,13 @@ from markdown_it import MarkdownIt
 
 from regard.errors import FileError
 from regard.learn.exercise import Exercise, list_exercises
+from regard.learn.pyodide_files import LOCK, list_runtime
 
 SOURCE = Path(__file__).parent.parent
 ASSETS = Path(__file__).parent / "assets"
 INK = SOURCE / "show" / "assets" / "ink.js"  # colour scales shared by all pages
 LESSONS = "<!-- lessons -->"
+RUNTIME = "pyodide"  # folder of the site
 
 NEEDED = (
     *("__init__.py", "errors.py", "arrays.py", "masks/[!_]*.py", "masks/__init__.py"),
@@ -42,9 +43,6 @@ NEEDED = (
     *(f"learn/{x}.py" for x in ("__init__", "course", "exercise", "grade")),
     *(f"learn/{x}.py" for x in ("grade_file", "in_browser")),
 )
-LOCK = "pyodide-lock.json"
-VERSION = "314.0.3"  # of Pyodide, as used in the tests
-HASHES = Path(__file__).parent / "pyodide.sha256"  # sha256sum of its npm package
 MISSING = (
     "Python for browsers is missing: put Pyodide and its NumPy wheel into {folder}, "
     "as described in docs/learn-site.md."
@@ -77,15 +75,20 @@ def build_site(
     told = json.dumps([export_exercise(exercise) for exercise in exercises], indent=1)
     (site / "exercises.json").write_text(told, "utf-8")
     (site / "regard.zip").write_bytes(zip_course(exercises))
-    runtime = site / "pyodide"
+    runtime = site / RUNTIME
     runtime.mkdir(exist_ok=True)
     for file in files:
         if not (runtime / file.name).exists() or not file.samefile(runtime / file.name):
             shutil.copyfile(file, runtime / file.name)
     wrote = f"{site / 'index.html'} has {len(exercises)} exercises. "
-    if not (runtime / LOCK).exists():
+    if not has_runtime(site):
         return wrote + MISSING.format(folder=runtime)
     return wrote + f"To see it: python -m http.server -d {site}"
+
+
+def has_runtime(folder: str | Path) -> bool:
+    """Return whether a site already contains Python for browsers."""
+    return (Path(folder) / RUNTIME / LOCK).exists()
 
 
 def write_lesson(exercise: Exercise) -> str:
@@ -125,36 +128,3 @@ def list_source(exercises: Sequence[Exercise]) -> Iterator[tuple[str, Path]]:
             yield file.as_posix(), Path(str(compat.locate_file(file)))
     for exercise in exercises:
         yield f"course/{exercise.path.name}", exercise.path
-
-
-def list_runtime(folder: Path) -> tuple[Path, ...]:
-    """Return the files of Pyodide and NumPy in a folder; verify their checksums."""
-    lock = folder / LOCK
-    try:
-        numpy = json.loads(lock.read_text("utf-8"))["packages"]["numpy"]
-        wheel, expected = str(numpy["file_name"]), str(numpy["sha256"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise FileError(
-            f"{lock} is missing or does not list NumPy; expected a folder with "
-            "Pyodide and its NumPy wheel, as described in docs/learn-site.md."
-        ) from None
-    lines = map(str.split, HASHES.read_text("utf-8").splitlines())
-    known = {name: digest for digest, name in lines}
-    known[Path(wheel).name] = expected
-    lacking = [name for name in known if not (folder / name).is_file()]
-    if lacking:
-        raise FileError(f"{folder} lacks {', '.join(lacking)} of Pyodide {VERSION}.")
-    for name, expected in known.items():
-        check_hash(folder / name, expected)
-    return lock, *(folder / name for name in known)
-
-
-def check_hash(path: Path, expected: str) -> None:
-    """Raise if the sha256 of a file is not the expected one."""
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != expected:
-        raise FileError(
-            f"{path} has the sha256 {found}, expected {expected}: "
-            f"download it again from Pyodide {VERSION}."
-        )
