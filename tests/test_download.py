@@ -21,8 +21,8 @@ from regard.learn.pyodide_files import LOCK, fetch_runtime, list_runtime
 WHEEL = "numpy-9-wasm32.whl"
 NPM = """#!{python}
 import pathlib, sys
-assert sys.argv[1:4] == ["pack", "pyodide@{version}", "--pack-destination"], sys.argv
-pathlib.Path(sys.argv[4], "pyodide-{version}.tgz").write_bytes(
+assert sys.argv[1:] == ["pack", "pyodide@{version}"], sys.argv
+pathlib.Path("pyodide-{version}.tgz").write_bytes(
     pathlib.Path("{package}").read_bytes())
 """
 

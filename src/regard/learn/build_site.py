@@ -41,7 +41,7 @@ NEEDED = (
     *("arguments.py", "other_names.py", "display.py"),
     *("definition/*.py", "plain/*.py", "judge/*.py"),
     *(f"learn/{x}.py" for x in ("__init__", "course", "exercise", "grade")),
-    *(f"learn/{x}.py" for x in ("grade_file", "in_browser")),
+    *(f"learn/{x}.py" for x in ("written_call", "grade_file", "in_browser")),
 )
 MISSING = (
     "Python for browsers is missing: put Pyodide and its NumPy wheel into {folder}, "

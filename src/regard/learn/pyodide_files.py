@@ -130,7 +130,7 @@ def pack_with_npm(path: Path, tell: Tell) -> None:
     if npm is None:
         raise FileNotFoundError("npm is not installed")
     tell(f"Pyodide {VERSION} with npm …")
-    command = [npm, "pack", f"pyodide@{VERSION}", "--pack-destination", path.parent]
+    command = [npm, "pack", f"pyodide@{VERSION}"]
     run = subprocess.run(  # noqa: S603 (a fixed command)
         command, capture_output=True, text=True, check=False, cwd=path.parent
     )
