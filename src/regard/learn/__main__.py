@@ -12,10 +12,12 @@ from __future__ import annotations
 import json as json_text
 import sys
 from pathlib import Path
+from typing import IO
 
 import click
 from click.shell_completion import CompletionItem
 
+from regard.errors import OptionError
 from regard.terminal import Commands, write_epilog
 
 
@@ -44,6 +46,10 @@ EXAMPLES = {
     "hint": write_epilog("regard learn hint", "write, and regard learn check."),
     "reset": write_epilog("regard learn reset softmax", "regard learn watch softmax"),
     "next": write_epilog("regard learn next", "regard learn watch"),
+    "grade": write_epilog(
+        "regard learn grade submissions --csv results.csv",
+        "docs/learn.md, for teachers.",
+    ),
 }
 
 
@@ -192,6 +198,49 @@ def reset(ctx: click.Context, name: str | None) -> None:
 def go_on(ctx: click.Context) -> None:
     """Skip this exercise and open the next one."""
     ctx.obj.next()
+
+
+@learn.command("grade", epilog=EXAMPLES["grade"])
+@click.argument("submissions", type=click.Path(exists=True, allow_dash=True))
+@click.option("--exercise", "exercises", multiple=True, help="Assigned; repeatable.")
+@click.option(
+    "--learners",
+    type=click.File(encoding="utf-8"),
+    help="A file with one name per line; each gets a row for every exercise.",
+)
+@click.option("--csv", metavar="FILE", help="Write a table of the results.")
+@click.option("--json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def grade_class(
+    ctx: click.Context,
+    submissions: str,
+    *,
+    exercises: tuple[str, ...],
+    learners: IO[str] | None,
+    csv: str | None,
+    json: bool,
+) -> None:
+    """Grade a class: a folder per learner, or JSON of a learning platform.
+
+    SUBMISSIONS is a folder, a JSON file, or - for JSON from standard input.
+    """
+    from regard.learn import grade_class as classes  # noqa: PLC0415 (only when asked)
+
+    course = ctx.obj.exercises
+    if Path(submissions).is_dir():
+        names = [] if learners is None else learners.read().split("\n")
+        roster = [x.strip() for x in names if x.strip()]
+        report = classes.grade_folder(
+            Path(submissions), course, assigned=exercises, learners=roster
+        )
+    elif exercises or learners:
+        raise OptionError("JSON names its exercises and learners: omit the options.")
+    else:
+        with click.open_file(submissions, encoding="utf-8") as file:
+            report = classes.grade_submissions(file.read(), course)
+    if csv is not None:
+        Path(csv).write_text(report.to_csv(), encoding="utf-8", newline="")
+    click.echo(report.to_json() if json else report.summarize(), nl=json)
 
 
 if __name__ == "__main__":

@@ -311,7 +311,9 @@ def locate_error(error: BaseException, file: str) -> str:
     """Return the type, the line in a file and the message of an error."""
     steps = traceback.extract_tb(error.__traceback__)
     mine = [step for step in steps if step.filename == file]
-    where = f" in line {mine[-1].lineno} ({mine[-1].line})" if mine else ""
+    _, cell, number = file.rpartition(", cell ")  # of a notebook
+    inside = f" in cell {number}," if cell else " in"
+    where = f"{inside} line {mine[-1].lineno} ({mine[-1].line})" if mine else ""
     text = "".join(c for c in " ".join(str(error).split()) if c.isprintable())[:200]
     return f"{type(error).__name__}{where}{': ' if text else '.'}{text}"
 
