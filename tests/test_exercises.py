@@ -23,6 +23,7 @@ from regard.learn.grade import Outcome, grade, normalize_answer
 HERE = Path(__file__).parent
 # how many seeds, and which share of the wrong solutions on each
 SEEDS, SHARE = (200, 1) if "REGARD_SEEDS" in os.environ else (25, 5)
+GENERIC = "Some of your numbers", "Your answer has NaN", "The numbers are right"
 EVERY = pytest.mark.parametrize("name", ORDER)
 
 
@@ -127,6 +128,7 @@ def test_wrong_solutions_are_graded_wrong_with_the_intended_sentence(name):
         found = say(name, fn)
         assert not found.passed, fn.__name__
         assert " ".join(fn.__doc__.split()) in found.sentence, fn.__name__
+        assert not found.sentence.startswith(GENERIC), fn.__name__
         if found.call:  # a property check has none
             assert_can_be_pasted(name, fn, found.call)
 

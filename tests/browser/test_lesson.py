@@ -516,4 +516,8 @@ def test_a_learner_who_is_stuck_stops_the_check(lesson):
     assert lesson.text("verdict") == "Stopped. Your code is unchanged."
     assert lesson.at("code").input_value() == endless
     lesson.page.wait_for_selector("[data-at=state][data-state=loading]")
+    for _ in range(100):
+        if hung not in lesson.page.workers:
+            break
+        lesson.page.wait_for_timeout(50)
     assert hung not in lesson.page.workers
