@@ -232,7 +232,7 @@ def make_more(own: Path, base: Path, more: str, fill: Callable[..., None]) -> No
 def fetch_pyodide() -> None:
     """Print a folder with Python for browsers; the NumPy wheel comes from PyPI."""
     python = OWN / "bin" / "python"
-    ask = "from regard.learn import pyodide_files as x; print(x.find_cache())"
+    ask = "from regard.learn import pyodide_files as x; print(x.find_runtime_cache())"
     command = [str(python), "-c", ask]
     found = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603
     folder = Path(found.stdout.strip())

@@ -17,7 +17,7 @@ from regard.__main__ import main
 from regard.errors import FileError
 from regard.learn.exercise import list_exercises
 from regard.learn.grade_class import explain_name, grade_folder, grade_submissions
-from regard.learn.notebook_file import drop_magics, read_cells
+from regard.learn.notebook_file import drop_magics, read_code_cells
 
 DOCS = Path(__file__).parent.parent / "docs"
 COURSE = {exercise.name: exercise for exercise in list_exercises()}
@@ -221,7 +221,7 @@ def test_lines_for_ipython_are_skipped(tmp_path):
     assert drop_magics("np.exp?\nx = 7\\\n% 3") == "# np.exp?\nx = 7\\\n# % 3"
     assert drop_magics("x = (7\n% 3)") == "x = (7\n% 3)"  # Python as it is
     write_notebook(tmp_path / "a.ipynb", "a?\n")
-    assert read_cells(tmp_path / "a.ipynb") == ["# a?\n"]
+    assert read_code_cells(tmp_path / "a.ipynb") == ["# a?\n"]
 
 
 @pytest.mark.skipif("REGARD_PYODIDE" not in os.environ, reason="needs Pyodide")

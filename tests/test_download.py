@@ -123,7 +123,7 @@ def test_without_network_it_says_what_to_do(world):
     (net / WHEEL).rename(net / "elsewhere")
     with pytest.raises(FileError) as error:
         fetch_runtime()
-    folder = pyodide_files.find_cache()
+    folder = pyodide_files.find_runtime_cache()
     said = str(error.value)
     assert said.startswith("NumPy for browsers could not be downloaded from http://127")
     assert f"HTTP Error 404: File not found. Put {WHEEL} into {folder}. " in said
@@ -149,7 +149,7 @@ def test_what_was_changed_on_the_way_is_never_used(world):
     (net / WHEEL).write_text("another wheel")
     with pytest.raises(FileError, match=r"has the sha256 \w+, expected"):
         fetch_runtime()
-    folder = pyodide_files.find_cache()
+    folder = pyodide_files.find_runtime_cache()
     assert not (folder / WHEEL).exists()
     (net / "pyodide.tgz").write_bytes(b"not a package")
     (folder / LOCK).unlink()

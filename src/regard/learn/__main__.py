@@ -100,18 +100,19 @@ def learn(
 
 def build_course(folder: str, *, pyodide: str | None, course: str | None) -> None:
     """Write the site; Python for browsers is downloaded unless it is there."""
-    from regard.learn import build_site, pyodide_files  # noqa: PLC0415 (only when asked)
+    from regard.learn.build_site import build_site, has_runtime  # noqa: PLC0415
+    from regard.learn.pyodide_files import fetch_runtime  # noqa: PLC0415 (when asked)
 
     runtime: str | Path | None = pyodide
-    if pyodide is None and not build_site.has_runtime(folder):
+    if pyodide is None and not has_runtime(folder):
         try:
-            runtime = pyodide_files.fetch_runtime(show_progress)
+            runtime = fetch_runtime(show_download)
         finally:
-            show_progress("")
-    click.echo(build_site.build_site(folder, pyodide=runtime, course=course))
+            show_download("")
+    click.echo(build_site(folder, pyodide=runtime, course=course))
 
 
-def show_progress(line: str) -> None:
+def show_download(line: str) -> None:
     """Write a line over the last one; to a file, only the start of a download."""
     if sys.stderr.isatty():
         click.echo(f"\r\x1b[K{line}", nl=False, err=True)
@@ -201,7 +202,7 @@ def go_on(ctx: click.Context) -> None:
 
 
 @learn.command("grade", epilog=EXAMPLES["grade"])
-@click.argument("submissions", type=click.Path(exists=True, allow_dash=True))
+@click.argument("submissions", type=click.Path(allow_dash=True))
 @click.option("--exercise", "exercises", multiple=True, help="Assigned; repeatable.")
 @click.option(
     "--learners",
@@ -224,20 +225,20 @@ def grade_class(
 
     SUBMISSIONS is a folder, a JSON file, or - for JSON from standard input.
     """
-    from regard.learn import grade_class as classes  # noqa: PLC0415 (only when asked)
+    from regard.learn.grade_class import grade_folder, grade_submissions  # noqa: PLC0415
 
     course = ctx.obj.exercises
-    if Path(submissions).is_dir():
+    if submissions != "-" and not Path(submissions).is_file():
         names = [] if learners is None else learners.read().split("\n")
         roster = [x.strip() for x in names if x.strip()]
-        report = classes.grade_folder(
+        report = grade_folder(
             Path(submissions), course, assigned=exercises, learners=roster
         )
     elif exercises or learners:
         raise OptionError("JSON names its exercises and learners: omit the options.")
     else:
         with click.open_file(submissions, encoding="utf-8") as file:
-            report = classes.grade_submissions(file.read(), course)
+            report = grade_submissions(file.read(), course)
     if csv is not None:
         Path(csv).write_text(report.to_csv(), encoding="utf-8", newline="")
     click.echo(report.to_json() if json else report.summarize(), nl=json)

@@ -35,7 +35,7 @@ from typing import Any
 from regard.errors import FileError
 from regard.learn.exercise import Exercise
 from regard.learn.grade_file import Attempt, attempt
-from regard.learn.notebook_file import read_cells
+from regard.learn.notebook_file import read_code_cells
 
 FORMAT = "regard-learn-1"
 SUFFIXES = (".py", ".ipynb")
@@ -53,7 +53,7 @@ class Submission:
 
 
 @dataclass(frozen=True)
-class Row:
+class ResultRow:
     """The result of one learner in one exercise, or of one misnamed file."""
 
     learner: str
@@ -66,10 +66,10 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Report:
+class ClassReport:
     """The results of a class."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[ResultRow, ...]
 
     def count(self, part: str) -> dict[str, dict[str, Any]]:
         """Return how many are right, and of how many, by learner or by exercise."""
@@ -143,7 +143,7 @@ class Report:
         """Return all rows as CSV, safe for spreadsheets."""
         out = StringIO(newline="")
         writer = csv.writer(out)
-        writer.writerow([x.name for x in fields(Row)])
+        writer.writerow([x.name for x in fields(ResultRow)])
         writer.writerows([map(make_safe, asdict(row).values()) for row in self.rows])
         return out.getvalue()
 
@@ -159,17 +159,19 @@ def grade_folder(
     *,
     assigned: Sequence[str] = (),
     learners: Iterable[str] = (),
-) -> Report:
+) -> ClassReport:
     """Grade a folder that has one folder per learner, or the files of one learner.
 
     assigned: names of exercises; by default, those that somebody handed in
     learners: names that get rows even without a folder
     """
     if not folder.is_dir():
-        raise FileError(f"there is no folder {folder}, expected one per learner in it.")
+        raise FileError(
+            f"there is no folder {folder}, expected one with a folder per learner."
+        )
     known = [*learners]
     known += [x.name for x in sorted(folder.iterdir()) if x.is_dir() and is_shown(x)]
-    return grade_all(list_files(folder), course, assigned, known)
+    return grade_all(list_submissions(folder), course, assigned, known)
 
 
 def is_shown(path: Path) -> bool:
@@ -177,7 +179,7 @@ def is_shown(path: Path) -> bool:
     return not path.name.startswith((".", "__"))
 
 
-def list_files(folder: Path) -> Iterator[Submission]:
+def list_submissions(folder: Path) -> Iterator[Submission]:
     """Yield the files of all learners, except those that tools write."""
     for place, folders, names in os.walk(folder):  # does not follow links
         folders[:] = sorted(x for x in folders if is_shown(Path(x)))
@@ -189,7 +191,7 @@ def list_files(folder: Path) -> Iterator[Submission]:
                 yield Submission(learner, path, inner.as_posix())
 
 
-def grade_submissions(text: str, course: Mapping[str, Exercise]) -> Report:
+def grade_submissions(text: str, course: Mapping[str, Exercise]) -> ClassReport:
     """Grade the submissions in a JSON text, as described in docs/learn.md."""
     told = read_request(text)
     with tempfile.TemporaryDirectory() as folder:
@@ -242,7 +244,7 @@ def grade_all(
     course: Mapping[str, Exercise],
     assigned: Sequence[str],
     learners: Iterable[str],
-) -> Report:
+) -> ClassReport:
     """Grade files, several at a time; add rows for what is missing or misnamed."""
     for name in assigned:
         if name not in course:
@@ -256,11 +258,13 @@ def grade_all(
             graded.append(one)
         else:
             said = explain_name(one.path, course)
-            rows.append(Row(one.learner, "", "misnamed", sentence=said, file=one.file))
+            rows.append(
+                ResultRow(one.learner, "", "misnamed", sentence=said, file=one.file)
+            )
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         found = pool.map(lambda one: attempt(course[one.path.stem], one.path), graded)
         pairs = zip(graded, found, strict=True)
-        rows += [write_row(one, result) for one, result in pairs]
+        rows += [make_row(one, result) for one, result in pairs]
     handed = {(row.learner, row.exercise) for row in rows if row.exercise}
     due = [x for x in course if x in (assigned or {name for _, name in handed})]
     everyone = {
@@ -268,23 +272,23 @@ def grade_all(
         *(row.learner for row in rows if row.learner or row.exercise),
     }
     rows += [
-        Row(learner, name, "missing", sentence="Nothing was handed in.")
+        ResultRow(learner, name, "missing", sentence="Nothing was handed in.")
         for learner in everyone
         for name in due
         if (learner, name) not in handed
     ]
     order = {name: i for i, name in enumerate(course)}
     rows.sort(key=lambda x: (x.learner, order.get(x.exercise, len(order)), x.file))
-    return Report(tuple(rows))
+    return ClassReport(tuple(rows))
 
 
-def write_row(one: Submission, found: Attempt) -> Row:
+def make_row(one: Submission, found: Attempt) -> ResultRow:
     """Return the row of a graded file."""
     status = "right" if found.passed else "wrong"
     if found.sentence.endswith("is not written yet."):
         status = "unwritten"
     said = found.mistake, found.sentence, found.call
-    return Row(one.learner, found.exercise, status, *said, file=one.file)
+    return ResultRow(one.learner, found.exercise, status, *said, file=one.file)
 
 
 def explain_name(path: Path, course: Mapping[str, Exercise]) -> str:
@@ -306,7 +310,7 @@ def list_functions(path: Path) -> list[str]:
     """Return the functions that a misnamed file defines, without running it."""
     try:
         if path.suffix == ".ipynb":
-            text = "\n".join(read_cells(path))
+            text = "\n".join(read_code_cells(path))
         else:
             with path.open("rb") as file:
                 text = file.read(LARGE).decode("utf-8", errors="replace")

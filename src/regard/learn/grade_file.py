@@ -126,9 +126,9 @@ def join_to_line(text: str) -> str:
 def load_function(path: Path, name: str) -> Function:
     """Run a learner's file or notebook and return the function of this name."""
     if path.suffix == ".ipynb" and path.exists():
-        from regard.learn import notebook_file  # noqa: PLC0415 (browsers do not)
+        from regard.learn.notebook_file import load_from_notebook  # noqa: PLC0415
 
-        return notebook_file.load_from_notebook(path, name)  # type: ignore[no-any-return]
+        return load_from_notebook(path, name, run_source)  # type: ignore[no-any-return]
     module = ModuleType("__regard_exercise__")
     module.__file__ = str(path)
     try:

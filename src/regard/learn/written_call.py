@@ -62,12 +62,12 @@ def write_call(
     use = f"{exercise.function}({', '.join(names)})"
     if sum(to_array(x).size for x in arguments if is_array(x)) <= FEW:
         codes = [
-            write_value(x, indent=len(name) + len(" = np.array("))
+            write_argument(x, indent=len(name) + len(" = np.array("))
             for name, x in zip(names, arguments, strict=True)
         ]
         if None not in codes:
             given = [read_value(code) for code in codes if code is not None]
-            exact = [is_same(x, y) for x, y in zip(given, arguments, strict=True)]
+            exact = [is_exact(x, y) for x, y in zip(given, arguments, strict=True)]
             if all(exact) or shows(given):
                 lines = [
                     f"{name} = {code}{'' if same else '  # rounded'}"
@@ -93,7 +93,7 @@ def tell_shapes(arguments: Sequence[Any]) -> str:
     return f"  # shape{'s' * (len(shapes) > 1)} {', '.join(shapes)}"
 
 
-def write_value(x: Any, *, indent: int) -> str | None:
+def write_argument(x: Any, *, indent: int) -> str | None:
     """Return an argument as Python code, with few digits; None if it has none."""
     if not is_array(x):
         return write_plain(x)
@@ -121,11 +121,11 @@ def write_plain(x: Any) -> str | None:
 
 
 def read_value(code: str) -> Any:
-    """Return the value of code that write_value returned."""
+    """Return the value of code that write_argument returned."""
     return eval(code, {"np": np})  # noqa: S307 (written above)
 
 
-def is_same(x: Any, y: Any) -> bool:
+def is_exact(x: Any, y: Any) -> bool:
     """Return whether a value was written exactly."""
     if not is_array(y):
         return True  # as a literal

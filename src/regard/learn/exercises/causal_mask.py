@@ -141,6 +141,13 @@ def mistake_overflow(scores):
     return parts / parts.sum(axis=-1, keepdims=True)
 
 
+def mistake_largest_of_all(scores):
+    """The largest score is taken before masking, so a row can be 0 / 0: hide the future
+    first, then subtract the largest visible score."""
+    parts = np.exp(scores - scores.max(axis=-1, keepdims=True)) * np.tri(len(scores))
+    return parts / parts.sum(axis=-1, keepdims=True)
+
+
 def mistake_plus_infinity(scores):
     """Hidden scores are +inf, which gives NaN: make them -inf, whose exp is 0."""
     return softmax(np.where(np.tri(len(scores)) > 0, scores, np.inf))
@@ -157,10 +164,3 @@ def mistake_over_queries(scores):
     keys, axis=-1."""
     hidden = np.where(np.tri(len(scores)) > 0, scores, -np.inf)
     return softmax(hidden.T).T
-
-
-def mistake_largest_of_all(scores):
-    """The largest score is taken before masking, so a row can be 0 / 0: hide the future
-    first, then subtract the largest visible score."""
-    parts = np.exp(scores - scores.max(axis=-1, keepdims=True)) * np.tri(len(scores))
-    return parts / parts.sum(axis=-1, keepdims=True)

@@ -136,10 +136,16 @@ def mistake_no_logits(tokens, embed, positions, layers):
 
 
 def predict(tokens, embed, positions, layers):  # the last vectors, for the mistakes
-    x = embed[tokens] + positions[: len(tokens)]
+    return norm(run_layers(embed[tokens] + positions[: len(tokens)], layers, SEEN))
+
+
+SEEN = np.tri(100, dtype=bool)
+
+
+def run_layers(x, layers, seen):
     for layer in layers:
-        x = block(x, layer, np.tri(len(tokens)) > 0)
-    return norm(x)
+        x = block(x, layer, seen[: len(x), : len(x)])
+    return x
 
 
 def mistake_probabilities(tokens, embed, positions, layers):
@@ -156,7 +162,5 @@ def mistake_last_token_only(tokens, embed, positions, layers):
 def mistake_mask_inverted(tokens, embed, positions, layers):
     """The mask is inverted, and hides the past: True means may attend, as in
     np.tri(N) > 0."""
-    x = embed[tokens] + positions[: len(tokens)]
-    for layer in layers:
-        x = block(x, layer, np.tri(len(tokens)).T > 0)
+    x = run_layers(embed[tokens] + positions[: len(tokens)], layers, SEEN.T)
     return norm(x) @ embed.T
