@@ -363,7 +363,8 @@ def test_a_large_argument_is_drawn_again():
     found = grade(scaling, lambda q, k: scaling.reference(q, k) + (k.size > 40), seed=3)
     assert found.call == (
         "from regard.learn import draw_call\n\n"
-        'q, k = draw_call("scaling", 17, seed=3)  # shapes (3, 16), (5, 16)\n'
+        "# shapes (3, 16), (5, 16)\n"
+        'q, k = draw_call("scaling", 17, seed=3)\n'
         "scaled_scores(q, k)"
     )
     q, k = draw_call("scaling", 17, seed=3)

@@ -110,7 +110,7 @@ def test_the_zip_grades_with_numpy_and_nothing_else(site, tmp_path):
     for name in ORDER:
         exercise = read_exercise(name)
         if not exercise.extra:
-            place = str(folder / "course" / f"{name}.py")
+            place = str(folder / "regard/learn/exercises" / f"{name}.py")
             first = exercise.mistakes[0]
             asked.append((place, exercise.function, "reference"))
             asked.append((place, exercise.function, f"mistake_{first.name}"))

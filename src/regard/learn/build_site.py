@@ -27,7 +27,7 @@ from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 from markdown_it import MarkdownIt
 
 from regard.errors import FileError
-from regard.learn.exercise import Exercise, list_exercises
+from regard.learn.exercise import FOLDER, Exercise, list_exercises
 from regard.learn.pyodide_files import LOCK, list_runtime
 
 SOURCE = Path(__file__).parent.parent
@@ -103,7 +103,13 @@ def export_exercise(exercise: Exercise) -> dict[str, object]:
     """Return the data of an exercise that the page needs."""
     kept = ("name", "title", "function", "minutes", "needs", "extra", "stub", "hints")
     told = {name: getattr(exercise, name) for name in (*kept, "atol", "solution")}
-    return told | {"place": f"course/{exercise.path.name}"}
+    return told | {"place": locate_in_zip(exercise)}
+
+
+def locate_in_zip(exercise: Exercise) -> str:
+    """Return the path of an exercise in the zip; those of the course keep theirs."""
+    known = exercise.path.parent == FOLDER
+    return f"{'regard/learn/exercises' if known else 'course'}/{exercise.path.name}"
 
 
 def zip_course(exercises: Sequence[Exercise]) -> bytes:
@@ -127,4 +133,4 @@ def list_source(exercises: Sequence[Exercise]) -> Iterator[tuple[str, Path]]:
         if file.suffix == ".py" or file.name in ("LICENSE", "METADATA"):
             yield file.as_posix(), Path(str(compat.locate_file(file)))
     for exercise in exercises:
-        yield f"course/{exercise.path.name}", exercise.path
+        yield locate_in_zip(exercise), exercise.path

@@ -2,9 +2,9 @@
 
     import numpy as np                            from regard.learn import draw_call
 
-    scores = np.array([[ 0.1 , -0.54],            q, k = draw_call("scaling", 12)
-                       [ 0.36,  1.3 ]])           scaled_scores(q, k)
-    softmax(scores)
+    scores = np.array([[ 0.1 , -0.54],            # shapes (2, 2), (18, 2)
+                       [ 0.36,  1.3 ]])           q, k = draw_call("scaling", 12)
+    softmax(scores)                               scaled_scores(q, k)
 
 Small arguments are written out, rounded if the call shows the mistake after rounding,
 too. Larger ones are drawn again, by the number of the call.
@@ -80,8 +80,8 @@ def write_call(
     options = f"{place}, {number}" + (f", seed={seed}" if seed else "")
     left = ", ".join(names) + "," * (len(names) == 1)
     return (
-        f"from regard.learn import draw_call\n\n{left} = draw_call({options})"
-        f"{tell_shapes(arguments)}\n{use}"
+        f"from regard.learn import draw_call\n\n{tell_shapes(arguments)}"
+        f"{left} = draw_call({options})\n{use}"
     )
 
 
@@ -90,7 +90,7 @@ def tell_shapes(arguments: Sequence[Any]) -> str:
     shapes = [str(tuple(x.shape)) for x in arguments if is_array(x)]
     if not shapes:
         return ""
-    return f"  # shape{'s' * (len(shapes) > 1)} {', '.join(shapes)}"
+    return f"# shape{'s' * (len(shapes) > 1)} {', '.join(shapes)}\n"
 
 
 def write_argument(x: Any, *, indent: int) -> str | None:
