@@ -224,7 +224,7 @@ def test_lines_for_ipython_are_skipped(tmp_path):
     assert read_code_cells(tmp_path / "a.ipynb") == ["# a?\n"]
 
 
-@pytest.mark.skipif("REGARD_PYODIDE" not in os.environ, reason="needs Pyodide")
+@pytest.mark.skipif(not os.environ.get("REGARD_PYODIDE"), reason="needs Pyodide")
 def test_a_teacher_builds_and_serves_the_course(tmp_path):
     command = ["--build", str(tmp_path), "--pyodide", os.environ["REGARD_PYODIDE"]]
     done = CliRunner().invoke(main, ["learn", *command])
