@@ -271,6 +271,60 @@ def test_rounded_numbers_are_not_said_to_be_swapped():
         )
 
 
+class SilentError(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+class NoArray:
+    def __array__(self, *_, **__):
+        raise RuntimeError
+
+
+class NoLength:
+    def __len__(self):
+        raise KeyboardInterrupt
+
+
+LOOP: list = []
+LOOP.append(LOOP)
+
+
+def fail(error):
+    def function(*_):
+        raise error
+
+    return function
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *(object(), b"", {}, {1}, int, (), ((1, 2), (3,)), 10**400, LOOP, NoArray()),
+        *(NoLength(), np.array(None), np.array([object()]), np.datetime64("2026")),
+        *(np.zeros(2, [("a", int)]), np.broadcast_to(1.0, (10**6, 10**6)), [None]),
+        *(fail(SilentError()), fail(SystemExit(0)), fail(KeyboardInterrupt())),
+        *(fail(GeneratorExit()), fail(MemoryError()), fail(StopIteration())),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+@pytest.mark.parametrize("name", ["softmax", "fused_qkv", "mask_algebra"])
+def test_nothing_that_a_learner_returns_or_raises_ends_the_grader(name, answer):
+    fails = getattr(answer, "__qualname__", "").startswith("fail.")
+    fn = answer if fails else lambda *_: answer
+    found = grade(read_exercise(name), fn, limit=math.inf)
+    assert not found.passed
+    assert found.sentence
+    assert found.call
+    assert json.loads(found.to_json())
+    assert str(found)
+
+
+def test_an_error_without_a_text_is_told():
+    found = grade(SOFTMAX, fail(SilentError()))
+    assert "a SilentError whose message cannot be read" in found.sentence
+
+
 def test_an_endless_loop_is_ended():
     running = []
 

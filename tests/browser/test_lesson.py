@@ -243,19 +243,20 @@ def test_every_exercise_loads_and_knows_right_from_wrong(lesson):
         if exercise.extra:
             continue
         assert lesson.at("code").input_value() == exercise.stub or name in FIVE
-        source, first = exercise.path.read_text("utf-8"), exercise.mistakes[0]
-        for wanted, sentence in (
-            (f"mistake_{first.name}", first.sentence),
-            ("reference", "Right."),
-        ):
-            text = f"{source}\n{exercise.function} = {wanted}\n"
-            said, seconds = lesson.ask(text)
-            assert (name, said) == (name, sentence)
+        if ORDER.index(name) % 3 == 0:  # test_site.py has all, with the same files
+            source, first = exercise.path.read_text("utf-8"), exercise.mistakes[0]
+            wrong = f"{source}\n{exercise.function} = mistake_{first.name}\n"
+            said, seconds = lesson.ask(wrong)
+            assert (name, said) == (name, first.sentence)
             times.append(seconds)
+        start = exercise.stub.partition(f"def {exercise.function}(")[0]
+        said, seconds = lesson.ask(start + exercise.solution)  # as it is shown
+        assert (name, said) == (name, "Right.")
+        times.append(seconds)
         assert lesson.state(name) == "solved"
     told = np.median(times), max(times), os.getloadavg()[0]
     LOG.info("later: median %.2f s, longest %.2f s, load %.1f", *told)
-    assert len(times) >= 40
+    assert len(times) >= 30
     assert max(times) < LATER * busy()
 
 

@@ -75,6 +75,9 @@ class Grade:
         return json.dumps(told | {n: list_map(x) for n, x in maps.items()})
 
 
+LARGE = 10**8  # numbers of an answer that are compared
+
+
 class KindError(TypeError):
     """Raised for an answer that does not consist of real numbers."""
 
@@ -93,9 +96,9 @@ class RecordedFunction:
         self.thread = threading.get_ident()
         try:
             self.answer = normalize_answer(self.fn(*arguments), several=self.several)
-        except BaseException as error:
-            self.error = error
-            raise
+        except BaseException as error:  # noqa: BLE001 (raised again)
+            self.error = make_printable(error)
+            raise self.error from None
         finally:
             self.thread = None
         return self.answer
@@ -107,6 +110,16 @@ class RecordedFunction:
         if self.thread is not None and self.thread != threading.get_ident():
             ident, ending = ctypes.c_ulong(self.thread), ctypes.py_object(SystemExit)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ending)
+
+
+def make_printable(error: BaseException) -> BaseException:
+    """Return an error, or a plain one in its place if its text cannot be read."""
+    try:
+        str(error)
+    except Exception:  # noqa: BLE001 (a learner's __str__ may raise anything)
+        said = f"a {type(error).__name__} whose message cannot be read"
+        return RuntimeError(said).with_traceback(error.__traceback__)
+    return error
 
 
 def grade(
@@ -174,9 +187,11 @@ def normalize_answer(answer: Any, *, several: bool = False) -> Any:
 def check_real(x: Any) -> None:
     """Raise if x does not hold real numbers; a comparison would read "0.5" as 0.5."""
     try:
-        kind = to_array(x).dtype.kind
+        kind, size = to_array(x).dtype.kind, to_array(x).size
     except ValueError:  # rows of different lengths, in one of several answers
         return
+    if size > LARGE:  # a comparison would fill the memory
+        raise KindError(f"the answer has {size} numbers, expected far fewer.")
     if kind == "c":
         raise KindError("these are complex numbers, expected real numbers.")
     if kind not in "biuf":
