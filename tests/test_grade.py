@@ -4,6 +4,7 @@ import json
 import math
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -445,6 +446,11 @@ def test_every_value_is_written_as_code(own, x, code):
     found = write_call(own, [(x,)], 0, shows=lambda _: True)
     start = "import numpy as np\n\n" if "np." in code else ""
     assert found == f"{start}x = {code}\ndouble(x)"
+
+
+def test_arguments_without_names_get_some(own):
+    bare = replace(own, spec=lambda *x: x[0])
+    assert write_call(bare, [(1, 2)], 0) == "x0 = 1\nx1 = 2\ndouble(x0, x1)"
 
 
 @pytest.mark.parametrize("x", [object(), np.zeros(41), THIRD, np.array(["a"])])

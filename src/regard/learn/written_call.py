@@ -59,6 +59,8 @@ def write_call(
     """
     arguments = calls[number]
     names = exercise.arguments[: len(arguments)]
+    if len(names) < len(arguments):  # spec takes *arguments
+        names = tuple(f"x{i}" for i in range(len(arguments)))
     use = f"{exercise.function}({', '.join(names)})"
     if sum(to_array(x).size for x in arguments if is_array(x)) <= FEW:
         codes = [
