@@ -277,6 +277,8 @@ def test_the_first_steps_of_a_student(browser, site):
         lesson.at("code").fill("begun")
 
         lesson.page.goto("about:blank")
+        # from here on Python is not needed, and starting it takes seconds
+        lesson.page.context.route("**/pyodide/**", lambda _: None)
         lesson.page.goto(lesson.url)  # opens where the student was
         lesson.page.wait_for_selector("li[data-name=scores] [aria-current]")
         assert lesson.at("code").input_value() == "begun"
@@ -292,6 +294,7 @@ def test_the_first_steps_of_a_student(browser, site):
         lesson.at("reset").click()  # undo
         assert lesson.at("code").input_value() == mine
         assert lesson.text("reset") == "Reset"
+        lesson.page.context.unroute_all(behavior="ignoreErrors")
 
 
 def test_opened_as_a_file_the_page_says_what_to_do(browser, tmp_path):
