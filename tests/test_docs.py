@@ -26,6 +26,7 @@ import click
 import numpy as np
 import pytest
 import torch
+import yaml
 from tiny_models import build_whisper
 from transformers import (
     LlamaConfig,
@@ -319,6 +320,7 @@ def test_blocks_that_do_not_run_are_few_and_say_why():
 
 def test_every_fence_is_read_and_no_kind_is_unknown():
     known = {"python", "py", "text", "bash", "console", "sh", "toml", ""}
+    known |= {"json", "yaml", "nginx"}
     for path in PAGES:
         blocks = read_blocks(path)
         fences = re.findall(r"(?m)^```", path.read_text("utf-8"))
@@ -326,6 +328,8 @@ def test_every_fence_is_read_and_no_kind_is_unknown():
         kinds = {x["kind"] for x in blocks if not x["kind"].startswith("{")}
         assert kinds <= known, path
         assert all(tomllib.loads(x["text"]) for x in blocks if x["kind"] == "toml")
+        assert all(json.loads(x["text"]) for x in blocks if x["kind"] == "json")
+        assert all(yaml.safe_load(x["text"]) for x in blocks if x["kind"] == "yaml")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 import math
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,9 @@ import pytest
 
 from regard.errors import FileError, OptionError
 from regard.learn.exercise import list_exercises, read_exercise
-from regard.learn.grade import grade, write_array
+from regard.learn.grade import grade
 from regard.learn.notebook import check
+from regard.learn.written_call import draw_call, write_call
 
 SOFTMAX, SCORES = read_exercise("softmax"), read_exercise("scores")
 
@@ -134,7 +136,9 @@ def test_the_smallest_failing_call_is_shown(own):
     assert len(found.difference.arguments[0]) == 2
     assert found.difference.expected.shape == (1, 2)
     values = found.difference.arguments[0]
-    assert f"x = np.array([{values[0]}, {values[1]}])\ndouble(x)" == found.call
+    assert found.call == (
+        f"import numpy as np\n\nx = np.array([{values[0]}, {values[1]}])\ndouble(x)"
+    )
     worst = values[1]  # x + 1 apart
     assert worst > values[0]
     assert f"answer[1] is {worst - 1:.6g}, expected {2 * worst:.6g}" in found.sentence
@@ -148,7 +152,7 @@ def test_a_known_mistake_is_named(own):
 def test_of_two_mistakes_that_fit_the_one_that_fits_more_calls_is_named():
     scaling = read_exercise("scaling")
     found = grade(scaling, lambda q, k: q @ k.T / np.sqrt(len(k)))
-    assert found.call.startswith("q = np.array([[0.63, 0.37]])")  # one key: no scale
+    assert "\nq = np.array([[0.63, 0.37]])\n" in found.call  # one key: no scale
     assert found.mistake == "by_keys"
 
 
@@ -268,6 +272,60 @@ def test_rounded_numbers_are_not_said_to_be_swapped():
         )
 
 
+class SilentError(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+class NoArray:
+    def __array__(self, *_, **__):
+        raise RuntimeError
+
+
+class NoLength:
+    def __len__(self):
+        raise KeyboardInterrupt
+
+
+LOOP: list = []
+LOOP.append(LOOP)
+
+
+def fail(error):
+    def function(*_):
+        raise error
+
+    return function
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *(object(), b"", {}, {1}, int, (), ((1, 2), (3,)), 10**400, LOOP, NoArray()),
+        *(NoLength(), np.array(None), np.array([object()]), np.datetime64("2026")),
+        *(np.zeros(2, [("a", int)]), np.broadcast_to(1.0, (10**6, 10**6)), [None]),
+        *(fail(SilentError()), fail(SystemExit(0)), fail(KeyboardInterrupt())),
+        *(fail(GeneratorExit()), fail(MemoryError()), fail(StopIteration())),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+@pytest.mark.parametrize("name", ["softmax", "fused_qkv", "mask_algebra"])
+def test_nothing_that_a_learner_returns_or_raises_ends_the_grader(name, answer):
+    fails = getattr(answer, "__qualname__", "").startswith("fail.")
+    fn = answer if fails else lambda *_: answer
+    found = grade(read_exercise(name), fn, limit=math.inf)
+    assert not found.passed
+    assert found.sentence
+    assert found.call
+    assert json.loads(found.to_json())
+    assert str(found)
+
+
+def test_an_error_without_a_text_is_told():
+    found = grade(SOFTMAX, fail(SilentError()))
+    assert "a SilentError whose message cannot be read" in found.sentence
+
+
 def test_an_endless_loop_is_ended():
     running = []
 
@@ -355,18 +413,51 @@ def test_nan_and_infinity_are_drawn_and_written():
     assert json.loads(grade(SOFTMAX, SOFTMAX.reference).to_json())["yours"] is None
 
 
-def test_a_large_argument_is_told_by_its_shape():
+def test_a_large_argument_is_drawn_again():
     scaling = read_exercise("scaling")
-    found = grade(scaling, lambda q, k: scaling.reference(q, k) + (k.size > 40))
-    assert "q = ...  # of shape (3, 16)" in found.call
-    assert "k = ...  # of shape (5, 16)" in found.call
-
-
-def test_what_is_rounded_says_so():
-    assert write_array("x", np.array([[0.5], [1 / 3]])) == (
-        "x = np.array([[0.5   ],\n              [0.3333]])  # rounded"
+    found = grade(scaling, lambda q, k: scaling.reference(q, k) + (k.size > 40), seed=3)
+    assert found.call == (
+        "from regard.learn import draw_call\n\n"
+        "# shapes (3, 16), (5, 16)\n"
+        'q, k = draw_call("scaling", 17, seed=3)\n'
+        "scaled_scores(q, k)"
     )
-    assert write_array("x", np.array([True, False])) == "x = np.array([ True, False])"
+    q, k = draw_call("scaling", 17, seed=3)
+    np.testing.assert_array_equal(q, found.difference.arguments[0])
+    np.testing.assert_array_equal(k, found.difference.arguments[1])
+
+
+THIRD = np.array([[0.5], [1 / 3]])
+
+
+@pytest.mark.parametrize(
+    ("x", "code"),
+    [
+        (THIRD, "np.array([[0.5   ],\n              [0.3333]])  # rounded"),
+        (np.array([True, False]), "np.array([ True, False])"),
+        (np.array([np.nan, -np.inf]), "np.array([ np.nan, -np.inf])"),
+        (np.zeros((0, 2)), "np.zeros((0, 2), dtype=np.float64)"),
+        (np.array([1, 2], np.int32), "np.array([1, 2], dtype=np.int32)"),
+        (-math.inf, "-np.inf"),
+        ((1, "a", None), "(1, 'a', None)"),
+    ],
+)
+def test_every_value_is_written_as_code(own, x, code):
+    found = write_call(own, [(x,)], 0, shows=lambda _: True)
+    start = "import numpy as np\n\n" if "np." in code else ""
+    assert found == f"{start}x = {code}\ndouble(x)"
+
+
+def test_arguments_without_names_get_some(own):
+    bare = replace(own, spec=lambda *x: x[0])
+    assert write_call(bare, [(1, 2)], 0) == "x0 = 1\nx1 = 2\ndouble(x0, x1)"
+
+
+@pytest.mark.parametrize("x", [object(), np.zeros(41), THIRD, np.array(["a"])])
+def test_what_cannot_be_written_is_drawn_again(own, x):
+    code = write_call(own, [(x,)], 0)
+    assert f"x, = draw_call({json.dumps(str(own.path))}, 0)" in code
+    assert len(draw_call(own.path, 0)) == 1
 
 
 def test_the_part_of_an_answer_is_named(tmp_path):

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from regard.errors import FileError
-from regard.learn import build_site as browser
-from regard.learn.build_site import ASSETS, build_site, list_runtime
+from regard.learn import pyodide_files
+from regard.learn.build_site import ASSETS, build_site
 from regard.learn.course import ORDER
 from regard.learn.exercise import read_exercise
 from regard.learn.grade_file import PRINTED
 from regard.learn.in_browser import LimitedOutput
+from regard.learn.pyodide_files import list_runtime
 
 HOSTILE = '''"""One <b>bold</b> title & "quotes"
 
@@ -109,7 +110,7 @@ def test_the_zip_grades_with_numpy_and_nothing_else(site, tmp_path):
     for name in ORDER:
         exercise = read_exercise(name)
         if not exercise.extra:
-            place = str(folder / "course" / f"{name}.py")
+            place = str(folder / "regard/learn/exercises" / f"{name}.py")
             first = exercise.mistakes[0]
             asked.append((place, exercise.function, "reference"))
             asked.append((place, exercise.function, f"mistake_{first.name}"))
@@ -238,18 +239,16 @@ def runtime(tmp_path, monkeypatch):
     """Make a folder of the right names, and hashes that fit what is in it."""
     folder = tmp_path / "runtime"
     folder.mkdir()
-    names = [line.split()[1] for line in browser.HASHES.read_text().splitlines()]
-    lines = []
-    for name in names:
-        (folder / name).write_text(f"this is {name}")
-        digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        lines.append(f"{digest}  {name}")
-    (tmp_path / "hashes").write_text("\n".join(lines))
-    monkeypatch.setattr(browser, "HASHES", tmp_path / "hashes")
     (folder / "numpy-1.whl").write_text("a wheel")
     digest = hashlib.sha256(b"a wheel").hexdigest()
     lock = {"packages": {"numpy": {"file_name": "numpy-1.whl", "sha256": digest}}}
-    (folder / "pyodide-lock.json").write_text(json.dumps(lock))
+    lines = []
+    for name in pyodide_files.read_hashes():
+        text = json.dumps(lock) if name == pyodide_files.LOCK else f"this is {name}"
+        (folder / name).write_text(text)
+        lines.append(f"{hashlib.sha256(text.encode()).hexdigest()}  {name}")
+    (tmp_path / "hashes").write_text("\n".join(lines))
+    monkeypatch.setattr(pyodide_files, "HASHES", tmp_path / "hashes")
     (folder / "other.whl").write_text("not needed")
     return folder
 
@@ -295,12 +294,12 @@ def test_a_wheel_elsewhere_is_not_reached_for(runtime):
 
 def test_the_page_of_the_docs_has_the_hashes_that_are_checked():
     page = (Path(__file__).parent.parent / "docs" / "learn-site.md").read_text("utf-8")
-    for line in browser.HASHES.read_text("utf-8").splitlines():
+    for line in pyodide_files.HASHES.read_text("utf-8").splitlines():
         digest, name = line.split()
         assert re.search(
             rf"^\| `{re.escape(name)}` \|.*`{digest}` \|$", page, re.MULTILINE
         )
-    assert f"`pyodide` {browser.VERSION}" in page
+    assert f"`pyodide` {pyodide_files.VERSION}" in page
     policy = re.search(r'content="(default-src[^"]*)"', (ASSETS / "index.html").read_text())[1]  # fmt: skip
     for rule in ("script-src", "worker-src", "connect-src"):
         (allowed,) = [

@@ -35,6 +35,35 @@ FIRST, LATER = 25, 1  # seconds, on a machine that has nothing else to do
 BOOT = 120_000  # ms after which a test gives up
 
 
+FIVE = {
+    "one_score": (
+        "def one_score(q, k):\n    return q * k\n",
+        "a score is one number, their sum",
+        "def one_score(q, k):\n    return sum(a * b for a, b in zip(q, k))\n",
+    ),
+    "softmax": (
+        "import numpy as np\ndef softmax(s):\n    e = np.exp(s)\n    return e / e.sum(-1, keepdims=True)\n",
+        "subtract the largest score of each row before exp",
+        "import numpy as np\ndef softmax(s):\n    e = np.exp(s - s.max(1)[:, None])\n    return e / e.sum(1)[:, None]\n",
+    ),
+    "causal_mask": (
+        "import numpy as np\ndef causal_weights(s):\n    e = np.exp(s - s.max(-1, keepdims=True))\n    return np.tril(e / e.sum(-1, keepdims=True))\n",
+        "the rows no longer sum to 1",
+        "import numpy as np\ndef causal_weights(s):\n    s = np.where(np.tri(len(s)) == 1, s, -np.inf)\n    e = np.exp(s - s.max(-1, keepdims=True))\n    return e / e.sum(-1, keepdims=True)\n",
+    ),
+    "heads_split": (
+        "def split_heads(x, heads):\n    n, width = x.shape\n    return x.reshape(heads, n, width // heads)\n",
+        "each head holds whole tokens",
+        "import numpy as np\ndef split_heads(x, heads):\n    return np.stack(np.split(x, heads, axis=1))\n",
+    ),
+    "merge_parts": (
+        "import numpy as np\ndef merge_parts(a, la, b, lb):\n    return (a + b) / 2, np.logaddexp(la, lb)\n",
+        "Both parts have the same weight",
+        "import numpy as np\ndef merge_parts(a, la, b, lb):\n    lse = np.logaddexp(la, lb)\n    s = np.where(np.isinf(lse), 0, lse)\n    return a * np.exp(la - s)[:, None] + b * np.exp(lb - s)[:, None], lse\n",
+    ),
+}
+
+
 class Server(ThreadingHTTPServer):
     def handle_error(self, *_):
         """Say nothing of who hangs up: a worker is ended while it reads."""
@@ -155,8 +184,8 @@ def started(browser, site):
     with open_lesson(browser, site) as lesson:
         began = time.monotonic()
         lesson.go("one_score")
-        said, _ = lesson.ask("def one_score(q, k):\n    return q @ k\n")
-        assert said == "Right."
+        said, _ = lesson.ask(FIVE["one_score"][0])
+        assert FIVE["one_score"][1] in said
         yield lesson, time.monotonic() - began
 
 
@@ -174,72 +203,13 @@ def test_the_first_answer_comes_soon(started):
     assert seconds < FIRST * busy()
 
 
-def test_every_exercise_loads_and_knows_right_from_wrong(lesson):
-    times = []
-    for name in ORDER:
-        exercise = read_exercise(name)
-        lesson.go(name)
-        assert lesson.text("title").endswith(f". {exercise.title}")
-        (shown,) = lesson.page.locator("[data-lesson]:visible").all()
-        assert shown.get_attribute("data-lesson") == name
-        assert len(shown.text_content().split()) >= 40
-        if exercise.extra:
-            continue
-        assert lesson.at("code").input_value() == exercise.stub or name == "one_score"
-        source, first = exercise.path.read_text("utf-8"), exercise.mistakes[0]
-        for wanted, sentence in (
-            (f"mistake_{first.name}", first.sentence),
-            ("reference", "Right."),
-        ):
-            text = f"{source}\n{exercise.function} = {wanted}\n"
-            said, seconds = lesson.ask(text)
-            assert (name, said) == (name, sentence)
-            times.append(seconds)
-        assert lesson.state(name) == "solved"
-    told = np.median(times), max(times), os.getloadavg()[0]
-    LOG.info("later: median %.2f s, longest %.2f s, load %.1f", *told)
-    assert len(times) >= 40
-    assert max(times) < LATER * busy()
-
-
-FIVE = {
-    "one_score": (
-        "def one_score(q, k):\n    return q * k\n",
-        "a score is one number, their sum",
-        "def one_score(q, k):\n    return sum(a * b for a, b in zip(q, k))\n",
-    ),
-    "softmax": (
-        "import numpy as np\ndef softmax(s):\n    e = np.exp(s)\n    return e / e.sum(-1, keepdims=True)\n",
-        "subtract the largest score of each row before exp",
-        "import numpy as np\ndef softmax(s):\n    e = np.exp(s - s.max(1)[:, None])\n    return e / e.sum(1)[:, None]\n",
-    ),
-    "causal_mask": (
-        "import numpy as np\ndef causal_weights(s):\n    e = np.exp(s - s.max(-1, keepdims=True))\n    return np.tril(e / e.sum(-1, keepdims=True))\n",
-        "the rows no longer sum to 1",
-        "import numpy as np\ndef causal_weights(s):\n    s = np.where(np.tri(len(s)) == 1, s, -np.inf)\n    e = np.exp(s - s.max(-1, keepdims=True))\n    return e / e.sum(-1, keepdims=True)\n",
-    ),
-    "heads_split": (
-        "def split_heads(x, heads):\n    n, width = x.shape\n    return x.reshape(heads, n, width // heads)\n",
-        "each head holds whole tokens",
-        "import numpy as np\ndef split_heads(x, heads):\n    return np.stack(np.split(x, heads, axis=1))\n",
-    ),
-    "merge_parts": (
-        "import numpy as np\ndef merge_parts(a, la, b, lb):\n    return (a + b) / 2, np.logaddexp(la, lb)\n",
-        "Both parts have the same weight",
-        "import numpy as np\ndef merge_parts(a, la, b, lb):\n    lse = np.logaddexp(la, lb)\n    s = np.where(np.isinf(lse), 0, lse)\n    return a * np.exp(la - s)[:, None] + b * np.exp(lb - s)[:, None], lse\n",
-    ),
-}
-
-
 @pytest.mark.parametrize("name", FIVE)
-def test_a_learner_is_wrong_takes_a_hint_is_stuck_and_is_right(lesson, name):
+def test_a_learner_is_wrong_takes_a_hint_and_is_right(lesson, name):
     wrong, sentence, right = FIVE[name]
     exercise = read_exercise(name)
     lesson.go(name)
-    lesson.page.evaluate("() => localStorage.clear()")
-    lesson.page.reload()  # nothing is solved
-    lesson.await_python()
-    assert lesson.state(name) == ""
+    solved = int(lesson.text("done").split()[0])
+    assert lesson.state(name) == ("started" if name == "one_score" else "")
 
     said, _ = lesson.ask(wrong)
     assert sentence in said
@@ -251,53 +221,94 @@ def test_a_learner_is_wrong_takes_a_hint_is_stuck_and_is_right(lesson, name):
     assert exercise.hints[0] in lesson.text("hints")
     assert exercise.hints[1] not in lesson.text("hints")
 
-    endless = f"while True:\n    pass\n\n{wrong}"
-    lesson.at("code").fill(endless)
-    lesson.at("check").click()
-    lesson.page.wait_for_timeout(300)
-    assert lesson.at("check").is_disabled()
-    lesson.at("stop").click()
-    assert lesson.text("verdict") == "Stopped. Your code is unchanged."
-    assert lesson.at("code").input_value() == endless
-
     said, _ = lesson.ask(right)
     assert said == "Right."
-    assert len(lesson.page.workers) == 1  # the one that hung is gone
     assert lesson.state(name) == "solved"
-    assert lesson.text("done") == f"1 of {len(ORDER)} solved"
+    assert lesson.text("done") == f"{solved + 1} of {len(ORDER)} solved"
     following = read_exercise(ORDER[ORDER.index(name) + 1])
     lesson.page.get_by_role("link", name=f"Next: {following.title}").click()
     lesson.page.wait_for_selector(f"li[data-name={following.name}] [aria-current]")
     assert lesson.text("title").endswith(following.title)
 
 
-def test_a_reload_keeps_what_was_written_solved_and_hinted(browser, site):
+def test_every_exercise_loads_and_knows_right_from_wrong(lesson):
+    times = []
+    for name in ORDER:
+        exercise = read_exercise(name)
+        lesson.go(name)
+        assert lesson.text("title").endswith(f". {exercise.title}")
+        (shown,) = lesson.page.locator("[data-lesson]:visible").all()
+        assert shown.get_attribute("data-lesson") == name
+        assert len(shown.text_content().split()) >= 40
+        if exercise.extra:
+            continue
+        assert lesson.at("code").input_value() == exercise.stub or name in FIVE
+        if ORDER.index(name) % 3 == 0:  # test_site.py has all, with the same files
+            source, first = exercise.path.read_text("utf-8"), exercise.mistakes[0]
+            wrong = f"{source}\n{exercise.function} = mistake_{first.name}\n"
+            said, seconds = lesson.ask(wrong)
+            assert (name, said) == (name, first.sentence)
+            times.append(seconds)
+        start = exercise.stub.partition(f"def {exercise.function}(")[0]
+        said, seconds = lesson.ask(start + exercise.solution)  # as it is shown
+        assert (name, said) == (name, "Right.")
+        times.append(seconds)
+        assert lesson.state(name) == "solved"
+    told = np.median(times), max(times), os.getloadavg()[0]
+    LOG.info("later: median %.2f s, longest %.2f s, load %.1f", *told)
+    assert len(times) >= 30
+    assert max(times) < LATER * busy()
+
+
+def test_the_first_steps_of_a_student(browser, site):
     with open_lesson(browser, site) as lesson:
-        lesson.go("scores")
-        lesson.at("code").fill("def scores(q, k):\n    return q @ k.T  # mine\n")
-        lesson.at("check").click()
+        lesson.page.goto(lesson.url)  # the first exercise is open
+        lesson.page.wait_for_selector("li[data-name=one_score] [aria-current]")
+        assert not lesson.page.locator(".unserved").count()
+        said, _ = lesson.ask(FIVE["one_score"][0])
+        assert FIVE["one_score"][1] in said
+        assert "The smallest call that shows it" in lesson.text("more")
         lesson.at("hint").click()
         lesson.at("hint").click()
-        lesson.page.wait_for_selector("[data-kind=right]", timeout=BOOT)
-        lesson.go("softmax")
+        mine = "def one_score(q, k):\n    return q @ k  # mine\n"
+        assert lesson.ask(mine)[0] == "Right."
+        lesson.page.get_by_role("link", name="Next: ").click()
+        lesson.page.wait_for_selector("li[data-name=scores] [aria-current]")
         lesson.at("code").fill("begun")
+
         lesson.page.goto("about:blank")
-        lesson.page.goto(lesson.url)  # opens where the learner was
-        lesson.page.wait_for_selector("li[data-name=softmax] [aria-current]")
+        # from here on Python is not needed, and starting it takes seconds
+        lesson.page.context.route("**/pyodide/**", lambda _: None)
+        lesson.page.goto(lesson.url)  # opens where the student was
+        lesson.page.wait_for_selector("li[data-name=scores] [aria-current]")
         assert lesson.at("code").input_value() == "begun"
-        assert (lesson.state("scores"), lesson.state("softmax")) == (
-            "solved",
-            "started",
-        )
-        lesson.go("scores")
-        assert lesson.at("code").input_value().endswith("# mine\n")
+        states = lesson.state("one_score"), lesson.state("scores")
+        assert states == ("solved", "started")
+        assert lesson.text("done") == f"1 of {len(ORDER)} solved"
+        lesson.go("one_score")
+        assert lesson.at("code").input_value() == mine
         assert lesson.at("hints").locator("li").count() == 2
         lesson.at("reset").click()
-        assert lesson.at("code").input_value() == read_exercise("scores").stub
+        assert lesson.at("code").input_value() == read_exercise("one_score").stub
         lesson.page.reload()
         lesson.at("reset").click()  # undo
-        assert lesson.at("code").input_value().endswith("# mine\n")
+        assert lesson.at("code").input_value() == mine
         assert lesson.text("reset") == "Reset"
+        lesson.page.context.unroute_all(behavior="ignoreErrors")
+
+
+def test_opened_as_a_file_the_page_says_what_to_do(browser, tmp_path):
+    build_site(tmp_path)
+    context = browser.new_context(viewport={"width": 390, "height": 700})
+    page = context.new_page()
+    page.goto((tmp_path / "index.html").as_uri())
+    said = page.locator(".unserved")
+    said.wait_for(state="visible", timeout=5000)
+    assert "python -m http.server" in said.inner_text()
+    assert not page.get_by_role("button", name="Check").is_visible()
+    assert "is loading" not in page.locator("body").inner_text()
+    assert page.evaluate("() => document.documentElement.scrollWidth") == 390
+    context.close()
 
 
 def test_an_endless_loop_is_ended_by_the_page_in_the_end(lesson):
@@ -327,7 +338,6 @@ def test_an_endless_loop_is_ended_by_the_page_in_the_end(lesson):
         ("def other(x): pass", "there is no function softmax"),
         ("def softmax(x):\n    return softmax(x)", "raised RecursionError in line 2"),
         ("def softmax(x):\n    return x / nothing", "raised NameError in line 2"),
-        ("import os; os._exit(1)", "Python crashed and is restarting"),
     ],
 )
 def test_whatever_a_text_does_is_one_sentence(lesson, text, sentence):
@@ -347,9 +357,9 @@ def test_run_shows_what_is_printed_and_grades_nothing(lesson):
     ]
 
 
-def test_a_learners_code_reaches_no_other_host(browser, site, tmp_path):
+def test_a_learners_code_reaches_no_other_host(lesson, tmp_path):
     asked = []
-    with serve(tmp_path, asked) as elsewhere, open_lesson(browser, site) as lesson:
+    with serve(tmp_path, asked) as elsewhere:
         lesson.go("softmax")
         text = f"import js\nx = js.XMLHttpRequest.new()\nx.open('GET', '{elsewhere}/secret', False)\nx.send()\n"
         said, _ = lesson.ask(text, "run")
@@ -427,29 +437,31 @@ def test_what_needs_a_real_python_says_so(lesson):
     assert not lesson.at("note").is_visible()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_is_readable_by_all_and_at_all_widths(browser, site, scheme):
-    with open_lesson(browser, site, color_scheme=scheme) as lesson:
-        lesson.go("softmax")
-        lesson.ask(
-            "def softmax(x):\n    print(x)\n    return x / x.sum(-1, keepdims=True)\n"
-        )
+def test_it_is_readable_by_all_and_at_all_widths(lesson):
+    lesson.go("softmax")
+    lesson.ask(
+        "def softmax(x):\n    print(x)\n    return x / x.sum(-1, keepdims=True)\n"
+    )
+    if lesson.at("hint").is_enabled():
         lesson.at("hint").click()
-        assert lesson.maps()
-        shade = "() => getComputedStyle(document.body).backgroundColor"
-        light = "rgb(255, 255, 255)"
-        assert (lesson.page.evaluate(shade) == light) == (scheme == "light")
-        lesson.page.evaluate(AXE)
+    assert lesson.maps()
+    shade = "() => getComputedStyle(document.body).backgroundColor"
+    lesson.page.evaluate(AXE)
+    for scheme in ("dark", "light"):
+        lesson.page.emulate_media(color_scheme=scheme)
+        light = lesson.page.evaluate(shade) == "rgb(255, 255, 255)"
+        assert light == (scheme == "light")
         found = lesson.page.evaluate("() => axe.run()")
         assert len(found["passes"]) > 10
         serious = [x for x in found["violations"] if x["impact"] != "minor"]
         assert [(x["id"], [n["html"] for n in x["nodes"]]) for x in serious] == []
-        lesson.at("theme").click()
-        assert (lesson.page.evaluate(shade) == light) == (scheme == "dark")
-        for width in (1280, 900, 360):
-            lesson.page.set_viewport_size({"width": width, "height": 700})
-            wider = "() => document.documentElement.scrollWidth - innerWidth"
-            assert lesson.page.evaluate(wider) <= 0
+    lesson.at("theme").click()
+    assert lesson.page.evaluate(shade) != "rgb(255, 255, 255)"
+    for width in (1280, 900, 360):
+        lesson.page.set_viewport_size({"width": width, "height": 700})
+        wider = "() => document.documentElement.scrollWidth - innerWidth"
+        assert lesson.page.evaluate(wider) <= 0
+    lesson.page.set_viewport_size({"width": 1280, "height": 860})
 
 
 def test_a_site_without_python_still_teaches_and_says_what_is_missing(
@@ -487,3 +499,29 @@ def test_a_course_of_a_teacher_runs_and_is_never_markup(browser, tmp_path):
         assert lesson.ask("def one_score(q, k): return q @ k")[0] == "Right."
         kept = json.loads(lesson.page.evaluate("() => Object.values(localStorage)[0]"))
         assert kept["exercises"]["mine"]["solved"]
+
+
+def test_python_that_crashed_is_started_again(lesson):
+    lesson.go("softmax")
+    said, _ = lesson.ask("import os; os._exit(1)")
+    assert said.startswith("Python crashed and is restarting")
+    assert FIVE["softmax"][1] in lesson.ask(FIVE["softmax"][0])[0]
+
+
+def test_a_learner_who_is_stuck_stops_the_check(lesson):
+    lesson.go("softmax")
+    endless = "while True:\n    pass\n"
+    lesson.at("code").fill(endless)
+    lesson.at("check").click()
+    lesson.page.wait_for_timeout(300)
+    assert lesson.at("check").is_disabled()
+    (hung,) = lesson.page.workers
+    lesson.at("stop").click()
+    assert lesson.text("verdict") == "Stopped. Your code is unchanged."
+    assert lesson.at("code").input_value() == endless
+    lesson.page.wait_for_selector("[data-at=state][data-state=loading]")
+    for _ in range(100):
+        if hung not in lesson.page.workers:
+            break
+        lesson.page.wait_for_timeout(50)
+    assert hung not in lesson.page.workers

@@ -51,7 +51,7 @@ def takes_the_best(q, k, v):
 
 
 def returns_both(q, k, v):
-    """it returned 2 values, expected 1."""
+    """Both the output and the weights are returned"""
     w = weigh(q @ k.T / q.shape[1] ** 0.5)
     return w @ v, w
 
@@ -63,5 +63,5 @@ def wrong_product(q, k, v):
 
 
 def same_width_assumed(q, k, v):
-    """answer has shape"""
+    """The output has the width of q"""
     return np.zeros(q.shape) + (weigh(q @ k.T / q.shape[1] ** 0.5) @ v)[:, :1]

@@ -12,7 +12,7 @@ def transposes_all(q, k, v):
 
 
 def transpose_of_three(q, k, v):
-    """attend_batch raised ValueError in line"""
+    """works for three axes only"""
     return weigh(q @ k.transpose(0, 2, 1) / np.sqrt(q.shape[-1])) @ v
 
 
@@ -45,14 +45,14 @@ def counted_from_the_front(q, k, v):
 
 
 def only_the_first(q, k, v):
-    """answer has shape"""
+    """Only the first sequence of the batch is computed"""
     while q.ndim > 2:
         q, k, v = q[0], k[0], v[0]
     return weigh(q @ k.T / q.shape[-1] ** 0.5) @ v
 
 
 def same_weights_for_all(q, k, v):
-    """Some of your numbers are not right"""
+    """All sequences of the batch share the same weights, from the mean"""
     scores = q @ k.swapaxes(-2, -1) / q.shape[-1] ** 0.5
     while scores.ndim > 2:
         scores = scores.mean(0)

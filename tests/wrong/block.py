@@ -58,6 +58,6 @@ def second_norm_forgotten(x, qkv, out, up, down):
 
 
 def adds_the_input_twice(x, qkv, out, up, down):
-    """Some of your numbers"""
+    """The input is added twice"""
     y = x + attend(norm(x), qkv, out)
     return x + y + feed(norm(y), up, down)

@@ -50,20 +50,20 @@ def forgets_it(scores):
 
 
 def plus_infinity(scores):
-    """Your answer has NaN"""
+    """Hidden scores are +inf, which gives NaN"""
     masked = scores.copy()
     masked[np.triu_indices(len(scores), k=1)] = np.inf
     return weigh(masked)
 
 
 def overflows(scores):
-    """Your answer has NaN"""
+    """exp of a large score is infinite, or all of a row are 0, and the"""
     e = np.exp(np.where(np.tri(len(scores)) > 0, scores, -np.inf))
     return e / e.sum(1, keepdims=True)
 
 
 def looks_back_one_only(scores):
-    """Some of your numbers are not right"""
+    """A token sees only itself and the one before it"""
     n = len(scores)
     i, j = np.arange(n)[:, None], np.arange(n)
     return weigh(np.where((j <= i) & (j >= i - 1), scores, -np.inf))

@@ -44,12 +44,12 @@ def the_other_way(questions, separator):
 
 
 def whole_rows(questions, separator):
-    """has shape"""
+    """Inputs and targets have the whole row"""
     rows = join(questions, separator)
     return rows, rows, rows > 0
 
 
 def no_separator(questions, separator):
-    """has shape"""
+    """The separator is missing"""
     rows = np.hstack([questions, questions])
     return rows[:, :-1], rows[:, 1:], rows[:, 1:] >= 0

@@ -54,7 +54,7 @@ def forgets_the_loop(tokens, embed, positions, layers):
 
 
 def stops_before_the_vocabulary(tokens, embed, positions, layers):
-    """has shape"""
+    """These are the vectors of the tokens"""
     x = embed[tokens] + positions[: tokens.size]
     for layer in layers:
         x = layer_of(x, layer)

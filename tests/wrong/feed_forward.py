@@ -43,12 +43,12 @@ def bias_too_late(x, up, up_bias, down, down_bias):
 
 
 def sigmoid_gelu(x, up, up_bias, down, down_bias):
-    """Some of your numbers"""
+    """This is the approximation of GELU with a sigmoid"""
     h = x @ up.T + up_bias
     return h / (1 + np.exp(-1.702 * h)) @ down.T + down_bias
 
 
 def no_transpose(x, up, up_bias, down, down_bias):
-    """feed_forward raised ValueError in line"""
+    """The matrices are not transposed"""
     h = x @ up + up_bias
     return h * normal(h) @ down + down_bias

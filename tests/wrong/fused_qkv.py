@@ -28,11 +28,11 @@ def one_view(x, w, heads):
 
 
 def one_array(x, w, heads):
-    """it returned 1 values, expected 3"""
+    """One array of shape (3, H, N, d) is returned"""
     y = (x @ w.T).reshape(len(x), 3, heads, -1)
     return y.transpose(1, 2, 0, 3)
 
 
 def unsplit(x, w, heads):
-    """has shape"""
+    """q, k and v are not split into heads"""
     return tuple(np.split(x @ w.T, 3, axis=1))

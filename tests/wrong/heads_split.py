@@ -23,10 +23,10 @@ def transposes_each(x, heads):
 
 
 def splits_the_tokens(x, heads):
-    """has shape (1, 1, 2), expected (2, 1, 1)"""
+    """The width is not split"""
     return x[None]
 
 
 def heads_backwards(x, heads):
-    """Some of your numbers"""
+    """The heads are in reverse order"""
     return np.stack(np.split(x, heads, axis=1)[::-1])

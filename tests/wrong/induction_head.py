@@ -51,7 +51,7 @@ def writes_before_it_reads(weights, tokens):
 
 
 def token_before(weights, tokens):
-    """Some of your numbers"""
+    """This reads the weight on the token before the earlier same token"""
     found = []
     for i in range(len(tokens)):
         earlier = np.flatnonzero(tokens[:i] == tokens[i])
@@ -61,5 +61,5 @@ def token_before(weights, tokens):
 
 
 def a_list_of_weights(weights, tokens):
-    """has shape"""
+    """The weights are returned as a list"""
     return [weights[2, 1], weights[2, 1]]

@@ -43,17 +43,17 @@ def alone(q, k, v, keys, values):
 
 
 def key_as_value(q, k, v, keys, values):
-    """Some of your numbers"""
+    """The key is appended to the values"""
     keys, values = grow(keys, k), grow(values, np.resize(k, v.shape))
     return look(q, keys, values), keys, values
 
 
 def unscaled(q, k, v, keys, values):
-    """Some of your numbers"""
+    """The scores are not scaled"""
     keys, values = grow(keys, k), grow(values, v)
     return look(q * np.sqrt(q.size), keys, values), keys, values
 
 
 def only_the_output(q, k, v, keys, values):
-    """it returned 1 values, expected 3"""
+    """Only the output is returned"""
     return look(q, grow(keys, k), grow(values, v))

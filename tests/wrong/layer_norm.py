@@ -40,7 +40,7 @@ def ignores_eps(x, weight, bias, eps):
 
 
 def ignores_weight_and_bias(x, weight, bias, eps):
-    """Some of your numbers"""
+    """Weight and bias are not used"""
     return (x - x.mean(1)[:, None]) / np.sqrt(x.var(1)[:, None] + eps)
 
 

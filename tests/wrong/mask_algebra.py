@@ -49,11 +49,11 @@ def always_from_zero(q, k, documents, left, first):
 
 
 def python_and(q, k, documents, left, first):
-    """may_see raised ValueError in line"""
+    """`and`, `or` and `not` take one truth value, and these are tables"""
     return k <= q and q - k <= left and documents[q] == documents[k]
 
 
 def no_sinks(q, k, documents, left, first):
-    """Some of your numbers"""
+    """The first keys are not visible to all"""
     own = (q - k <= left) & (documents[q] == documents[k])
     return (k <= q) & own & (documents[k] >= 0)

@@ -41,12 +41,12 @@ def masks_the_weights(scores, mask):
 
 
 def small_number_in_the_sum(scores, mask):
-    """Some of your numbers are not right"""
+    """The rows sum to less than 1, because a number is added to the sum"""
     top = np.where(mask, scores, -np.inf).max(1, keepdims=True)
     e = np.where(mask, np.exp(scores - np.where(np.isinf(top), 0, top)), 0)
     return e / (e.sum(1, keepdims=True) + 1e-3)
 
 
 def no_mask_at_all(scores, mask):
-    """Some of your numbers are not right"""
+    """The mask is not used"""
     return weigh(scores)

@@ -40,12 +40,12 @@ def two_empty_parts(out_a, lse_a, out_b, lse_b):
 
 
 def just_adds(out_a, lse_a, out_b, lse_b):
-    """Some of your numbers"""
+    """The outputs are added"""
     return out_a + out_b, np.logaddexp(lse_a, lse_b)
 
 
 def base_two(out_a, lse_a, out_b, lse_b):
-    """Some of your numbers"""
+    """These are powers of 2"""
     lse = np.logaddexp2(lse_a, lse_b)
     safe = np.where(np.isfinite(lse), lse, 0)
     a, b = np.exp2(lse_a - safe)[:, None], np.exp2(lse_b - safe)[:, None]
@@ -53,6 +53,6 @@ def base_two(out_a, lse_a, out_b, lse_b):
 
 
 def larger_wins(out_a, lse_a, out_b, lse_b):
-    """Some of your numbers"""
+    """Only the part with the larger lse is kept"""
     first = lse_a > lse_b
     return np.where(first[:, None], out_a, out_b), np.maximum(lse_a, lse_b)

@@ -35,7 +35,7 @@ def never_split(x, wq, wk, wv, wo, heads):
 
 
 def heads_added(x, wq, wk, wv, wo, heads):
-    """multi_head raised ValueError in line"""
+    """The heads are added up, so that (N, d) is left"""
     parts = [np.split(x @ w.T, heads, axis=1) for w in (wq, wk, wv)]
     return sum(look(*qkv) for qkv in zip(*parts, strict=True)) @ wo.T
 
@@ -44,3 +44,24 @@ def record_instead_of_out(x, wq, wk, wv, wo, heads):
     """multi_head raised CallError in line"""
     parts = [np.stack(np.split(x @ w.T, heads, axis=1)) for w in (wq, wk, wv)]
     return attention(*parts) @ wo.T
+
+
+def as_they_are_stored(x, wq, wk, wv, wo, heads):
+    """The matrices are not transposed"""
+    parts = [np.split(x @ w, heads, axis=1) for w in (wq, wk, wv)]
+    done = [look(*qkv) for qkv in zip(*parts, strict=True)]
+    return np.concatenate(done, axis=1) @ wo
+
+
+def divides_before_attention(x, wq, wk, wv, wo, heads):
+    """divided twice by the root of d"""
+    parts = [np.stack(np.split(x @ w.T, heads, axis=1)) for w in (wq, wk, wv)]
+    q, k, v = parts
+    out = attention(q / np.sqrt(q.shape[2]), k, v).out
+    return np.concatenate(list(out), axis=1) @ wo.T
+
+
+def never_swaps(x, wq, wk, wv, wo, heads):
+    """The heads of a token attend to each other"""
+    q, k, v = ((x @ w.T).reshape(len(x), heads, -1) for w in (wq, wk, wv))
+    return attention(q, k, v).out.reshape(len(x), -1) @ wo.T

@@ -32,12 +32,12 @@ def forgets_to_return(q, k):
 
 
 def adds_instead(q, k):
-    """Some of your numbers are not right: answer is"""
+    """That adds q and k"""
     return (q + k).sum()
 
 
 def forgets_the_last_number(q, k):
-    """Some of your numbers are not right: answer is 0, expected"""
+    """The last pair of numbers is left out"""
     return sum(q[i] * k[i] for i in range(len(q) - 1))
 
 

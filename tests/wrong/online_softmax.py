@@ -37,7 +37,7 @@ def not_a_number(top, total, mix, score, value):
 
 
 def normalises_each_time(top, total, mix, score, value):
-    """Some of your numbers"""
+    """mix is divided by total in every step"""
     if score == -np.inf:
         return top, total, mix
     new = max(top, score)

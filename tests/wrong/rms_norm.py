@@ -33,5 +33,5 @@ def ignores_weight(x, weight, eps):
 
 
 def mean_of_sizes(x, weight, eps):
-    """Some of your numbers"""
+    """That divides by the mean of the absolute values"""
     return x / (np.abs(x).mean(1, keepdims=True) + eps) * weight

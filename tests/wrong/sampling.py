@@ -66,17 +66,17 @@ def zero_is_no_temperature(logits, temperature, top_k):
 
 
 def divides_by_zero(logits, temperature, top_k):
-    """chances raised ZeroDivisionError in line"""
+    """Temperature 0 is divided by"""
     return share(keep(np.array([z / temperature for z in logits.tolist()]), top_k))
 
 
 def ignores_top_k(logits, temperature, top_k):
-    """Some of your numbers"""
+    """top_k is not used"""
     return best(logits) if temperature == 0 else share(logits / temperature)
 
 
 def k_too_large(logits, temperature, top_k):
-    """chances raised IndexError in line"""
+    """top_k may be larger than the number of logits"""
     if temperature == 0:
         return best(logits)
     z = logits / temperature

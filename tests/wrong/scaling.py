@@ -33,10 +33,10 @@ def len_of_q(q, k):
 
 
 def square(q, k):
-    """Some of your numbers are not right"""
+    """That divides by the square of d"""
     return q @ k.T / q.shape[1] ** 2
 
 
 def integer_root(q, k):
-    """Some of your numbers are not right"""
+    """The root of d is rounded up to an integer"""
     return q @ k.T / (int(np.sqrt(q.shape[1])) + 1)

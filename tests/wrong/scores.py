@@ -23,7 +23,7 @@ def self_scores(q, k):
 
 
 def scores_with_bugs_in_the_loop(q, k):
-    """Some of your numbers are not right"""
+    """Every query is compared with the first key only"""
     table = np.zeros((len(q), len(k)))
     for i in range(len(q)):
         for j in range(len(k)):
@@ -32,7 +32,7 @@ def scores_with_bugs_in_the_loop(q, k):
 
 
 def table_of_one_shape(q, k):
-    """This is not the expected kind of answer: answer has shape (1, 1), expected (1, 2)."""
+    """The table has one column for each query"""
     table = np.zeros((len(q), len(q)))
     for i in range(len(q)):
         for j in range(min(len(q), len(k))):
@@ -41,5 +41,5 @@ def table_of_one_shape(q, k):
 
 
 def integers(q, k):
-    """Some of your numbers are not right"""
+    """The scores are rounded to integers"""
     return (q @ k.T).astype(int)

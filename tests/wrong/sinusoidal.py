@@ -49,6 +49,6 @@ def grows(n, d):
 
 
 def only_sines(n, d):
-    """Some of your numbers"""
+    """There are sines in all columns"""
     t = turns(np.arange(n), d)
     return np.dstack([np.sin(t), np.sin(t)]).reshape(n, d)

@@ -71,13 +71,13 @@ def changes_the_scores(scores):
 
 
 def base_two(scores):
-    """Some of your numbers are not right"""
+    """These are powers of 2"""
     e = 2.0 ** (scores - scores.max(axis=1, keepdims=True))
     return e / e.sum(axis=1, keepdims=True)
 
 
 def no_division(scores):
-    """Some of your numbers are not right"""
+    """The rows do not sum to 1"""
     return np.exp(scores - scores.max(axis=1, keepdims=True))
 
 

@@ -47,7 +47,7 @@ def the_whole_square(q, k, lse, tokens):
 
 
 def lse_of_the_key(q, k, lse, tokens):
-    """Some of your numbers"""
+    """The lse of the key is subtracted"""
     scale = q.shape[1] ** -0.5
     return np.mean([np.exp(q[i] @ k[j] * scale - lse[j]) for i, j in find(tokens)])
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from regard.learn.exercise import list_exercises, read_exercise
     from regard.learn.notebook import check
+    from regard.learn.written_call import draw_call
 else:
 
     def __getattr__(name: str) -> Any:
@@ -23,8 +24,9 @@ else:
 
 LATER = {
     "check": "regard.learn.notebook",
+    "draw_call": "regard.learn.written_call",
     "list_exercises": "regard.learn.exercise",
     "read_exercise": "regard.learn.exercise",
 }
 
-__all__ = ["check", "list_exercises", "read_exercise"]
+__all__ = ["check", "draw_call", "list_exercises", "read_exercise"]

@@ -10,11 +10,14 @@ Next: course.py
 from __future__ import annotations
 
 import json as json_text
+import sys
 from pathlib import Path
+from typing import IO
 
 import click
 from click.shell_completion import CompletionItem
 
+from regard.errors import OptionError
 from regard.terminal import Commands, write_epilog
 
 
@@ -43,6 +46,10 @@ EXAMPLES = {
     "hint": write_epilog("regard learn hint", "write, and regard learn check."),
     "reset": write_epilog("regard learn reset softmax", "regard learn watch softmax"),
     "next": write_epilog("regard learn next", "regard learn watch"),
+    "grade": write_epilog(
+        "regard learn grade submissions --csv results.csv",
+        "docs/learn.md, for teachers.",
+    ),
 }
 
 
@@ -63,7 +70,11 @@ EXAMPLES = {
 )
 @click.option("--course", type=click.Path(), help="A folder of your own exercises.")
 @click.option("--build", metavar="DIR", help="Write the course as a web site.")
-@click.option("--pyodide", metavar="DIR", help="Python for browsers, for --build.")
+@click.option(
+    "--pyodide",
+    metavar="DIR",
+    help="Python for browsers, for --build; by default downloaded once.",
+)
 @click.pass_context
 def learn(
     ctx: click.Context,
@@ -78,15 +89,35 @@ def learn(
     NAME is the name or number of an exercise; by default the current one.
     """
     if build is not None:
-        from regard.learn.build_site import build_site  # noqa: PLC0415 (only when asked)
-
-        click.echo(build_site(build, pyodide=pyodide, course=course))
+        build_course(build, pyodide=pyodide, course=course)
         return
     from regard.learn.workspace import Workspace  # noqa: PLC0415 (help comes at once)
 
     ctx.obj = Workspace(Path(folder), course=Path(course) if course else None)
     if ctx.invoked_subcommand is None:
         ctx.obj.list()
+
+
+def build_course(folder: str, *, pyodide: str | None, course: str | None) -> None:
+    """Write the site; Python for browsers is downloaded unless it is there."""
+    from regard.learn.build_site import build_site, has_runtime  # noqa: PLC0415
+    from regard.learn.pyodide_files import fetch_runtime  # noqa: PLC0415 (when asked)
+
+    runtime: str | Path | None = pyodide
+    if pyodide is None and not has_runtime(folder):
+        try:
+            runtime = fetch_runtime(show_download)
+        finally:
+            show_download("")
+    click.echo(build_site(folder, pyodide=runtime, course=course))
+
+
+def show_download(line: str) -> None:
+    """Write a line over the last one; to a file, only the start of a download."""
+    if sys.stderr.isatty():
+        click.echo(f"\r\x1b[K{line}", nl=False, err=True)
+    elif line.endswith("…"):
+        click.echo(line, err=True)
 
 
 @learn.command("list", epilog=EXAMPLES["list"])
@@ -168,6 +199,49 @@ def reset(ctx: click.Context, name: str | None) -> None:
 def go_on(ctx: click.Context) -> None:
     """Skip this exercise and open the next one."""
     ctx.obj.next()
+
+
+@learn.command("grade", epilog=EXAMPLES["grade"])
+@click.argument("submissions", type=click.Path(allow_dash=True))
+@click.option("--exercise", "exercises", multiple=True, help="Assigned; repeatable.")
+@click.option(
+    "--learners",
+    type=click.File(encoding="utf-8"),
+    help="A file with one name per line; each gets a row for every exercise.",
+)
+@click.option("--csv", metavar="FILE", help="Write a table of the results.")
+@click.option("--json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def grade_class(
+    ctx: click.Context,
+    submissions: str,
+    *,
+    exercises: tuple[str, ...],
+    learners: IO[str] | None,
+    csv: str | None,
+    json: bool,
+) -> None:
+    """Grade a class: a folder per learner, or JSON of a learning platform.
+
+    SUBMISSIONS is a folder, a JSON file, or - for JSON from standard input.
+    """
+    from regard.learn.grade_class import grade_folder, grade_submissions  # noqa: PLC0415
+
+    course = ctx.obj.exercises
+    if submissions != "-" and not Path(submissions).is_file():
+        names = [] if learners is None else learners.read().split("\n")
+        roster = [x.strip() for x in names if x.strip()]
+        report = grade_folder(
+            Path(submissions), course, assigned=exercises, learners=roster
+        )
+    elif exercises or learners:
+        raise OptionError("JSON names its exercises and learners: omit the options.")
+    else:
+        with click.open_file(submissions, encoding="utf-8") as file:
+            report = grade_submissions(file.read(), course)
+    if csv is not None:
+        Path(csv).write_text(report.to_csv(), encoding="utf-8", newline="")
+    click.echo(report.to_json() if json else report.summarize(), nl=json)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The course as a static web site: lessons, an editor, and Python in the browser.
 
-    build_site("site", pyodide="pyodide")     then: python -m http.server -d site
+    build_site("site", pyodide=fetch_runtime())     then: python -m http.server -d site
 
     site/index.html      the exercises as HTML;  *.js, lesson.css: the page
     site/lessons/        the lesson of each exercise, to read
@@ -11,12 +11,11 @@
 The site loads nothing from other hosts: the Content-Security-Policy in index.html
 forbids it, and the worker inherits that policy.
 
-Next: assets/lesson.js
+Next: pyodide_files.py
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Sequence
@@ -37,22 +36,21 @@ from regard.learn.lessons import (
     list_lessons,
     write_markdown,
 )
+from regard.learn.pyodide_files import LOCK, list_runtime
 
 SOURCE = Path(__file__).parent.parent
 ASSETS = Path(__file__).parent / "assets"
 INK = SOURCE / "show" / "assets" / "ink.js"  # colour scales shared by all pages
 LESSONS = "<!-- lessons -->"
+RUNTIME = "pyodide"  # folder of the site
 
 NEEDED = (
     *("__init__.py", "errors.py", "arrays.py", "masks/[!_]*.py", "masks/__init__.py"),
     *("arguments.py", "other_names.py", "display.py"),
     *("definition/*.py", "plain/*.py", "judge/*.py"),
     *(f"learn/{x}.py" for x in ("__init__", "course", "exercise", "grade")),
-    *(f"learn/{x}.py" for x in ("grade_file", "in_browser")),
+    *(f"learn/{x}.py" for x in ("written_call", "grade_file", "in_browser")),
 )
-LOCK = "pyodide-lock.json"
-VERSION = "314.0.3"  # of Pyodide, as used in the tests
-HASHES = Path(__file__).parent / "pyodide.sha256"  # sha256sum of its npm package
 PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -108,15 +106,20 @@ def build_site(
         path = site / "lessons" / f"{lesson.path.stem}.html"
         path.write_text(write_lesson_page(lesson), "utf-8")
     (site / "regard.zip").write_bytes(zip_course(exercises))
-    runtime = site / "pyodide"
+    runtime = site / RUNTIME
     runtime.mkdir(exist_ok=True)
     for file in files:
         if not (runtime / file.name).exists() or not file.samefile(runtime / file.name):
             shutil.copyfile(file, runtime / file.name)
     wrote = f"{site / 'index.html'} has {len(exercises)} exercises. "
-    if not (runtime / LOCK).exists():
+    if not has_runtime(site):
         return wrote + MISSING.format(folder=runtime)
     return wrote + f"To see it: python -m http.server -d {site}"
+
+
+def has_runtime(folder: str | Path) -> bool:
+    """Return whether a site already contains Python for browsers."""
+    return (Path(folder) / RUNTIME / LOCK).exists()
 
 
 def write_html(text: str) -> str:
@@ -148,7 +151,13 @@ def export_exercise(exercise: Exercise) -> dict[str, object]:
     """Return the data of an exercise that the page needs."""
     kept = ("name", "title", "function", "minutes", "needs", "extra", "stub", "hints")
     told = {name: getattr(exercise, name) for name in (*kept, "atol", "solution")}
-    return told | {"place": f"course/{exercise.path.name}"}
+    return told | {"place": locate_in_zip(exercise)}
+
+
+def locate_in_zip(exercise: Exercise) -> str:
+    """Return the path of an exercise in the zip; those of the course keep theirs."""
+    known = exercise.path.parent == FOLDER
+    return f"{'regard/learn/exercises' if known else 'course'}/{exercise.path.name}"
 
 
 def zip_course(exercises: Sequence[Exercise]) -> bytes:
@@ -172,37 +181,4 @@ def list_source(exercises: Sequence[Exercise]) -> Iterator[tuple[str, Path]]:
         if file.suffix == ".py" or file.name in ("LICENSE", "METADATA"):
             yield file.as_posix(), Path(str(compat.locate_file(file)))
     for exercise in exercises:
-        yield f"course/{exercise.path.name}", exercise.path
-
-
-def list_runtime(folder: Path) -> tuple[Path, ...]:
-    """Return the files of Pyodide and NumPy in a folder; verify their checksums."""
-    lock = folder / LOCK
-    try:
-        numpy = json.loads(lock.read_text("utf-8"))["packages"]["numpy"]
-        wheel, expected = str(numpy["file_name"]), str(numpy["sha256"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise FileError(
-            f"{lock} is missing or does not list NumPy; expected a folder with "
-            "Pyodide and its NumPy wheel, as described in docs/learn-site.md."
-        ) from None
-    lines = map(str.split, HASHES.read_text("utf-8").splitlines())
-    known = {name: digest for digest, name in lines}
-    known[Path(wheel).name] = expected
-    lacking = [name for name in known if not (folder / name).is_file()]
-    if lacking:
-        raise FileError(f"{folder} lacks {', '.join(lacking)} of Pyodide {VERSION}.")
-    for name, expected in known.items():
-        check_hash(folder / name, expected)
-    return lock, *(folder / name for name in known)
-
-
-def check_hash(path: Path, expected: str) -> None:
-    """Raise if the sha256 of a file is not the expected one."""
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != expected:
-        raise FileError(
-            f"{path} has the sha256 {found}, expected {expected}: "
-            f"download it again from Pyodide {VERSION}."
-        )
+        yield locate_in_zip(exercise), exercise.path

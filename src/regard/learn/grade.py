@@ -8,7 +8,7 @@ The function is called on random arguments, smallest first, until an answer is w
 a known mistake gives the same wrong answer, its message is shown; otherwise the place
 where the answers differ. Exceptions, timeouts and a missing return are explained, too.
 
-Next: heatmaps.py
+Next: written_call.py
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from regard.judge.difference import (
     Difference,
     compare_parts,
     copy_array,
-    count_numbers,
     find_difference,
     list_parts,
     to_array,
@@ -37,8 +36,7 @@ from regard.judge.difference import (
 from regard.judge.inputs import CallFailedError
 from regard.judge.time_limit import call_within
 from regard.learn.exercise import Exercise, Function, Mistake
-
-FEW = 40  # maximum number of elements of a call that are written out
+from regard.learn.written_call import list_calls, write_call
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +75,9 @@ class Grade:
         return json.dumps(told | {n: list_map(x) for n, x in maps.items()})
 
 
+LARGE = 10**8  # numbers of an answer that are compared
+
+
 class KindError(TypeError):
     """Raised for an answer that does not consist of real numbers."""
 
@@ -95,9 +96,9 @@ class RecordedFunction:
         self.thread = threading.get_ident()
         try:
             self.answer = normalize_answer(self.fn(*arguments), several=self.several)
-        except BaseException as error:
-            self.error = error
-            raise
+        except BaseException as error:  # noqa: BLE001 (raised again)
+            self.error = make_printable(error)
+            raise self.error from None
         finally:
             self.thread = None
         return self.answer
@@ -111,6 +112,16 @@ class RecordedFunction:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ending)
 
 
+def make_printable(error: BaseException) -> BaseException:
+    """Return an error, or a plain one in its place if its text cannot be read."""
+    try:
+        str(error)
+    except Exception:  # noqa: BLE001 (a learner's __str__ may raise anything)
+        said = f"a {type(error).__name__} whose message cannot be read"
+        return RuntimeError(said).with_traceback(error.__traceback__)
+    return error
+
+
 def grade(
     exercise: Exercise, fn: Function, *, seed: int = 0, limit: float = 10.0
 ) -> Grade:
@@ -118,7 +129,7 @@ def grade(
 
     limit: seconds allowed for each call; math.inf calls without a thread
     """
-    calls = sorted(exercise.draw(np.random.default_rng(seed)), key=count_numbers)
+    calls = list_calls(exercise, seed)
     heard = RecordedFunction(fn)
 
     def spec(*arguments: Any) -> Any:
@@ -132,20 +143,30 @@ def grade(
     if found is None:
         said = check_property(exercise, heard, seed, limit)
         return right if said is None else replace(wrong, sentence=said)
+    at = next(i for i, call in enumerate(calls) if call is found.arguments)
     if heard.thread is not None:
         heard.stop()
         said = f"It did not answer within {limit:g} seconds: is there an endless loop?"
-        return replace(wrong, sentence=said, call=write_call(exercise, found.arguments))
+        return replace(
+            wrong, sentence=said, call=write_call(exercise, calls, at, seed=seed)
+        )
     if isinstance(heard.error, NotImplementedError):
         return replace(wrong, sentence=f"{exercise.function} is not written yet.")
+    said = describe_difference(exercise, heard, found)  # before it is called again
     mistake = name_mistake(exercise, heard, calls, found.arguments, limit)
-    said = mistake.sentence if mistake else describe_difference(exercise, heard, found)
+
+    def shows(arguments: Sequence[Any]) -> bool:
+        yours = try_call(fn, arguments, limit, several=heard.several)
+        return not yours.agrees(
+            try_call(exercise.spec, arguments, math.inf), exercise.atol
+        )
+
     return replace(
         wrong,
-        sentence=said,
+        sentence=mistake.sentence if mistake else said,
         mistake=mistake.name if mistake else "",
         difference=found,
-        call=write_call(exercise, found.arguments),
+        call=write_call(exercise, calls, at, seed=seed, shows=shows),
     )
 
 
@@ -166,9 +187,11 @@ def normalize_answer(answer: Any, *, several: bool = False) -> Any:
 def check_real(x: Any) -> None:
     """Raise if x does not hold real numbers; a comparison would read "0.5" as 0.5."""
     try:
-        kind = to_array(x).dtype.kind
+        kind, size = to_array(x).dtype.kind, to_array(x).size
     except ValueError:  # rows of different lengths, in one of several answers
         return
+    if size > LARGE:  # a comparison would fill the memory
+        raise KindError(f"the answer has {size} numbers, expected far fewer.")
     if kind == "c":
         raise KindError("these are complex numbers, expected real numbers.")
     if kind not in "biuf":
@@ -303,34 +326,11 @@ def locate_error(error: BaseException, file: str) -> str:
     """Return the type, the line in a file and the message of an error."""
     steps = traceback.extract_tb(error.__traceback__)
     mine = [step for step in steps if step.filename == file]
-    where = f" in line {mine[-1].lineno} ({mine[-1].line})" if mine else ""
+    _, cell, number = file.rpartition(", cell ")  # of a notebook
+    inside = f" in cell {number}," if cell else " in"
+    where = f"{inside} line {mine[-1].lineno} ({mine[-1].line})" if mine else ""
     text = "".join(c for c in " ".join(str(error).split()) if c.isprintable())[:200]
     return f"{type(error).__name__}{where}{': ' if text else '.'}{text}"
-
-
-def write_call(exercise: Exercise, arguments: Sequence[Any]) -> str:
-    """Return a call as Python code; large arguments show only their shapes."""
-    lines, left = [], FEW
-    for name, x in zip(exercise.arguments, arguments, strict=False):
-        if not is_array(x):
-            lines.append(f"{name} = {x!r}")
-            continue
-        left -= to_array(x).size
-        if left < 0 or to_array(x).size == 0:
-            lines.append(f"{name} = ...  # of shape {tuple(x.shape)}")
-        else:
-            lines.append(write_array(name, to_array(x)))
-    names = ", ".join(exercise.arguments[: len(arguments)])
-    return "\n".join([*lines, f"{exercise.function}({names})"])
-
-
-def write_array(name: str, x: Any) -> str:
-    """Return an array as Python code, with few digits."""
-    start = f"{name} = np.array("
-    values = np.array2string(x, separator=", ", precision=4, suppress_small=True)
-    exact = x.dtype.kind != "f" or np.array_equal(np.round(x, 4), x, equal_nan=True)
-    values = values.replace("\n", "\n" + " " * len(start))
-    return f"{start}{values}){'' if exact else '  # rounded'}"
 
 
 def list_map(x: Any) -> Any:

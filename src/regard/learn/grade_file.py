@@ -1,4 +1,4 @@
-"""Grade a learner's file in a separate process.
+"""Grade a learner's file or notebook in a separate process.
 
     found = attempt(read_exercise("softmax"), Path("regard-exercises/softmax.py"))
     found.passed, found.sentence, found.drawn, found.printed
@@ -39,6 +39,7 @@ class Attempt:
     passed: bool
     sentence: str
     mistake: str = ""
+    call: str = ""  # the smallest failing call, as code
     drawn: str = ""  # the smallest failing call and the heatmaps
     printed: str = ""  # output of the learner's code
 
@@ -123,17 +124,33 @@ def join_to_line(text: str) -> str:
 
 
 def load_function(path: Path, name: str) -> Function:
-    """Run a learner's file and return the function of this name."""
+    """Run a learner's file or notebook and return the function of this name."""
+    if path.suffix == ".ipynb" and path.exists():
+        from regard.learn.notebook_file import load_from_notebook  # noqa: PLC0415
+
+        return load_from_notebook(path, name, run_source)  # type: ignore[no-any-return]
     module = ModuleType("__regard_exercise__")
     module.__file__ = str(path)
     try:
         source = path.read_text(encoding="utf-8-sig")  # with or without a BOM
-        code = compile(source, str(path), "exec")
     except FileNotFoundError:
         how = f"regard learn open {path.stem}"
         raise FileError(f"{path.name} does not exist yet: {how} creates it.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise FileError(f"{path.name} cannot be read: {error}.") from None
+    run_source(source, str(path), module)
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise FileError(
+            f"there is no function {name} in {path.name}: write def {name}."
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def run_source(source: str, place: str, module: ModuleType) -> None:
+    """Run a learner's code in a module; raise a FileError that names the line."""
+    try:
+        code = compile(source, place, "exec")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         text = join_to_line(getattr(error, "text", "") or "")
         line = f"line {getattr(error, 'lineno', '?')} ({text})"
@@ -142,14 +159,8 @@ def load_function(path: Path, name: str) -> Function:
     try:
         exec(code, module.__dict__)  # noqa: S102
     except BaseException as error:  # noqa: BLE001 (it may call sys.exit)
-        told = join_to_line(locate_error(error, str(path)))
+        told = join_to_line(locate_error(error, place))
         raise FileError(f"The file raised {told}") from None
-    found = getattr(module, name, None)
-    if not callable(found):
-        raise FileError(
-            f"there is no function {name} in {path.name}: write def {name}."
-        )
-    return found  # type: ignore[no-any-return]
 
 
 def grade_file(exercise: Exercise, path: Path, limit: float) -> Grade:
@@ -185,6 +196,7 @@ def main(job: dict[str, Any]) -> None:
         "passed": found.passed,
         "sentence": found.sentence,
         "mistake": found.mistake,
+        "call": found.call,
         "drawn": found.draw(color=job["color"], width=job["width"]),
     }
     Path(job["kept"]).write_text(json.dumps(told), encoding="utf-8")

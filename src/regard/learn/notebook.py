@@ -8,7 +8,7 @@
 At the end of a cell it shows the message and both answers as coloured tables; print
 shows the same as text.
 
-Next: plugin.py
+Next: notebook_file.py
 """
 
 from __future__ import annotations

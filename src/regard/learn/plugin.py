@@ -4,8 +4,8 @@
     pytest --regard-exercises DIR --regard-csv FILE   also write a table of the results
     pytest --regard-exercises DIR --regard-course OWN use your own exercises
 
-DIR has files such as softmax.py, or one folder of them per learner. Each file runs in a
-separate process; nothing in DIR is imported here.
+DIR has files such as softmax.py or softmax.ipynb, or one folder of them per learner.
+Each file runs in a separate process; nothing in DIR is imported here.
 
 Next: __main__.py
 """
@@ -75,7 +75,7 @@ def pytest_collect_directory(path: Path, parent: Any) -> Any:
 def pytest_collect_file(file_path: Path, parent: Any) -> pytest.Collector | None:
     """Collect a file that has the name of an exercise as a test."""
     folder = parent.config.getoption("--regard-exercises")
-    if folder is None or file_path.suffix != ".py":
+    if folder is None or file_path.suffix not in (".py", ".ipynb"):
         return None
     root = Path(folder).resolve()
     if not file_path.is_relative_to(root):
@@ -160,6 +160,8 @@ class Results:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Record the result of one file."""
+        from regard.learn.grade_class import make_safe  # noqa: PLC0415
+
         if report.when == "call":
             kept = dict(report.user_properties).get("regard")
             if isinstance(kept, tuple | list):
@@ -169,8 +171,3 @@ class Results:
         """Write the table."""
         with self.path.open("w", encoding="utf-8", newline="") as file:
             csv.writer(file).writerows([COLUMNS, *sorted(self.rows)])
-
-
-def make_safe(text: str) -> str:
-    """Quote text that a spreadsheet would evaluate as a formula."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text

@@ -13,6 +13,7 @@ import { Notes } from "./notes.js";
 import { Python } from "./python.js";
 
 const part = Object.fromEntries([...document.querySelectorAll("[data-at]")].map((x) => [x.dataset.at, x]));
+part.unserved.remove();
 const notes = new Notes();
 const exercises = await readExercises();
 const python = new Python(showState);

@@ -120,3 +120,43 @@ def mistake_best_only(q, k, v):
     """That returns only the value of the best key: attention is the average of all
     values with the weights of softmax."""
     return v[np.argmax(q @ k.T, axis=-1)]
+
+
+def mistake_scaled_twice(q, k, v):
+    """The scores are divided by d, or twice by its root: divide them once by the root
+    of q.shape[-1]."""
+    return softmax(q @ k.T / q.shape[-1]) @ v
+
+
+def mistake_scaled_after(q, k, v):
+    """The weights are divided by the root of d, after the softmax: divide the scores,
+    before it."""
+    return softmax(q @ k.T) / np.sqrt(q.shape[-1]) @ v
+
+
+def mistake_scaled_by_keys(q, k, v):
+    """That scales by the number of keys: divide by the root of the width,
+    q.shape[-1]."""
+    return softmax(q @ k.T / np.sqrt(len(k))) @ v
+
+
+def mistake_not_normalized(q, k, v):
+    """The weights of a query do not sum to 1: divide the exponentials by their sum."""
+    scores = q @ k.T / np.sqrt(q.shape[-1])
+    return np.exp(scores - scores.max(axis=-1, keepdims=True)) @ v
+
+
+def mistake_equal_weights(q, k, v):
+    """Every value has the same weight: the weights are the softmax of the scores."""
+    return np.repeat(v.mean(axis=0, keepdims=True), len(q), axis=0)
+
+
+def mistake_output_and_weights(q, k, v):
+    """Both the output and the weights are returned: return the output only."""
+    weights = softmax(q @ k.T / np.sqrt(q.shape[-1]))
+    return weights @ v, weights
+
+
+def mistake_width_of_queries(q, k, v):
+    """The output has the width of q: it has the width of the values, (N, dv)."""
+    return np.zeros(q.shape) + mistake_output_and_weights(q, k, v)[0][:, :1]

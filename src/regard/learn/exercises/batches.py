@@ -129,3 +129,37 @@ def mistake_over_the_batch(q, k, v):
     """Your softmax runs over the first axis, which mixes the sequences of a batch:
     it must run over the keys, axis=-1."""
     return softmax(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]), axis=0) @ v
+
+
+def mistake_first_sequence(q, k, v):
+    """Only the first sequence of the batch is computed: keep the axes in front, and @
+    treats each sequence separately."""
+    while q.ndim > 2:
+        q, k, v = q[0], k[0], v[0]
+    return reference(q, k, v)
+
+
+def mistake_shared_weights(q, k, v):
+    """All sequences of the batch share the same weights, from the mean of their scores:
+    each has its own."""
+    scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+    while scores.ndim > 2:
+        scores = scores.mean(axis=0)
+    return softmax(scores) @ v
+
+
+def mistake_three_axes(q, k, v):
+    """k.transpose(0, 2, 1) works for three axes only: swap the last two of any number
+    of axes with k.swapaxes(-1, -2)."""
+    return softmax(q @ k.transpose(0, 2, 1) / np.sqrt(q.shape[-1])) @ v
+
+
+def mistake_no_scale(q, k, v):
+    """The scores are not scaled: divide them by the root of q.shape[-1]."""
+    return softmax(q @ k.swapaxes(-1, -2)) @ v
+
+
+def mistake_scaled_twice(q, k, v):
+    """The scores are divided by d, or twice by its root: divide them once by the root
+    of q.shape[-1]."""
+    return softmax(q @ k.swapaxes(-1, -2) / q.shape[-1]) @ v

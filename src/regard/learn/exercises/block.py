@@ -129,3 +129,27 @@ def mistake_one_norm(x, qkv, out, up, down):
     """Only the input of attention is normalized: feed reads norm(x), too."""
     x = x + attend(norm(x), qkv, out)
     return x + feed(x, up, down)
+
+
+def mistake_input_added_twice(x, qkv, out, up, down):
+    """The input is added twice: after attention, x already contains it."""
+    after = x + attend(norm(x), qkv, out)
+    return x + after + feed(norm(after), up, down)
+
+
+def mistake_feed_first(x, qkv, out, up, down):
+    """Feed-forward runs before attention: attention comes first."""
+    x = x + feed(norm(x), up, down)
+    return x + attend(norm(x), qkv, out)
+
+
+def mistake_attention_lost(x, qkv, out, up, down):
+    """The old x is added at the end, and the output of attention is lost: add x after
+    attention."""
+    after = x + attend(norm(x), qkv, out)
+    return x + feed(norm(after), up, down)
+
+
+def mistake_no_feed(x, qkv, out, up, down):
+    """Feed-forward is missing: add feed(norm(x), up, down) after attention."""
+    return x + attend(norm(x), qkv, out)

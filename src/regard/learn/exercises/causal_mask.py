@@ -76,6 +76,8 @@ def draw(rng):
     yield (rng.normal(size=(4, 4)) - 4e9,)  # below any finite substitute for -inf
     for shift, size in ((0, 0.01), (0, 1), (0, 20), (-1000, 1)):
         yield (rng.normal(size=(18, 18)) * size + shift,)
+    future = np.triu(np.full((4, 4), 2000.0), 1)  # far above all that is visible
+    yield (rng.normal(size=(4, 4)).round(1) + future,)
 
 
 def mistake_not_itself(scores):
@@ -123,3 +125,42 @@ def mistake_zero_times_infinity(scores):
 def mistake_no_mask(scores):
     """Every token sees the future: hide scores[i, j] where j > i before the softmax."""
     return softmax(scores)
+
+
+def mistake_two_tokens(scores):
+    """A token sees only itself and the one before it: it sees all tokens before it,
+    j <= i."""
+    near = np.tri(len(scores)) - np.tri(len(scores), k=-2)
+    return softmax(np.where(near > 0, scores, -np.inf))
+
+
+def mistake_overflow(scores):
+    """exp of a large score is infinite, or all of a row are 0, and the division
+    gives NaN: subtract the largest visible score of each row before exp."""
+    parts = np.exp(np.where(np.tri(len(scores)) > 0, scores, -np.inf))
+    return parts / parts.sum(axis=-1, keepdims=True)
+
+
+def mistake_largest_of_all(scores):
+    """The largest score is taken before masking, so a row can be 0 / 0: hide the future
+    first, then subtract the largest visible score."""
+    parts = np.exp(scores - scores.max(axis=-1, keepdims=True)) * np.tri(len(scores))
+    return parts / parts.sum(axis=-1, keepdims=True)
+
+
+def mistake_plus_infinity(scores):
+    """Hidden scores are +inf, which gives NaN: make them -inf, whose exp is 0."""
+    return softmax(np.where(np.tri(len(scores)) > 0, scores, np.inf))
+
+
+def mistake_equal_weights(scores):
+    """All visible tokens have the same weight: it comes from the softmax of their
+    scores."""
+    return np.tri(len(scores)) / np.arange(1, len(scores) + 1)[:, None]
+
+
+def mistake_over_queries(scores):
+    """Your softmax runs over the queries, so the columns sum to 1: it must run over the
+    keys, axis=-1."""
+    hidden = np.where(np.tri(len(scores)) > 0, scores, -np.inf)
+    return softmax(hidden.T).T

@@ -135,3 +135,33 @@ def mistake_exchanged(questions, separator):
     targets are all but the first."""
     inputs, targets, counted = reference(questions, separator)
     return targets, inputs, counted
+
+
+def mistake_whole_rows(questions, separator):
+    """Inputs and targets have the whole row: inputs are all tokens but the last,
+    targets all but the first."""
+    inputs, targets, _ = reference(questions, separator)
+    rows = np.concatenate([inputs, targets[:, -1:]], axis=1)
+    return rows, rows, rows > 0
+
+
+def mistake_no_separator(questions, separator):
+    """The separator is missing: a row is the question, the separator, and the question
+    again."""
+    rows = np.concatenate([questions, questions], axis=1)
+    return rows[:, :-1], rows[:, 1:], rows[:, 1:] >= 0
+
+
+def mistake_counts_the_question(questions, separator):
+    """The loss counts the question instead of the answer: count the last n columns."""
+    inputs, targets, counted = reference(questions, separator)
+    return inputs, targets, ~counted
+
+
+def mistake_backwards(questions, separator):
+    """The answer is the question in reverse: copy it in the same order."""
+    back = questions[:, ::-1]
+    inputs, targets, counted = reference(questions, separator)
+    n = questions.shape[1]
+    inputs = np.concatenate([inputs[:, : n + 1], back[:, :-1]], axis=1)
+    return inputs, np.concatenate([targets[:, :n], back], axis=1), counted

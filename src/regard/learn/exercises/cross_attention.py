@@ -116,3 +116,21 @@ def mistake_own_values(x, context, wq, wk, wv):
     """The values come from x, but the keys from the context: both must come from the
     context."""
     return look(x @ wq.T, context @ wk.T, x @ wv.T)
+
+
+def mistake_no_softmax(x, context, wq, wk, wv):
+    """The scores are used as weights: turn each row into weights with softmax first."""
+    q, k, v = x @ wq.T, context @ wk.T, context @ wv.T
+    return q @ k.T / math.sqrt(len(wq)) @ v
+
+
+def mistake_no_scale(x, context, wq, wk, wv):
+    """The scores are not scaled: divide them by the root of the width of q, which is
+    len(wq)."""
+    return look(x @ wq.T * math.sqrt(len(wq)), context @ wk.T, context @ wv.T)
+
+
+def mistake_scaled_twice(x, context, wq, wk, wv):
+    """The scores are divided twice by the root of the width: attention scales them
+    already."""
+    return look(x @ wq.T / math.sqrt(len(wq)), context @ wk.T, context @ wv.T)

@@ -127,3 +127,40 @@ def mistake_no_last_norm(tokens, embed, positions, layers):
 def mistake_first_layer_only(tokens, embed, positions, layers):
     """Only one layer is run: each layer processes the output of the previous one."""
     return reference(tokens, embed, positions, layers[:1])
+
+
+def mistake_no_logits(tokens, embed, positions, layers):
+    """These are the vectors of the tokens: multiply them by embed.T, which gives one
+    logit for each token of the vocabulary."""
+    return predict(tokens, embed, positions, layers)
+
+
+def predict(tokens, embed, positions, layers):  # the last vectors, for the mistakes
+    return norm(run_layers(embed[tokens] + positions[: len(tokens)], layers, SEEN))
+
+
+SEEN = np.tri(100, dtype=bool)
+
+
+def run_layers(x, layers, seen):
+    for layer in layers:
+        x = block(x, layer, seen[: len(x), : len(x)])
+    return x
+
+
+def mistake_probabilities(tokens, embed, positions, layers):
+    """These are probabilities: return the logits, before the softmax."""
+    parts = np.exp(predict(tokens, embed, positions, layers) @ embed.T)
+    return parts / parts.sum(axis=-1, keepdims=True)
+
+
+def mistake_last_token_only(tokens, embed, positions, layers):
+    """Only the logits of the last token are returned: return a row for every token."""
+    return predict(tokens, embed, positions, layers)[-1] @ embed.T
+
+
+def mistake_mask_inverted(tokens, embed, positions, layers):
+    """The mask is inverted, and hides the past: True means may attend, as in
+    np.tri(N) > 0."""
+    x = run_layers(embed[tokens] + positions[: len(tokens)], layers, SEEN.T)
+    return norm(x) @ embed.T

@@ -120,3 +120,33 @@ def mistake_bias_after_bend(x, up, up_bias, down, down_bias):
     """up_bias is added after GELU: add it before, it is part of hidden."""
     z = x @ up.T
     return (z * (1 + erf(z / math.sqrt(2))) / 2 + up_bias) @ down.T + down_bias
+
+
+def mistake_sigmoid(x, up, up_bias, down, down_bias):
+    """This is the approximation of GELU with a sigmoid, z / (1 + exp(-1.702 z)): use
+    the exact one, with erf."""
+    z = x @ up.T + up_bias
+    return z / (1 + np.exp(-1.702 * z)) @ down.T + down_bias
+
+
+def mistake_not_transposed(x, up, up_bias, down, down_bias):
+    """The matrices are not transposed: they are stored (out, in), so multiply by up.T
+    and down.T."""
+    z = x @ up + up_bias
+    return z * (1 + erf(z / np.sqrt(2))) / 2 @ down + down_bias
+
+
+def mistake_no_half(x, up, up_bias, down, down_bias):
+    """The result of GELU is twice as large: divide z (1 + erf(z / √2)) by 2."""
+    z = x @ up.T + up_bias
+    return z * (1 + erf(z / np.sqrt(2))) @ down.T + down_bias
+
+
+def mistake_no_up_bias(x, up, up_bias, down, down_bias):
+    """up_bias is missing: add it to x @ up.T."""
+    return reference(x, up, np.zeros_like(up_bias), down, down_bias)
+
+
+def mistake_no_down_bias(x, up, up_bias, down, down_bias):
+    """down_bias is missing: add it at the end."""
+    return reference(x, up, up_bias, down, np.zeros_like(down_bias))

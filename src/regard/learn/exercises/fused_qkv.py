@@ -90,3 +90,24 @@ def mistake_one_reshape(x, w, heads):
     """One reshape to (3, H, N, d) mixes up the tokens, though the shape is right.
     Reshape to (N, 3, H, d) and then move the axis of tokens."""
     return tuple((x @ w.T).reshape(3, heads, len(x), -1))
+
+
+def mistake_one_array(x, w, heads):
+    """One array of shape (3, H, N, d) is returned: return q, k and v as a tuple."""
+    return np.stack(reference(x, w, heads))
+
+
+def mistake_not_split(x, w, heads):
+    """q, k and v are not split into heads: they are (N, H*d), expected (H, N, d)."""
+    return tuple(np.split(x @ w.T, 3, axis=1))
+
+
+def mistake_tokens_first(x, w, heads):
+    """The tokens are still in front: q, k and v are (N, H, d), expected (H, N, d)."""
+    return tuple(y.swapaxes(0, 1) for y in reference(x, w, heads))
+
+
+def mistake_keys_first(x, w, heads):
+    """The rows of w are read as k, q, v: they give q, then k, then v."""
+    q, k, v = reference(x, w, heads)
+    return k, q, v

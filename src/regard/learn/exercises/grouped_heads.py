@@ -114,3 +114,26 @@ def mistake_scaled_by_value_width(q, k, v):
     """The scores are divided by the square root of dv, the width of the values: use d,
     the width of queries and keys."""
     return reference(q * np.sqrt(q.shape[2] / v.shape[2]), k, v)
+
+
+def mistake_averaged(q, k, v):
+    """All query heads use the mean of the key heads: head h uses key head h // g."""
+    keys, values = (np.repeat(x.mean(0, keepdims=True), len(q), 0) for x in (k, v))
+    return softmax(q @ keys.swapaxes(1, 2) / np.sqrt(q.shape[2])) @ values
+
+
+def mistake_divided_by_key_heads(q, k, v):
+    """Head h uses key head h // Hk, which runs out of range: divide by the size of a
+    group, g = H // Hk."""
+    return pick(q, k, v, np.arange(len(q)) // len(k))
+
+
+def mistake_no_scale(q, k, v):
+    """The scores are not scaled: divide them by the root of d."""
+    return reference(q * np.sqrt(q.shape[2]), k, v)
+
+
+def mistake_scaled_twice(q, k, v):
+    """The scores are divided by d, or twice by its root: divide them once by the
+    root."""
+    return reference(q / np.sqrt(q.shape[2]), k, v)

@@ -89,3 +89,25 @@ def mistake_tokens_last(x, heads):
     """The tokens are the last axis: this is (H, d, N), expected (H, N, d). Swap the
     first two axes of (N, H, d), and leave the last in place."""
     return x.reshape(len(x), heads, -1).transpose(1, 2, 0)
+
+
+def mistake_backwards(x, heads):
+    """The heads are in reverse order: head 0 has the first d numbers of a token."""
+    return reference(x, heads)[::-1]
+
+
+def mistake_not_split(x, heads):
+    """The width is not split: this is (1, N, H*d), expected (H, N, d)."""
+    return x[None]
+
+
+def mistake_width_before_heads(x, heads):
+    """The last two axes are swapped, which gives (N, d, H): swap the first two axes of
+    (N, H, d)."""
+    return x.reshape(len(x), heads, -1).swapaxes(1, 2)
+
+
+def mistake_transposed_first(x, heads):
+    """x.T is reshaped to (H, N, d), which mixes tokens and numbers: reshape x itself to
+    (N, H, d), then swap two axes."""
+    return x.T.reshape(heads, len(x), -1)

@@ -139,3 +139,19 @@ def mistake_all_queries(weights, tokens):
 def mistake_transposed(weights, tokens):
     """Rows and columns are swapped: the row is the query, so use weights[i, j + 1]."""
     return np.mean(collect(weights.T, tokens, max))
+
+
+def mistake_token_before(weights, tokens):
+    """This reads the weight on the token before the earlier same token: read the key
+    after it."""
+    return np.mean(collect(weights, tokens, max, after=-1))
+
+
+def mistake_list(weights, tokens):
+    """The weights are returned as a list: return their mean, one number."""
+    return [weights[2, 1], weights[2, 1]]
+
+
+def mistake_sum(weights, tokens):
+    """That is the sum of the weights: divide it by their number."""
+    return np.sum(collect(weights, tokens, max))

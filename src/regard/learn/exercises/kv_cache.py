@@ -132,3 +132,27 @@ def mistake_mask_from_zero(q, k, v, keys, values):
 def mistake_only_itself(q, k, v, keys, values):
     """The query attends only to its own key: let it attend to all keys of the cache."""
     return v, *grow(k, v, keys, values)
+
+
+def mistake_key_as_value(q, k, v, keys, values):
+    """The key is appended to the values: append v."""
+    keys, values = grow(k, np.resize(k, v.shape), keys, values)
+    return look(q, keys, values), keys, values
+
+
+def mistake_no_scale(q, k, v, keys, values):
+    """The scores are not scaled: divide them by the root of the width of q."""
+    keys, values = grow(k, v, keys, values)
+    return look(q * np.sqrt(len(q)), keys, values), keys, values
+
+
+def mistake_output_only(q, k, v, keys, values):
+    """Only the output is returned: return the new keys and values, too, for the next
+    step."""
+    return look(q, *grow(k, v, keys, values))
+
+
+def mistake_averaged(q, k, v, keys, values):
+    """All values have the same weight: it comes from the softmax of the scores."""
+    keys, values = grow(k, v, keys, values)
+    return values.mean(axis=0), keys, values

@@ -108,3 +108,29 @@ def mistake_no_eps(x, weight, bias, eps):
     """eps is not used: without it, a token of equal numbers gives 0 / 0."""
     mean, std = x.mean(-1, keepdims=True), x.std(-1, keepdims=True)
     return (x - mean) / np.where(std == 0, np.nan, std) * weight + bias
+
+
+def mistake_no_weight_no_bias(x, weight, bias, eps):
+    """Weight and bias are not used: the result is y · weight + bias."""
+    return reference(x, np.ones_like(weight), np.zeros_like(bias), eps)
+
+
+def mistake_no_weight(x, weight, bias, eps):
+    """The weight is missing: multiply every column by its weight."""
+    return reference(x, np.ones_like(weight), bias, eps)
+
+
+def mistake_no_bias(x, weight, bias, eps):
+    """The bias is missing: add it at the end."""
+    return reference(x, weight, np.zeros_like(bias), eps)
+
+
+def mistake_mean_not_removed(x, weight, bias, eps):
+    """The mean is not subtracted: it is (x - mean) that is divided."""
+    return x / np.sqrt(x.var(-1, keepdims=True) + eps) * weight + bias
+
+
+def mistake_rms(x, weight, bias, eps):
+    """That is RMS norm: subtract the mean, and divide by the root of the variance."""
+    square = np.mean(x * x, axis=-1, keepdims=True)
+    return x / np.sqrt(square + eps) * weight + bias

@@ -125,3 +125,31 @@ def mistake_padding_seen(q, k, documents, left, first):
 def mistake_rows_counted(q, k, documents, left, first):
     """The rows are counted from 0: use the positions in q, which may start later."""
     return reference(np.arange(len(q))[:, None], k, documents, left, first)
+
+
+def mistake_no_sinks(q, k, documents, left, first):
+    """The first keys are not visible to all: k < first is allowed, too, with |."""
+    return reference(q, k, documents, left, 0)
+
+
+def mistake_python_and(q, k, documents, left, first):
+    """`and`, `or` and `not` take one truth value, and these are tables: write &, | and
+    ~, with parentheses."""
+    return k <= q and q - k <= left and documents[q] == documents[k]
+
+
+def mistake_no_window(q, k, documents, left, first):
+    """The window is missing: a key must also satisfy q - k <= left."""
+    return reference(q, k, documents, q.max() + 1, first)
+
+
+def mistake_not_itself(q, k, documents, left, first):
+    """A query does not see its own position: it is k <= q, not k < q."""
+    return reference(q, k, documents, left, first) & (k < q)
+
+
+def mistake_sinks_of_document(q, k, documents, left, first):
+    """The first keys are visible only within their document: k < first needs no same
+    document."""
+    near, same = q - k <= left, documents[q] == documents[k]
+    return (k <= q) & same & (near | (k < first)) & (documents[k] != -1)

@@ -121,3 +121,36 @@ def mistake_no_division(scores, mask):
     """The weights are masked after the softmax and the rows no longer sum to 1: set
     scores to -inf before it."""
     return softmax(scores) * mask
+
+
+def mistake_no_mask(scores, mask):
+    """The mask is not used: set scores to -inf where it is False."""
+    return softmax(scores)
+
+
+def mistake_epsilon(scores, mask):
+    """The rows sum to less than 1, because a number is added to the sum: only an empty
+    row needs another divisor, and any will do there."""
+    total = np.where(mask, np.exp(scores - hide(scores, mask)), 0).sum(
+        -1, keepdims=True
+    )
+    return reference(scores, mask) * total / (total + 1e-3)
+
+
+def hide(scores, mask):  # the largest visible score of each row, or 0
+    largest = np.where(mask, scores, -np.inf).max(axis=-1, keepdims=True)
+    return np.where(largest == -np.inf, 0, largest)
+
+
+def mistake_overflow(scores, mask):
+    """exp of a large score is infinite, or all of a row are 0, and the division
+    gives NaN: subtract the largest visible score of each row before exp."""
+    parts = np.where(mask, np.exp(scores), 0)
+    total = parts.sum(axis=-1, keepdims=True)
+    return parts / np.where(mask.any(axis=-1, keepdims=True), total, 1)
+
+
+def mistake_equal_weights(scores, mask):
+    """All visible keys have the same weight: it comes from the softmax of their
+    scores."""
+    return mask / np.maximum(mask.sum(axis=-1, keepdims=True), 1)

@@ -115,3 +115,35 @@ def mistake_both_empty(out_a, lse_a, out_b, lse_b):
         top = np.maximum(lse_a, lse_b)
         a, b = np.exp(lse_a - top)[:, None], np.exp(lse_b - top)[:, None]
         return (a * out_a + b * out_b) / (a + b), top + np.log(a + b)[:, 0]
+
+
+def mistake_outputs_added(out_a, lse_a, out_b, lse_b):
+    """The outputs are added: both are averages already, so weight each by exp(its lse -
+    lse of both)."""
+    return out_a + out_b, np.logaddexp(lse_a, lse_b)
+
+
+def mistake_base_two(out_a, lse_a, out_b, lse_b):
+    """These are powers of 2: lse is a natural logarithm, so use np.exp and
+    np.logaddexp."""
+    lse = np.logaddexp2(lse_a, lse_b)
+    safe = np.where(np.isfinite(lse), lse, 0)
+    a, b = np.exp2(lse_a - safe)[:, None], np.exp2(lse_b - safe)[:, None]
+    return a * out_a + b * out_b, lse
+
+
+def mistake_larger_wins(out_a, lse_a, out_b, lse_b):
+    """Only the part with the larger lse is kept: both contribute, by exp(lse)."""
+    first = lse_a > lse_b
+    return np.where(first[:, None], out_a, out_b), np.maximum(lse_a, lse_b)
+
+
+def mistake_largest_lse(out_a, lse_a, out_b, lse_b):
+    """The outputs are right, but lse is the larger of the two: it is log(exp(lse_a) +
+    exp(lse_b))."""
+    return reference(out_a, lse_a, out_b, lse_b)[0], np.maximum(lse_a, lse_b)
+
+
+def mistake_parts_swapped(out_a, lse_a, out_b, lse_b):
+    """Each part has the weight of the other one: multiply out_a by exp(lse_a - lse)."""
+    return reference(out_b, lse_a, out_a, lse_b)

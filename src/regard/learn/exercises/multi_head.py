@@ -119,3 +119,62 @@ def mistake_one_big_head(x, wq, wk, wv, wo, heads):
     """This is one wide head: split q, k and v into heads before attention."""
     q, k, v = (x @ w.T for w in (wq, wk, wv))
     return look(q, k, v) @ wo.T
+
+
+def mistake_no_transposes(x, wq, wk, wv, wo, heads):
+    """The matrices are not transposed: they are stored (out, in), so multiply by wq.T,
+    wk.T, wv.T and wo.T."""
+    q, k, v = (split(x @ w, heads) for w in (wq, wk, wv))
+    return join(look(q, k, v)) @ wo
+
+
+def mistake_output_not_transposed(x, wq, wk, wv, wo, heads):
+    """The last matrix is not transposed: it is stored (out, in), so multiply by
+    wo.T."""
+    q, k, v = (split(x @ w.T, heads) for w in (wq, wk, wv))
+    return join(look(q, k, v)) @ wo
+
+
+def mistake_scaled_twice(x, wq, wk, wv, wo, heads):
+    """The scores are divided twice by the root of d: attention scales them already, so
+    do not scale q or the scores yourself."""
+    q, k, v = (split(x @ w.T, heads) for w in (wq, wk, wv))
+    return join(look(q, k, v, scale=1 / q.shape[-1])) @ wo.T
+
+
+def mistake_no_scale(x, wq, wk, wv, wo, heads):
+    """The scores are not scaled: divide them by the root of d, the width of a head."""
+    q, k, v = (split(x @ w.T, heads) for w in (wq, wk, wv))
+    return join(look(q, k, v, scale=1)) @ wo.T
+
+
+def mistake_heads_attend(x, wq, wk, wv, wo, heads):
+    """The heads of a token attend to each other: swap the axes to (H, N, d) before
+    attention, so that tokens attend to tokens."""
+    q, k, v = (split(x @ w.T, heads).swapaxes(0, 1) for w in (wq, wk, wv))
+    return look(q, k, v).reshape(len(x), -1) @ wo.T
+
+
+def mistake_split_by_reshape(x, wq, wk, wv, wo, heads):
+    """The heads are split by a reshape to (H, N, d), which mixes up the tokens: reshape
+    to (N, H, d), then swap two axes."""
+    q, k, v = ((x @ w.T).reshape(heads, len(x), -1) for w in (wq, wk, wv))
+    return join(look(q, k, v)) @ wo.T
+
+
+def mistake_keys_averaged(x, wq, wk, wv, wo, heads):
+    """The keys are averaged: the values come from wv."""
+    q, k = (split(x @ w.T, heads) for w in (wq, wk))
+    return join(look(q, k, k)) @ wo.T
+
+
+def mistake_queries_and_keys_swapped(x, wq, wk, wv, wo, heads):
+    """Queries and keys are swapped: wq makes the queries, and wk the keys."""
+    return reference(x, wk, wq, wv, wo, heads)
+
+
+def mistake_heads_added(x, wq, wk, wv, wo, heads):
+    """The heads are added up, so that (N, d) is left: concatenate them to (N, H*d)
+    before wo."""
+    q, k, v = (split(x @ w.T, heads) for w in (wq, wk, wv))
+    return look(q, k, v).sum(axis=0) @ wo.T

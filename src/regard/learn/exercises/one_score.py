@@ -76,3 +76,26 @@ def mistake_cosine(q, k):
 def mistake_mean(q, k):
     """That is the mean of the products: add them up and do not divide by d."""
     return np.mean(q * k)
+
+
+def mistake_added(q, k):
+    """That adds q and k: multiply them number by number, and add up the products."""
+    return np.sum(q + k)
+
+
+def mistake_last_left_out(q, k):
+    """The last pair of numbers is left out: range(len(q)) already ends before len(q),
+    so do not subtract 1."""
+    return sum(q[i] * k[i] for i in range(len(q) - 1))
+
+
+def mistake_distance(q, k):
+    """That is the distance of q and k, which is small where they agree: multiply the
+    numbers instead of subtracting them."""
+    return np.linalg.norm(q - k)
+
+
+def mistake_scaled(q, k):
+    """That is divided by the root of d: here a score is the dot product itself, and
+    scaling is a later exercise."""
+    return q @ k / np.sqrt(len(q))

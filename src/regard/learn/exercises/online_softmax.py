@@ -131,3 +131,27 @@ def mistake_no_maximum(top, total, mix, score, value):
     exp(score - new), and correct the old sums."""
     now = np.exp(min(score - top, 700.0)) if -np.inf < top else 1.0
     return max(top, score), total + now, mix + now * value
+
+
+def mistake_divided(top, total, mix, score, value):
+    """mix is divided by total in every step: keep the sums, and divide once at the
+    end."""
+    new, total, mix = reference(top, total, mix, score, value)
+    return new, total, mix / total if score > -np.inf else mix
+
+
+def mistake_newest_is_largest(top, total, mix, score, value):
+    """The maximum is replaced by the new score, even if that is smaller: it is
+    max(top, score)."""
+    if score == -np.inf:
+        return top, total, mix
+    old = np.exp(min(top - score, 700.0))
+    return score, total * old + 1, mix * old + value
+
+
+def mistake_value_not_weighted(top, total, mix, score, value):
+    """The value is added without its weight: multiply it by exp(score - new)."""
+    new, total, _ = reference(top, total, mix, score, value)
+    if score == -np.inf:
+        return top, total, mix
+    return new, total, mix * np.exp(top - new) + value

@@ -97,3 +97,26 @@ def mistake_no_root(x, weight, eps):
 def mistake_no_weight(x, weight, eps):
     """The weight is missing: multiply every column by its weight."""
     return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
+
+
+def mistake_mean_of_sizes(x, weight, eps):
+    """That divides by the mean of the absolute values: square the numbers, average, and
+    take the root."""
+    return x / (np.abs(x).mean(axis=-1, keepdims=True) + eps) * weight
+
+
+def mistake_no_eps(x, weight, eps):
+    """eps is not used: without it, a token of zeros gives 0 / 0."""
+    root = np.sqrt(np.mean(x * x, axis=-1, keepdims=True))
+    return x / np.where(root == 0, np.nan, root) * weight
+
+
+def mistake_whole_table(x, weight, eps):
+    """The mean square is taken over all tokens at once: normalize each row separately,
+    with axis=-1 and keepdims=True."""
+    return x / np.sqrt(np.mean(x * x) + eps) * weight
+
+
+def mistake_divided_by_weight(x, weight, eps):
+    """The result is divided by the weight: multiply by it."""
+    return reference(x, np.ones_like(weight), eps) / weight

@@ -112,3 +112,38 @@ def mistake_half_exponent(x, positions):
     angles = positions[:, None] / 10000 ** (np.arange(half) / x.shape[1])
     a, b, cos, sin = x[:, :half], x[:, half:], np.cos(angles), np.sin(angles)
     return np.concatenate([a * cos - b * sin, a * sin + b * cos], axis=1)
+
+
+def mistake_added(x, positions):
+    """Sines of the position are added to x: rotary positions rotate the pairs of x, and
+    add nothing."""
+    D = x.shape[1]
+    sines = np.sin(positions[:, None] / 10000 ** (np.arange(0, D, 2) / D))
+    return x + np.concatenate([sines, sines], axis=1)
+
+
+def mistake_two_plus_signs(x, positions):
+    """Both numbers of a pair have a plus sign, which is no rotation: the first is
+    a cos - b sin."""
+    cos, sin = turn(x, positions)
+    a, b = np.split(x, 2, axis=1)
+    return np.concatenate([a * cos + b * sin, a * sin + b * cos], axis=1)
+
+
+def turn(x, positions):  # cosines and sines of each pair, for the mistakes
+    angles = positions[:, None] / 10000 ** (np.arange(0, x.shape[1], 2) / x.shape[1])
+    return np.cos(angles), np.sin(angles)
+
+
+def mistake_sine_and_cosine_swapped(x, positions):
+    """Sine and cosine are swapped: position 0 must leave x as it is, so cos belongs to
+    the number itself."""
+    cos, sin = turn(x, positions)
+    a, b = np.split(x, 2, axis=1)
+    return np.concatenate([a * sin - b * cos, a * cos + b * sin], axis=1)
+
+
+def mistake_second_half_left(x, positions):
+    """Only the first half is rotated: the second half is a sin + b cos."""
+    half = x.shape[1] // 2
+    return np.concatenate([reference(x, positions)[:, :half], x[:, half:]], axis=1)

@@ -126,3 +126,35 @@ def mistake_zero_ignored(logits, temperature, top_k):
     """Temperature 0 is ignored: it means greedy, probability 1 for the largest
     logit."""
     return soften(cut(logits / (temperature or 1), top_k))
+
+
+def mistake_all_kept(logits, temperature, top_k):
+    """top_k is not used: set all logits but the k largest to -inf."""
+    return reference(logits, temperature, logits.size)
+
+
+def mistake_divided_by_zero(logits, temperature, top_k):
+    """Temperature 0 is divided by: handle it first, it means probability 1 for the
+    largest logit."""
+    return soften(cut(np.array([z / temperature for z in logits.tolist()]), top_k))
+
+
+def mistake_nan_at_zero(logits, temperature, top_k):
+    """Temperature 0 is divided by, which gives NaN: handle it first, it means
+    probability 1 for the largest logit."""
+    with np.errstate(all="ignore"):
+        return soften(cut(logits / np.float64(temperature), top_k))
+
+
+def mistake_more_than_there_are(logits, temperature, top_k):
+    """top_k may be larger than the number of logits: then all are kept, so use
+    min(top_k, len(logits))."""
+    if temperature == 0:
+        return reference(logits, temperature, top_k)
+    z = logits / temperature
+    return soften(np.where(z < np.sort(z)[::-1][top_k - 1], -np.inf, z))
+
+
+def mistake_one_too_many(logits, temperature, top_k):
+    """One logit too many is kept: keep exactly k."""
+    return reference(logits, temperature, top_k + 1)

@@ -89,3 +89,20 @@ def mistake_by_queries(q, k):
     """That divides by the root of the number of queries: len(q) counts rows, and the
     width d is q.shape[-1]."""
     return q @ k.T / np.sqrt(len(q))
+
+
+def mistake_by_square(q, k):
+    """That divides by the square of d: divide by its root, np.sqrt(q.shape[-1])."""
+    return q @ k.T / q.shape[-1] ** 2
+
+
+def mistake_rounded_up(q, k):
+    """The root of d is rounded up to an integer: divide by np.sqrt(q.shape[-1]) as it
+    is."""
+    return q @ k.T / np.ceil(np.sqrt(q.shape[-1]))
+
+
+def mistake_rounded_down(q, k):
+    """The root of d is rounded down to an integer: divide by np.sqrt(q.shape[-1]) as it
+    is."""
+    return q @ k.T / np.floor(np.sqrt(q.shape[-1]))

@@ -87,3 +87,30 @@ def mistake_one_loop(q, k):
     """One loop compares query i only with key i: compare every query with every key,
     with two loops and a table of shape (N, M)."""
     return np.array([q[i] @ k[i] for i in range(len(q))])
+
+
+def mistake_integers(q, k):
+    """The scores are rounded to integers: make the table with np.zeros((N, M)), which
+    holds fractions, and do not convert it."""
+    return (q @ k.T).astype(int)
+
+
+def mistake_first_key(q, k):
+    """Every query is compared with the first key only: column j belongs to k[j]."""
+    return np.repeat(q @ k[:1].T, len(k), axis=1)
+
+
+def mistake_square_table(q, k):
+    """The table has one column for each query: it needs one for each key, so its shape
+    is (len(q), len(k))."""
+    table = np.zeros((len(q), len(q)))
+    for i in range(len(q)):
+        for j in range(min(len(q), len(k))):
+            table[i, j] = q[i] @ k[j]
+    return table
+
+
+def mistake_scaled(q, k):
+    """The scores are divided by the root of d: that is the exercise after the next;
+    here they are plain dot products."""
+    return q @ k.T / np.sqrt(q.shape[-1])

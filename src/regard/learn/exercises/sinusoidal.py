@@ -107,3 +107,25 @@ def mistake_multiplied(n, d):
     10000^(2i / d)."""
     angles = np.arange(n)[:, None] * 10000 ** (np.arange(0, d, 2) / d)
     return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(n, d)
+
+
+def mistake_only_sines(n, d):
+    """There are sines in all columns: the odd columns have cosines."""
+    return np.repeat(reference(n, d)[:, 0::2], 2, axis=1)
+
+
+def mistake_only_cosines(n, d):
+    """There are cosines in all columns: the even columns have sines."""
+    return np.repeat(reference(n, d)[:, 1::2], 2, axis=1)
+
+
+def mistake_last_exponent_is_one(n, d):
+    """The exponents reach 1: divide 2i by d, not by d - 2."""
+    angles = np.arange(n)[:, None] / 10000 ** (np.arange(0, d, 2) / max(d - 2, 1))
+    return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(n, d)
+
+
+def mistake_one_frequency(n, d):
+    """All pairs have the same frequency: divide the position by 10000^(2i / d)."""
+    angles = np.repeat(np.arange(n)[:, None], d // 2, axis=1)
+    return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(n, d)

@@ -130,3 +130,60 @@ def mistake_no_exp(scores):
     """That divides the scores themselves by their sum, which negative scores break:
     take exp first."""
     return scores / scores.sum(axis=-1, keepdims=True)
+
+
+def mistake_no_division(scores):
+    """The rows do not sum to 1: divide each row by its sum."""
+    return np.exp(scores - scores.max(axis=-1, keepdims=True))
+
+
+def mistake_base_two(scores):
+    """These are powers of 2: softmax takes powers of e, with np.exp."""
+    parts = np.exp2(scores - scores.max(axis=-1, keepdims=True))
+    return parts / parts.sum(axis=-1, keepdims=True)
+
+
+def mistake_sign_reversed(scores):
+    """The smallest score gets the largest weight: subtract the largest score from the
+    scores, and not the scores from it."""
+    parts = np.exp(scores.max(axis=-1, keepdims=True) - scores)
+    return parts / parts.sum(axis=-1, keepdims=True)
+
+
+def mistake_mean(scores):
+    """That divides by the mean of a row, so that it sums to the number of keys: divide
+    by the sum."""
+    parts = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return parts / parts.mean(axis=-1, keepdims=True)
+
+
+def mistake_smallest_subtracted(scores):
+    """The smallest score of a row is subtracted, and exp of the others can overflow:
+    subtract the largest."""
+    parts = np.exp(scores - scores.min(axis=-1, keepdims=True))
+    return parts / parts.sum(axis=-1, keepdims=True)
+
+
+def mistake_max_without_keepdims(scores):
+    """The largest scores have shape (N,), which broadcasts along the columns: write
+    keepdims=True in max, too."""
+    parts = np.exp(scores - scores.max(axis=-1))
+    return parts / parts.sum(axis=-1, keepdims=True)
+
+
+def mistake_logarithm(scores):
+    """These are the logarithms of the weights: apply np.exp to them."""
+    scores = scores - scores.max(axis=-1, keepdims=True)
+    return scores - np.log(np.exp(scores).sum(axis=-1, keepdims=True))
+
+
+def mistake_largest_only(scores):
+    """All weight is on the largest score: softmax gives every key a weight, by exp of
+    its score."""
+    return (scores == scores.max(axis=-1, keepdims=True)).astype(float)
+
+
+def mistake_multiplied(scores):
+    """The exponentials are multiplied by their sum: divide by it."""
+    parts = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return parts * parts.sum(axis=-1, keepdims=True)

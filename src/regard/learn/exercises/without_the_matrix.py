@@ -139,3 +139,29 @@ def mistake_all_queries(q, k, lse, tokens):
     with an earlier same token."""
     count = len(tokens) - len(set(tokens.tolist()))
     return reference(q, k, lse, tokens) * count / len(tokens)
+
+
+def mistake_lse_of_the_key(q, k, lse, tokens):
+    """The lse of the key is subtracted: the weights of query i are divided by its own
+    sum, so subtract lse[i]."""
+    return np.mean([np.exp(s - lse[j]) for _, j, s in list_scores(q, k, tokens)])
+
+
+def list_scores(q, k, tokens):  # query, key and score of each pair, for the mistakes
+    found, last = [], {}
+    for i, token in enumerate(tokens.tolist()):
+        if token in last:
+            j = last[token] + 1
+            found.append((i, j, q[i] @ k[j] / math.sqrt(q.shape[1])))
+        last[token] = i
+    return found
+
+
+def mistake_sum(q, k, lse, tokens):
+    """That is the sum of the weights: divide it by their number."""
+    return np.sum([np.exp(s - lse[i]) for i, _, s in list_scores(q, k, tokens)])
+
+
+def mistake_logarithm(q, k, lse, tokens):
+    """These are logarithms of the weights: apply exp before the mean."""
+    return np.mean([s - lse[i] for i, _, s in list_scores(q, k, tokens)])
