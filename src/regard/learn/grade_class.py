@@ -298,7 +298,7 @@ def explain_name(path: Path, course: Mapping[str, Exercise]) -> str:
     functions = {x.function: x.name for x in course.values()}
     defined = [functions[x] for x in list_functions(path) if x in functions]
     stem = path.name.partition(".")[0].lower()
-    near = defined or get_close_matches(stem, course, n=1)
+    near = defined or get_close_matches(stem, course, n=1, cutoff=0.7)
     near = near or [x for x in course if stem.startswith(x)][-1:]
     suffix = path.suffix if path.suffix in SUFFIXES else ".py"
     if len(set(near)) == 1:
