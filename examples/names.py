@@ -5,8 +5,8 @@
 "When Mary and John went to the shop, John gave a drink to" ends with " Mary". In the
 other prompt of a pair it is Mary who gives. The measure is the logit of the name that
 is right minus that of the other one. Each head is patched, one at a time, with what it
-outputs in the other prompt. Look at the signs: without the heads that move the right
-name the measure falls, and without those that work against it, it rises. The mean over
+outputs in the other prompt. Look at the signs: the measure falls without a head that
+works for the right name, and rises without one that works against it. The mean over
 pairs of names and places comes with a confidence interval.
 """
 

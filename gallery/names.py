@@ -1,4 +1,4 @@
-"""Name movers: the heads through which the name of the answer arrives.
+"""The heads that decide between two names.
 
 "When Mary and John went to the shop, John gave a drink to" ends with " Mary". Each head
 of the last layers is patched with what it outputs when Mary gives the drink.

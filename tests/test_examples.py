@@ -203,7 +203,7 @@ def test_a_sink_that_is_hidden_late_is_missed_and_one_hidden_early_moves(desk):
     assert early[2] > 35
 
 
-def test_the_heads_that_move_a_name_are_found_with_intervals(desk):
+def test_the_heads_that_decide_between_names_are_found_with_intervals(desk):
     text = run("names")
     assert "in 4 of 4 prompts" in text
     rows = re.findall(
