@@ -215,3 +215,15 @@ def test_a_search_of_some_layers_is_a_part_of_the_whole_search():
     assert torch.equal(part.values[1], whole.values[1])
     assert bool(part.values[0].isnan().all())
     assert part.layers == whole.layers
+
+
+def test_heads_are_searched_at_one_token():
+    _, model, inputs = open_family("llama")
+    text, source = take_first(inputs), record(model, take_first(change_inputs(inputs)))
+    whole = search_heads(model, text, source, measure)
+    found = search_heads(model, text, source, measure, queries=[3])
+    for layer, head in ((0, 1), (1, 3)):
+        with patch_heads(model, source, [(layer, head)], queries=[3]):
+            expected = measure(read(model, text))
+        assert abs(float(found.values[layer, head] - expected)) < 1e-5
+    assert float((found.values - whole.values).abs().min()) > 1e-6

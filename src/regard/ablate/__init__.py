@@ -4,6 +4,7 @@ Next: knock_out.py
 """
 
 from regard.ablate.attribute_heads import attribute_heads
+from regard.ablate.attribute_weights import attribute_weights
 from regard.ablate.average_searches import average_searches
 from regard.ablate.effect import effect
 from regard.ablate.knock_out import knock_out
@@ -14,6 +15,7 @@ from regard.ablate.search_heads import search_heads
 
 __all__ = [
     "attribute_heads",
+    "attribute_weights",
     "average_outputs",
     "average_searches",
     "effect",

@@ -7,7 +7,7 @@ head and token, where search_heads runs the model once for each head. The estima
 first order: it is bad for a head that saturates, or whose patch moves far. Compare it
 with a search of some layers: `found.correlate(search)`.
 
-Next: effect.py
+Next: attribute_weights.py
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.ablate.ablation import check_model, read_ablation
+from regard.ablate.attribute_weights import TracedOutputs
 from regard.ablate.effect import check_evaluating
 from regard.ablate.intervene import intervene
 from regard.ablate.replacement import CallPlace, MeanOutputs, RecordedOutputs
@@ -77,14 +77,14 @@ class HeadAttribution(Displayed):
         return "\n".join(lines)
 
 
-class KeptOutputs:
+class ComparedOutputs(TracedOutputs):
     """Keeps the outputs of every layer as they are, and what would replace them."""
 
     by_position = True
 
     def __init__(self, source: RecordedOutputs | MeanOutputs) -> None:
+        super().__init__()
         self.source = source
-        self.own: dict[str, Tensor] = {}
         self.new: dict[str, Tensor] = {}
 
     def replace(self, place: CallPlace) -> ReplacedHeads:
@@ -92,12 +92,7 @@ class KeptOutputs:
         found = self.source.replace(place).outputs
         assert isinstance(found, Tensor)
         self.new[place.layer] = found.detach()
-        return ReplacedHeads(place.here, partial(self.keep, place.layer))
-
-    def keep(self, layer: str, z: Tensor) -> Tensor:
-        """Return the same outputs; gradients pass through what is kept."""
-        self.own[layer] = z.clone() if z.requires_grad else z.clone().requires_grad_()
-        return self.own[layer]
+        return super().replace(place)
 
 
 @suggest
@@ -113,7 +108,7 @@ def attribute_heads(
     check_model(model)
     expect_function("measure", measure, "logits")
     check_evaluating(model)
-    kept = KeptOutputs(read_outputs_of(source))
+    kept = ComparedOutputs(read_outputs_of(source))
     ablation = read_ablation(model, None, None, (None, None), kept)
     with torch.enable_grad():
         with intervene(model, ablation):

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.ablate.ablation import check_model, read_ablation
+from regard.ablate.ablation import Positions, check_model, read_ablation
 from regard.ablate.effect import check_evaluating, read_logits
 from regard.ablate.intervene import intervene
 from regard.ablate.replacement import (
@@ -110,6 +110,7 @@ def search_heads(
     measure: Measure,
     *,
     layers: Sequence[Layer] | None = None,
+    queries: Positions | None = None,
     batch: int = 16,
     progress: Progress | None = None,
 ) -> HeadSearch:
@@ -119,6 +120,7 @@ def search_heads(
     source: a recording of one sequence with values, or average_outputs(recordings)
     measure: called with logits (B, N, vocabulary); returns a number for each of B
     layers: whose heads are patched, by name or number; all layers unless given
+    queries: tokens at which heads are patched; all unless given
     batch: heads in one forward pass
     progress: called with the heads done and their total
     """
@@ -144,7 +146,7 @@ def search_heads(
         done, total = 0, sum(len(some) for *_, some in rows)
         for i, layer, some in rows:
             ablation = read_ablation(
-                model, [(layer, h) for h in some], None, (None, None), replacement
+                model, [(layer, h) for h in some], None, (None, queries), replacement
             )
             skipping = (
                 nullcontext() if prefix is None else prefix.skip(layer, len(some))

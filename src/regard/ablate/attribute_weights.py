@@ -1,0 +1,132 @@
+"""Attention × gradient: what each weight contributes to a measure, to first order.
+
+    found = attribute_weights(model, tokens, lambda logits: logits[:, -1, answer])
+    found.cells(17, 3)          (Nq, Nk), of layer 17 and head 3
+
+    cell[h, i, j] = weights[h, i, j] · ∂ measure / ∂ weights[h, i, j]
+    ∂ measure / ∂ weights[h, i, j] = g[h, i] · v[j]       g = ∂ measure / ∂ z
+
+z = weights v is the output of a head. Its gradient g has the shape of q, and nothing
+quadratic is kept: cells are computed when they are asked for, and the sum of a row is
+g[h, i] · z[h, i].
+
+Next: effect.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.ablate.ablation import check_model, read_ablation
+from regard.ablate.effect import check_evaluating
+from regard.ablate.intervene import intervene
+from regard.ablate.replacement import CallPlace, find_records_of
+from regard.ablate.search_heads import (
+    Measure,
+    RepeatedInputs,
+    rank_heads,
+    read_measure,
+)
+from regard.arguments import expect_function, suggest
+from regard.definition.contract import ALL
+from regard.display import Displayed
+from regard.lens.call_edit import ReplacedHeads
+from regard.lens.watch import capture
+from regard.recording.head_outputs import compute_outputs
+from regard.recording.record import Record, Recording
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WeightAttribution(Displayed):
+    """A recording, and the gradient of a measure by the output of each head."""
+
+    recording: Recording  # of one sequence, with values
+    slopes: dict[str, Tensor]  # g of each layer, (H, Nq, Dv)
+    value: float  # of the measure
+
+    @property
+    def heads(self) -> Tensor:
+        """The sum of the cells of each head, (L, H), float64."""
+        return torch.stack([x.sum(1) for x in map(self.rows, range(len(self.slopes)))])
+
+    def find(self, layer: int) -> tuple[Record, Tensor]:
+        """Return the record and the slopes of a layer, by its number."""
+        name = list(self.slopes)[layer]
+        return find_records_of(self.recording, name)[0], self.slopes[name]
+
+    def rows(self, layer: int) -> Tensor:
+        """Return the sum of the cells of each query, (H, Nq), float64."""
+        record, slope = self.find(layer)
+        return (compute_outputs(record).double() * slope.double()).sum(-1)
+
+    def cells(
+        self, layer: int, head: int, *, rows: slice = ALL, keys: slice = ALL
+    ) -> Tensor:
+        """Return the cells of a head, (rows, keys)."""
+        record, slope = self.find(layer)
+        assert record.v is not None
+        v = record.v[head // (record.heads // len(record.v)), keys]  # (Nk, Dv)
+        weights = record.weights(rows, head, keys=keys)
+        return torch.as_tensor(weights * (slope[head, rows] @ v.mT))
+
+    def __str__(self) -> str:
+        heads = self.heads
+        lines = [f"measure   {self.value:.4g}", "layer  head   attention × gradient"]
+        for layer, head in rank_heads(heads):
+            lines.append(f"{layer:5}  {head:4}   {float(heads[layer, head]):+.4g}")
+        return "\n".join(lines)
+
+
+class TracedOutputs:
+    """Keeps the outputs of every layer, as they are, for their gradients."""
+
+    by_position = False
+
+    def __init__(self) -> None:
+        self.own: dict[str, Tensor] = {}
+
+    def replace(self, place: CallPlace) -> ReplacedHeads:
+        """Return a function that keeps the outputs of a call."""
+        return ReplacedHeads(place.here, partial(self.keep, place.layer))
+
+    def keep(self, layer: str, z: Tensor) -> Tensor:
+        """Return the same outputs; gradients pass through what is kept."""
+        self.own[layer] = z.clone() if z.requires_grad else z.clone().requires_grad_()
+        return self.own[layer]
+
+
+@suggest
+def attribute_weights(
+    model: nn.Module, inputs: Mapping[str, Any] | Tensor, measure: Measure
+) -> WeightAttribution:
+    """Run a model forward and backward; return what each weight contributes.
+
+    inputs: of one sequence: tokens (1, N), or the keyword arguments of the model
+    measure: called with logits (1, N, vocabulary); returns a number for each sequence
+    """
+    check_model(model)
+    expect_function("measure", measure, "logits")
+    check_evaluating(model)
+    kept = TracedOutputs()
+    ablation = read_ablation(model, None, None, (None, None), kept)
+    with torch.enable_grad():
+        with capture(model, keep="qkv") as seen, intervene(model, ablation):
+            logits = RepeatedInputs(model, inputs).run()
+        value = read_measure(measure, logits)
+        found = torch.autograd.grad(
+            value.sum(), list(kept.own.values()), allow_unused=True
+        )
+    pairs = zip(kept.own.items(), found, strict=True)
+    slopes = {
+        layer: (torch.zeros_like(z) if slope is None else slope).detach()[0]
+        for (layer, z), slope in pairs
+    }
+    return WeightAttribution(
+        recording=seen.recording, slopes=slopes, value=float(value[0].detach())
+    )

@@ -1,0 +1,53 @@
+"""Attention × gradient against the gradients of weights that eager models return."""
+
+import pytest
+import torch
+from intervened_models import largest, open_family
+
+from regard.ablate import attribute_weights
+from regard.ablate.active import ACTIVE
+from regard.errors import OptionError
+
+
+def measure(logits):
+    return logits[:, -1, 7] - logits[:, -1, 9]
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt2", "llama", "qwen3", "llama-eager", "gpt2-eager"]
+)
+def test_cells_are_weights_times_their_gradient(name):
+    _, model, inputs = open_family(name)
+    inputs = {"input_ids": inputs["input_ids"][:1]}
+    found = attribute_weights(model, inputs, measure)
+    model.set_attn_implementation("eager")
+    done = model(**inputs, output_attentions=True)
+    for weights in done.attentions:
+        weights.retain_grad()
+    value = measure(done.logits)
+    value.sum().backward()
+    assert abs(found.value - float(value.detach())) < 1e-5
+    for layer, weights in enumerate(done.attentions):
+        expected = (weights * weights.grad)[0].detach()  # (H, N, N)
+        size = float(expected.abs().max())
+        assert size > 1e-3
+        for head, cells in enumerate(expected):
+            assert largest(found.cells(layer, head), cells) < 1e-4 * size
+            part = found.cells(layer, head, rows=slice(4, 7), keys=slice(1, 5))
+            assert largest(part, cells[4:7, 1:5]) < 1e-4 * size
+        assert largest(found.rows(layer), expected.sum(-1)) < 1e-4 * size
+        assert largest(found.heads[layer], expected.sum((1, 2))) < 1e-3 * size
+    assert not ACTIVE
+
+
+def test_it_is_printed_and_refuses_what_it_cannot_do():
+    _, model, inputs = open_family("llama")
+    one = inputs["input_ids"][:1]
+    lines = str(attribute_weights(model, one, measure)).splitlines()
+    assert lines[1] == "layer  head   attention × gradient"
+    assert len(lines) == 2 + 8
+    with pytest.raises(OptionError, match="expected one sequence"):
+        attribute_weights(model, inputs, measure)
+    with pytest.raises(OptionError, match="in training mode"):
+        attribute_weights(model.train(), one, measure)
+    assert torch.is_grad_enabled()
