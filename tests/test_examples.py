@@ -72,8 +72,8 @@ def read(pattern, text):
 # -- what they are ------------------------------------------------------------------------
 
 
-def test_there_are_eleven_examples_and_the_page_has_them_all():
-    assert len(NAMES) == 11
+def test_there_are_twelve_examples_and_the_page_has_them_all():
+    assert len(NAMES) == 12
     assert sorted(re.findall(r"(?m)^\| `(\w+)\.py` \|", PAGE)) == NAMES
 
 

@@ -118,6 +118,7 @@ def test_every_mistake_is_graded_with_its_own_sentence(name):
         assert_can_be_pasted(name, mistake.function, found.call)
 
 
+@pytest.mark.filterwarnings("ignore:knock_out:RuntimeWarning")  # one forgets the with
 @EVERY
 def test_wrong_solutions_are_graded_wrong_with_the_intended_sentence(name):
     wrong = list_wrong(name)

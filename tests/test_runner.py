@@ -63,7 +63,8 @@ def test_a_text_is_wrapped_between_words_and_formulas_are_left_alone(tmp_path):
     narrow = Workspace(tmp_path, console=Console(file=io.StringIO(), width=60))
     narrow.open("scores")
     lines = printed(narrow).splitlines()
-    assert all(len(line) <= 60 for line in lines)
+    # a path is not broken: it is clicked, or copied
+    assert all(len(line) <= 60 for line in lines if "lessons/" not in line)
     assert "    scores[i, j] = q[i] · k[j]        a table of shape (N, M)"[:59] in (
         line[:59] for line in lines
     )

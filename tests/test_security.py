@@ -69,6 +69,7 @@ def test_every_part_says_what_is_not_protected():
 ALLOWED = {
     ("learn/exercise.py", "exec"),  # exercises are programs
     ("learn/grade_file.py", "exec"),
+    ("learn/written_call.py", "eval"),  # of code that the same file wrote
     ("atlas/runners.py", "pickle"),  # between our own processes
 }
 

@@ -61,7 +61,7 @@ def other_order(model, tokens, layer, head):
 
 
 def another_head(model, tokens, layer, head):
-    """Some of your numbers are not right"""
+    """The head after it is removed"""
     whole = measure(model, tokens)
     with regard.knock_out(model, heads=[(layer, (head + 1) % model.config.heads)]):
         return whole, measure(model, tokens)

@@ -63,7 +63,7 @@ def not_compared(model, tokens, spans, n_answer):
 
 
 def attention_instead(model, tokens, spans, n_answer):
-    """Some of your numbers are not right"""
+    """This is the attention on each document"""
     with torch.inference_mode(), regard.watch(model) as seen:
         model(torch.tensor(tokens)[None])
     rows = seen.weights().numpy().mean((0, 1))[-n_answer - 1 : -1]

@@ -61,5 +61,5 @@ def no_score(model, tokens):
 
 
 def always_the_first_column(model, tokens):
-    """Some of your numbers are not right"""
+    """This is the weight on the first token of the text"""
     return largest(look(model, tokens)[:, :, 1:, 0].mean(-1))

@@ -40,7 +40,7 @@ def sees_the_future(q, k):
 
 
 def query_as_value(q, k):
-    """Some of your numbers"""
+    """The values are the queries"""
     seen = attention(q, k, q, causal())
     return seen.lse - (q * seen.out).sum(-1) / q.shape[-1] ** 0.5
 
@@ -52,6 +52,6 @@ def whole_product(q, k):
 
 
 def log_of_zero(q, k):
-    """Your answer has NaN"""
+    """A weight of 0 makes 0 · log 0"""
     p = attention(q, k, k, causal(), see=("weights",)).weights
     return -np.sum(p * np.log(p), axis=-1)

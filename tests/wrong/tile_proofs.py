@@ -53,6 +53,6 @@ def full_only(q_first, q_last, k_first, k_last, size, back):
 
 
 def unknown(q_first, q_last, k_first, k_last, size, back):
-    """Some of your numbers are not right"""
+    """No tile is proved empty or full"""
     nothing = np.zeros((len(q_first), k_first.shape[1]), bool)
     return nothing, nothing.copy()

@@ -234,3 +234,10 @@ def mistake_logits(model, tokens, layer, head):
             logits = x(torch.tensor(tokens)[None])[0].numpy()
         found.append(-logits[np.arange(len(tokens) - 1), tokens[1:]].mean())
     return tuple(found)
+
+
+def mistake_next_head(model, tokens, layer, head):
+    """The head after it is removed: heads are counted from 0, as in heads=[(layer,
+    head)]."""
+    other = cut_head(model, layer, (head + 1) % model.config.heads)
+    return measure(model, tokens), measure(other, tokens)

@@ -249,3 +249,16 @@ def mistake_without(model, tokens, spans, n_answer):
     """This is log p without each document: subtract it from log p with all of them."""
     whole = measure(model, tokens, n_answer)
     return whole - spec(model, tokens, spans, n_answer)
+
+
+def mistake_attention(model, tokens, spans, n_answer):
+    """This is the attention on each document. Weight is no proof: hide the keys, and
+    measure how log p changes."""
+    import torch
+
+    from regard.seen import watch
+
+    with torch.inference_mode(), watch(model) as seen:
+        model(torch.tensor(tokens)[None])
+    rows = seen.weights().numpy().mean((0, 1))[-n_answer - 1 : -1]  # (answer, N)
+    return np.array([rows[:, slice(*x)].sum(-1).mean() for x in spans])

@@ -240,3 +240,9 @@ def mistake_transposed(model, tokens):
     """Rows and columns are swapped: the row is the query, so use weights[i, i - 1]. The
     diagonal above the main one is the future."""
     return pick(np.diagonal(read_weights(model, tokens), 1, 2, 3).mean(-1))
+
+
+def mistake_first_token(model, tokens):
+    """This is the weight on the first token of the text, a sink: the previous token of
+    query i is i - 1."""
+    return pick(read_weights(model, tokens)[:, :, 1:, 0].mean(-1))

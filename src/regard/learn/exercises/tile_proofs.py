@@ -211,3 +211,10 @@ def mistake_strict(q_first, q_last, k_first, k_last, size, back):
     farthest = q_last // size - k_first // size
     empty = (k_first >= q_last) | (nearest >= back)
     return empty, (k_last < q_first) & (farthest < back)
+
+
+def mistake_nothing_proved(q_first, q_last, k_first, k_last, size, back):
+    """No tile is proved empty or full: compare the nearest and the farthest corner with
+    both rules."""
+    nothing = np.zeros((len(q_first), k_first.shape[1]), bool)
+    return nothing, nothing

@@ -3,16 +3,14 @@
 import ast
 import importlib
 import json
-import os
 import shutil
 import string
 import sys
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import sync_playwright
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "gallery"
 RESULTS = json.loads((FOLDER / "results.json").read_text("utf-8"))
 NAMES = sorted(x.stem for x in FOLDER.glob("*.py") if x.stem not in {"build", "entry"})
@@ -79,28 +77,21 @@ def test_a_page_is_written_and_its_numbers_are_those_that_are_kept(tmp_path):
     assert b"Content-Security-Policy" in (tmp_path / "page.html").read_bytes()
 
 
-def test_the_index_fits_a_phone_and_names_ten_entries(tmp_path):
-    executable = shutil.which("chromium")
-    if executable is None and os.environ.get("REGARD_BROWSER") != "required":
-        pytest.skip("needs chromium")
+def test_the_index_fits_a_phone_and_names_ten_entries(tmp_path, browser):
     build = load("build")
     (tmp_path / "index.html").write_text(build.draw_index(RESULTS), "utf-8")
     shutil.copytree(FOLDER / "thumbnails", tmp_path / "thumbnails")
-    with sync_playwright() as tool:
-        browser = tool.chromium.launch(executable_path=executable)
-        page = browser.new_page(viewport={"width": 390, "height": 800})
-        asked = []
-        page.on("request", lambda request: asked.append(request.url))
-        page.goto((tmp_path / "index.html").as_uri())
-        cards = page.locator("li")
-        assert cards.count() == 10
-        for card, found in zip(cards.all(), RESULTS.values(), strict=True):
-            assert found["finding"] in card.inner_text()
-            assert card.bounding_box()["width"] <= 390
-        assert page.evaluate("document.documentElement.scrollWidth") <= 390
-        drawn = (
-            "Array.from(document.images).every(x => x.complete && x.naturalWidth > 0)"
-        )
-        page.wait_for_function(drawn)
-        assert all(url.startswith("file:") for url in asked)
-        browser.close()
+    page = browser.new_page(viewport={"width": 390, "height": 800})
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto((tmp_path / "index.html").as_uri())
+    cards = page.locator("li")
+    assert cards.count() == 10
+    for card, found in zip(cards.all(), RESULTS.values(), strict=True):
+        assert found["finding"] in card.inner_text()
+        assert card.bounding_box()["width"] <= 390
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    drawn = "Array.from(document.images).every(x => x.complete && x.naturalWidth > 0)"
+    page.wait_for_function(drawn)
+    assert all(url.startswith("file:") for url in asked)
+    page.close()
