@@ -34,12 +34,13 @@ from regard.ablate.search_heads import (
     read_measure,
 )
 from regard.arguments import expect_function, suggest
-from regard.definition.contract import ALL
 from regard.display import Displayed
 from regard.lens.call_edit import ReplacedHeads
 from regard.lens.watch import capture
 from regard.recording.head_outputs import compute_outputs
 from regard.recording.record import Record, Recording
+
+EVERY = slice(None)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -66,7 +67,7 @@ class WeightAttribution(Displayed):
         return (compute_outputs(record).double() * slope.double()).sum(-1)
 
     def cells(
-        self, layer: int, head: int, *, rows: slice = ALL, keys: slice = ALL
+        self, layer: int, head: int, *, rows: slice = EVERY, keys: slice = EVERY
     ) -> Tensor:
         """Return the cells of a head, (rows, keys)."""
         record, slope = self.find(layer)
