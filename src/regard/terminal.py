@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
-from io import TextIOWrapper
+from io import TextIOWrapper, UnsupportedOperation
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -82,7 +82,7 @@ def convert_errors(ctx: click.Context) -> Iterator[None]:
     except (RegardError, ImportError, OSError) as error:
         if isinstance(error, BrokenPipeError):
             exit_unwritable(error)
-        if isinstance(error, OSError) and not can_flush_stdout():
+        if isinstance(error, OSError) and not can_write_stdout():
             exit_unwritable(error)
         if is_debugged(ctx):
             raise
@@ -108,10 +108,13 @@ def raise_usage_errors() -> Iterator[None]:
         raise click.UsageError(str(error)) from error
 
 
-def can_flush_stdout() -> bool:
-    """Return whether stdout can be flushed."""
+def can_write_stdout() -> bool:
+    """Return whether stdout can be written."""
     try:
         sys.stdout.flush()
+        os.write(sys.stdout.fileno(), b"")  # what did not fit the buffer is not flushed
+    except UnsupportedOperation:  # not a file: a test, or a notebook
+        return True
     except OSError:
         return False
     return True

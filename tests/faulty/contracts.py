@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from regard.learn.exercises import ablate_head as ablating
+from regard.learn import practice_models
 from regard.learn.exercises import read_head as reading
 
 
@@ -279,7 +279,7 @@ def read_head(rng):
 @cache
 def make_random_model(seed):
     layers, heads = ((1, 1), (2, 2), (2, 3), (3, 4))[seed % 4]
-    return ablating.make_model(layers, heads, seed)
+    return practice_models.make_decoder(layers, heads, seed)
 
 
 def ablate_head(rng):

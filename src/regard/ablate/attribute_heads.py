@@ -20,20 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.ablate.ablation import check_model, read_ablation
-from regard.ablate.attribute_weights import TracedOutputs
-from regard.ablate.effect import check_evaluating
-from regard.ablate.intervene import intervene
+from regard.ablate.attribute_weights import TracedOutputs, trace_gradients
 from regard.ablate.replacement import CallPlace, MeanOutputs, RecordedOutputs
 from regard.ablate.search_heads import (
     HeadSearch,
     Measure,
-    RepeatedInputs,
     rank_heads,
-    read_measure,
     read_outputs_of,
 )
-from regard.arguments import expect_function, suggest
+from regard.arguments import suggest
 from regard.display import Displayed
 from regard.errors import OptionError
 from regard.lens.call_edit import ReplacedHeads
@@ -105,24 +100,10 @@ def attribute_heads(
     source: a recording of one sequence with values, or average_outputs(recordings)
     measure: called with logits (1, N, vocabulary); returns a number for each sequence
     """
-    check_model(model)
-    expect_function("measure", measure, "logits")
-    check_evaluating(model)
     kept = ComparedOutputs(read_outputs_of(source))
-    ablation = read_ablation(model, None, None, (None, None), kept)
-    with torch.enable_grad():
-        with intervene(model, ablation):
-            logits = RepeatedInputs(model, inputs).run()
-        value = read_measure(measure, logits)
-        layers = tuple(kept.own)
-        slopes = torch.autograd.grad(
-            value.sum(), [kept.own[x] for x in layers], allow_unused=True
-        )
+    before, slopes = trace_gradients(model, inputs, measure, kept)
     tokens = []
-    for layer, slope in zip(layers, slopes, strict=True):
+    for layer, slope in slopes.items():
         apart = kept.new[layer] - kept.own[layer].detach()  # (1, H, N, D)
-        moved = torch.zeros_like(apart) if slope is None else apart * slope
-        tokens.append(moved.sum(-1)[0].double().cpu())
-    return HeadAttribution(
-        layers=layers, tokens=tuple(tokens), before=float(value[0].detach())
-    )
+        tokens.append((apart * slope).sum(-1)[0].double().cpu())
+    return HeadAttribution(layers=tuple(slopes), tokens=tuple(tokens), before=before)

@@ -111,23 +111,36 @@ def attribute_weights(
     inputs: of one sequence: tokens (1, N), or the keyword arguments of the model
     measure: called with logits (1, N, vocabulary); returns a number for each sequence
     """
+    kept = TracedOutputs()
+    with capture(model, keep="qkv") as seen:
+        value, slopes = trace_gradients(model, inputs, measure, kept)
+    found = {layer: slope[0] for layer, slope in slopes.items()}
+    return WeightAttribution(recording=seen.recording, slopes=found, value=value)
+
+
+def trace_gradients(
+    model: nn.Module,
+    inputs: Mapping[str, Any] | Tensor,
+    measure: Measure,
+    kept: TracedOutputs,
+) -> tuple[float, dict[str, Tensor]]:
+    """Run a model forward and backward; return the measure and ∂ measure / ∂ z.
+
+    kept: gets the output z of each layer, (1, H, N, Dv)
+    """
     check_model(model)
     expect_function("measure", measure, "logits")
     check_evaluating(model)
-    kept = TracedOutputs()
     ablation = read_ablation(model, None, None, (None, None), kept)
     with torch.enable_grad():
-        with capture(model, keep="qkv") as seen, intervene(model, ablation):
+        with intervene(model, ablation):
             logits = RepeatedInputs(model, inputs).run()
         value = read_measure(measure, logits)
         found = torch.autograd.grad(
             value.sum(), list(kept.own.values()), allow_unused=True
         )
-    pairs = zip(kept.own.items(), found, strict=True)
     slopes = {
-        layer: (torch.zeros_like(z) if slope is None else slope).detach()[0]
-        for (layer, z), slope in pairs
+        layer: torch.zeros_like(z) if slope is None else slope
+        for (layer, z), slope in zip(kept.own.items(), found, strict=True)
     }
-    return WeightAttribution(
-        recording=seen.recording, slopes=slopes, value=float(value[0].detach())
-    )
+    return float(value[0].detach()), slopes

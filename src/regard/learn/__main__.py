@@ -142,9 +142,7 @@ def list_course(ctx: click.Context, *, json: bool) -> None:
         }
         for number, exercise in enumerate(desk.exercises.values(), 1)
     ]
-    # in lines: what is longer than the buffer and cannot be written is lost
-    for line in json_text.dumps(rows, ensure_ascii=False, indent=1).splitlines():
-        click.echo(line)
+    click.echo(json_text.dumps(rows, ensure_ascii=False))
 
 
 @learn.command("open", epilog=EXAMPLES["open"])

@@ -48,7 +48,10 @@ NEEDED = (
     *("__init__.py", "errors.py", "arrays.py", "masks/[!_]*.py", "masks/__init__.py"),
     *("arguments.py", "other_names.py", "display.py"),
     *("definition/*.py", "plain/*.py", "judge/*.py"),
-    *(f"learn/{x}.py" for x in ("__init__", "course", "exercise", "grade")),
+    *(
+        f"learn/{x}.py"
+        for x in ("__init__", "course", "exercise", "grade", "practice_models")
+    ),
     *(f"learn/{x}.py" for x in ("written_call", "grade_file", "in_browser")),
 )
 PAGE = """<!doctype html>

@@ -101,7 +101,7 @@ def check_hash(place: str | Path, found: bytes, expected: str) -> None:
 
 
 def fetch_package(folder: Path, tell: Tell) -> None:
-    """Download the npm package and unpack_package the files that browsers need."""
+    """Download the npm package and unpack the files that browsers need."""
     failed = []
     for fetch in (pack_with_npm, download_package):
         with tempfile.TemporaryDirectory() as place:

