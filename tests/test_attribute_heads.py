@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from intervened_models import HEADS, largest, open_family, stir, tokens
-from test_patch_heads import PATCHED_FAMILIES, change_inputs, record
+from intervened_models import FAMILIES, HEADS, largest, open_family, stir, tokens
+from test_patch_heads import change_inputs, record
 from test_search_heads import check_undone, measure, take_first
 
 from regard.ablate import (
@@ -51,7 +51,7 @@ def test_an_attribution_is_the_slope_of_a_patch():
     check_undone(model)
 
 
-@pytest.mark.parametrize("name", PATCHED_FAMILIES)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_small_patches_are_estimated_well_in_every_family(name):
     """A source close to the run: the estimates are those of a search."""
     _, model, inputs = open_family(name)

@@ -1,11 +1,16 @@
 """Direct logit attribution: parts add up, and are what the frozen norm sees of a write."""
 
+from functools import partial
+
 import pytest
 import torch
-from intervened_models import stir
+from intervened_models import GROUPED, OPENAI, T5, Family, stir, tokens
+from intervened_models import TEXT as TEXT_SIZES
+from layers_by_hand import Written, make
 from test_circuits import SIZES
 
 import regard
+from regard.ablate import trace_heads
 from regard.direct_logits import attribute_logits
 from regard.errors import OptionError
 from regard.nn.decoder import CausalTransformer
@@ -72,6 +77,121 @@ def test_a_head_adds_what_the_frozen_norm_sees_of_its_write(kind, versus):
             assert abs(float(seen)) > 1e-4
 
 
+G = {**GROUPED, "head_dim": 8}
+SANDWICH = {**G, "query_pre_attn_scalar": 16, "sliding_window": 5}
+FIELD = {  # class, options, last norm, what a write is multiplied by
+    "gpt2": ("GPT2LMHeadModel", OPENAI, "transformer.ln_f", 1),
+    "llama": ("LlamaForCausalLM", GROUPED, "model.norm", 1),
+    "qwen3": ("Qwen3ForCausalLM", G, "model.norm", 1),
+    "parallel": ("GPTNeoXForCausalLM", TEXT_SIZES, "gpt_neox.final_layer_norm", 1),
+    "own softmax": (
+        "BloomForCausalLM",
+        {**OPENAI, "hidden_size": 32},
+        "transformer.ln_f",
+        1,
+    ),
+    "scaled": (
+        "GraniteForCausalLM",
+        {**GROUPED, "residual_multiplier": 0.22, "logits_scaling": 3.0},
+        "model.norm",
+        0.22,
+    ),
+    "norm without weights": ("OlmoForCausalLM", GROUPED, "model.norm", 1),
+    "norm of the write": ("Gemma3ForCausalLM", SANDWICH, "model.norm", 1),
+    "no norm before": ("Olmo2ForCausalLM", GROUPED, "model.norm", 1),
+}
+
+
+def freeze_by_hand(norm, x, write):
+    """Return what a norm of x makes of a part of it, with the size of x."""
+    kind = type(norm).__name__
+    weight = getattr(norm, "weight", None)
+    gain = 1 if weight is None else weight.detach()
+    if "RMS" in kind:
+        gain = 1 + gain if kind.startswith("Gemma") else gain
+        eps = getattr(norm, "eps", None) or norm.variance_epsilon
+        return gain * write / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt()
+    size = (x.var(-1, keepdim=True, correction=0) + getattr(norm, "eps", 1e-5)).sqrt()
+    return gain * (write - write.mean(-1, keepdim=True)) / size
+
+
+@pytest.mark.parametrize("name", FIELD)
+def test_models_of_the_field(name):
+    cls, options, last, scale = FIELD[name]
+    model = Family(cls, options, (), "").build().double()
+    inputs = {"input_ids": tokens()[:1]}
+    found = attribute_logits(model, inputs, 7, versus=9, at=6)
+    kept = {}
+
+    def keep(_module, args, out, name):
+        kept[name] = args[0][0, 6].detach(), out[0, 6].detach()
+
+    norm = model.get_submodule(last)
+    norm.register_forward_hook(partial(keep, name="last"))
+    with trace_heads(model) as traced:
+        logits = model(**inputs).logits[0, 6].detach()
+    assert abs(found.logit - float(logits[7] - logits[9])) < 1e-10
+    assert abs(float(found.heads.sum()) + found.rest - found.logit) < 1e-10
+    x, _ = kept["last"]
+    unembed = model.get_output_embeddings().weight.detach()
+    unembed = (unembed[7] - unembed[9]) / options.get("logits_scaling", 1)
+    for at, layer in enumerate(traced.layers):
+        block = model.get_submodule(layer.rpartition(".")[0])
+        for head in range(4):
+            write = scale * traced.writes(layer, head)[0, 6]
+            if name in ("norm of the write", "no norm before"):
+                after, whole = block.post_attention_layernorm, torch.zeros_like(write)
+                for h in range(4):
+                    whole = whole + traced.writes(layer, h)[0, 6]
+                write = freeze_by_hand(after, whole, write)  # they have no biases
+            expected = float(freeze_by_hand(norm, x, write) @ unembed)
+            assert abs(float(found.heads[at, head]) - expected) < 1e-10
+            assert abs(expected) > 1e-6
+
+
+@pytest.mark.parametrize(
+    ("cls", "options", "more", "why"),
+    [
+        ("Gemma2ForCausalLM", SANDWICH, {}, "not a linear function"),  # tanh of logits
+        ("BertForMaskedLM", TEXT_SIZES, {}, "only through other layers"),
+        (
+            "T5ForConditionalGeneration",
+            T5,
+            {"decoder_input_ids": tokens(5)[:1]},
+            "only through other layers",
+        ),
+    ],
+)
+def test_models_whose_heads_do_not_add_to_logits_are_refused(cls, options, more, why):
+    model = Family(cls, options, (), "").build()
+    with pytest.raises(OptionError, match=why):
+        attribute_logits(model, {"input_ids": tokens()[:1], **more}, 7)
+
+
+class Unnormed(torch.nn.Module):
+    """A layer and an MLP without norms: their path to the logits is not linear."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.model = make(Written)
+        self.mlp = torch.nn.Sequential(
+            torch.nn.Linear(24, 24), activation, torch.nn.Linear(24, 24)
+        ).double()
+
+    def forward(self, text):
+        x = self.model.embed(text)
+        x = x + self.model.layers[0](x)
+        x = x + self.mlp(x)
+        return self.model.norms[2](x) @ self.model.embed.weight.T
+
+
+@pytest.mark.parametrize("activation", [torch.nn.GELU(), torch.nn.ReLU()])
+def test_a_path_that_is_not_linear_is_refused(activation):
+    model = Unnormed(activation).eval()
+    with pytest.raises(OptionError, match="not a linear function"):
+        attribute_logits(model, TEXT % 11, 7)
+
+
 def test_it_is_printed_and_refuses_what_it_cannot_do():
     torch.manual_seed(0)
     model = stir(CausalTransformer(KINDS["gpt2"]))
@@ -81,8 +201,8 @@ def test_it_is_printed_and_refuses_what_it_cannot_do():
     with pytest.raises(OptionError, match=r"expected one sequence: \(1, N\)"):
         attribute_logits(model, TEXT[0], 7)
     after = CausalTransformer(Config(**SIZES, norm_first=False))
-    with pytest.raises(OptionError, match="a norm after each layer"):
-        attribute_logits(after, TEXT, 7)
-    with pytest.raises(OptionError, match="does not tell where the weights"):
-        attribute_logits(torch.nn.Linear(2, 2), TEXT, 7)
+    with pytest.raises(OptionError, match="through a norm after the layer"):
+        attribute_logits(after.eval(), TEXT, 7)
+    with pytest.raises(OptionError, match="in training mode"):
+        attribute_logits(after.train(), TEXT, 7)
     assert regard.direct_logits.attribute_logits is attribute_logits

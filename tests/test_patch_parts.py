@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from intervened_models import (
+    FAMILIES,
     HEADS,
     WIDTH,
     D,
@@ -19,7 +20,7 @@ from intervened_models import (
     stir,
     tokens,
 )
-from test_patch_heads import PATCHED_FAMILIES, change_inputs, record
+from test_patch_heads import change_inputs, record
 
 import regard
 from regard.ablate import average_outputs, knock_out, patch_heads
@@ -30,6 +31,8 @@ from regard.nn.decoder import CausalTransformer
 from regard.plain.config import Config
 from regard.seen import watch
 
+OWN_SOFTMAX = ("bloom", "gptj")  # their calls cannot be run again with other arrays
+PATCHED_FAMILIES = [x for x in FAMILIES if x not in OWN_SOFTMAX]
 PROJECTIONS = {  # the modules that compute q, k and v
     "gpt2": ("c_attn", "c_attn", "c_attn"),
     "bert": ("query", "key", "value"),

@@ -6,13 +6,17 @@ import pytest
 import torch
 from intervened_models import D, largest, open_family, read
 from test_patch_heads import (
-    PATCHED_FAMILIES,
     change_inputs,
     read_outputs,
     record,
     replace_by_hand,
 )
-from test_patch_parts import catch_projections, count_groups, patch_by_hand
+from test_patch_parts import (
+    PATCHED_FAMILIES,
+    catch_projections,
+    count_groups,
+    patch_by_hand,
+)
 
 from regard.ablate import patch_heads, record_path
 from regard.ablate.active import ACTIVE

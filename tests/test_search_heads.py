@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 from intervened_models import FAMILIES, HEADS, largest, open_family, read, stir, tokens
-from test_patch_heads import PATCHED_FAMILIES, change_inputs, record
+from test_patch_heads import change_inputs, record
 from torch import nn
 
 from regard.ablate import (
@@ -38,7 +38,7 @@ def check_undone(model):
     assert not [x for x in model.modules() if x._forward_hooks or x._forward_pre_hooks]
 
 
-@pytest.mark.parametrize("name", PATCHED_FAMILIES)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_a_search_is_a_patch_of_each_head(name):
     family, model, inputs = open_family(name)
     one, other = take_first(inputs), take_first(change_inputs(inputs))

@@ -11,12 +11,13 @@ from test_text_tint import N, draw
 from regard.errors import OptionError
 from regard.masks.patterns import causal, window
 from regard.recording.record import Recording
-from regard.show import text_rollout
 from regard.show.log_codes import decode
 from regard.show.map_requests import answer
 from regard.show.map_source import MapSource, MissingError
-from regard.show.text_rollout import find_rollout_obstacle, roll_out
+from regard.show.text_rollout import tint_by_rollout
 from regard.show.text_tint import TextSelection, tint_tokens
+from regard.stats import rollout
+from regard.stats.rollout import find_rollout_obstacle
 
 
 def add_values(record, seed):
@@ -69,12 +70,12 @@ def test_a_rollout_is_the_product_of_all_layers(records, first, last):
     right = roll_densely(records)
     np.testing.assert_allclose(right.sum(1), 1)
     part = slice(first, last + 1)
-    found = roll_out(records, TextSelection(first, last), tokens=N)
+    found = tint_by_rollout(records, TextSelection(first, last), tokens=N)
     np.testing.assert_allclose(
         found.values, right[part].mean(0), rtol=1e-10, atol=1e-14
     )
     assert found.allowed.tolist() == [j <= last for j in range(N)]
-    found = roll_out(records, TextSelection(first, last, "attending"), tokens=N)
+    found = tint_by_rollout(records, TextSelection(first, last, "attending"), tokens=N)
     np.testing.assert_allclose(
         found.values, right[:, part].sum(1), rtol=1e-10, atol=1e-14
     )
@@ -82,7 +83,7 @@ def test_a_rollout_is_the_product_of_all_layers(records, first, last):
 
 
 def test_a_rollout_of_another_order_is_another_one(records):
-    found = roll_out(records[::-1], TextSelection(60, 60), tokens=N)
+    found = tint_by_rollout(records[::-1], TextSelection(60, 60), tokens=N)
     assert np.abs(found.values - roll_densely(records)[60]).max() > 1e-3
 
 
@@ -94,7 +95,7 @@ def test_where_there_is_no_rollout_it_is_said(records, monkeypatch):
         "short has other queries or keys than layer.0; it needs layers over the same"
     )
     assert find_rollout_obstacle([*records, short]).startswith(words)
-    monkeypatch.setattr(text_rollout, "CELLS", 1000)
+    monkeypatch.setattr(rollout, "CELLS", 1000)
     assert find_rollout_obstacle(records) == "it would take minutes for so many tokens"
 
 
@@ -153,7 +154,7 @@ def test_a_row_without_weights_has_no_rollout(records):
     broken = replace(records[1], k=records[1].k.clone())
     broken.k[0, 30, 0] = math.nan
     chosen = [records[0], broken, records[2]]
-    found = roll_out(chosen, TextSelection(60, 60), tokens=N)
+    found = tint_by_rollout(chosen, TextSelection(60, 60), tokens=N)
     assert np.isnan(found.values[:61]).all()
-    found = roll_out(chosen, TextSelection(20, 20), tokens=N)
+    found = tint_by_rollout(chosen, TextSelection(20, 20), tokens=N)
     assert found.values.sum() == pytest.approx(1)

@@ -12,6 +12,7 @@ from regard.ablate.patch_heads import patch_heads
 from regard.ablate.record_path import record_path
 from regard.ablate.replacement import average_outputs
 from regard.ablate.search_heads import search_heads
+from regard.ablate.trace_heads import trace_heads
 
 __all__ = [
     "attribute_heads",
@@ -23,4 +24,5 @@ __all__ = [
     "patch_heads",
     "record_path",
     "search_heads",
+    "trace_heads",
 ]

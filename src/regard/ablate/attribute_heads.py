@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.ablate.attribute_weights import TracedOutputs, trace_gradients
+from regard.ablate.attribute_weights import trace_gradients
 from regard.ablate.replacement import CallPlace, MeanOutputs, RecordedOutputs
 from regard.ablate.search_heads import (
     HeadSearch,
@@ -28,6 +28,7 @@ from regard.ablate.search_heads import (
     rank_heads,
     read_outputs_of,
 )
+from regard.ablate.trace_heads import TracedOutputs
 from regard.arguments import suggest
 from regard.display import Displayed
 from regard.errors import OptionError

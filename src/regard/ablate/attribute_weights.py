@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,16 +25,16 @@ from torch import Tensor, nn
 from regard.ablate.ablation import check_model, read_ablation
 from regard.ablate.effect import check_evaluating
 from regard.ablate.intervene import intervene
-from regard.ablate.replacement import CallPlace, find_records_of
+from regard.ablate.replacement import find_records_of
 from regard.ablate.search_heads import (
     Measure,
     RepeatedInputs,
     rank_heads,
     read_measure,
 )
+from regard.ablate.trace_heads import TracedOutputs
 from regard.arguments import expect_function, suggest
 from regard.display import Displayed
-from regard.lens.call_edit import ReplacedHeads
 from regard.lens.watch import capture
 from regard.recording.head_outputs import compute_outputs
 from regard.recording.record import Record, Recording
@@ -82,24 +81,6 @@ class WeightAttribution(Displayed):
         for layer, head in rank_heads(heads):
             lines.append(f"{layer:5}  {head:4}   {float(heads[layer, head]):+.4g}")
         return "\n".join(lines)
-
-
-class TracedOutputs:
-    """Keeps the outputs of every layer, as they are, for their gradients."""
-
-    by_position = False
-
-    def __init__(self) -> None:
-        self.own: dict[str, Tensor] = {}
-
-    def replace(self, place: CallPlace) -> ReplacedHeads:
-        """Return a function that keeps the outputs of a call."""
-        return ReplacedHeads(place.here, partial(self.keep, place.layer))
-
-    def keep(self, layer: str, z: Tensor) -> Tensor:
-        """Return the same outputs; gradients pass through what is kept."""
-        self.own[layer] = z.clone() if z.requires_grad else z.clone().requires_grad_()
-        return self.own[layer]
 
 
 @suggest

@@ -3,6 +3,7 @@
     the functions of torch of an adapter    as the adapter runs them under an edit
     nn.MultiheadAttention                   the kernel call inside of its function
     a softmax                               its logits, weights of a removed head
+    a product with the weights of one       its result, if heads are replaced
 
 A mode intercepts these functions of torch while a module of the model is running.
 Whether a softmax is attention is told by the verifier (verify.py), which hears the
@@ -27,6 +28,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from regard.ablate.active import ACTIVE, edited
 from regard.ablate.edited_calls import EditedCalls
+from regard.ablate.edited_products import PRODUCTS, EditedProducts
 from regard.ablate.running_modules import CLOSED, RunningModules
 from regard.ablate.verify import Verifier
 from regard.lens.adapters.registry import list_adapters
@@ -100,9 +102,11 @@ class Mode(TorchFunctionMode):  # type: ignore[misc]
     def __init__(self, calls: EditedCalls, verifier: Verifier) -> None:
         super().__init__()
         self.calls, self.here, self.verifier = calls, calls.here, verifier
+        self.products = EditedProducts()
         self.handlers: dict[Any, Handler] = {
             F.multi_head_attention_forward: self.run_mha,
             **dict.fromkeys(SOFTMAX, self.run_softmax),
+            **dict.fromkeys(PRODUCTS, self.products.run),
         }
         for adapter in list_adapters():
             for function in adapter.torch_functions:
@@ -186,7 +190,10 @@ class Mode(TorchFunctionMode):  # type: ignore[misc]
                 logits, _ = lower(logits, drop_axes(edit.cells, logits.ndim))
                 named = {name: x for name, x in named.items() if name != "input"}
                 weights = run_safely(logits, *args[1:], **named)
-        return edit.clear(weights)
+        weights = replace(edit, replaced=()).clear(weights)
+        if edit.replaced:
+            self.products.expect(self.here.name, weights, edit)
+        return weights
 
 
 def name_closed(

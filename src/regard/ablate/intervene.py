@@ -43,4 +43,5 @@ def intervene(model: nn.Module, ablation: Ablation) -> Iterator[None]:
         ACTIVE.append(locator)
         yield
     calls.check()
+    mode.products.check()
     locator.check()

@@ -211,10 +211,11 @@ class AblationLocator:
         check_heads(name, call, chosen, has_padding=valid is not None)
         check_batch(name, call, self.ablation.batch)
         whole = is_whole(self.now.sizes.get(name, ()), call.n_q, call.like.shape[0])
-        if self.ablation.replacement is not None and not call.sure:
+        folds = call.heads is None and not call.sure
+        if self.ablation.replacement is not None and folds:
             raise OptionError(
-                f"{name} computes attention with a softmax of its own, and what its "
-                "heads output cannot be replaced there; knock_out can remove them."
+                f"{name} computes attention with a softmax of its own, with heads in "
+                "the batch, so that what they output cannot be replaced."
             )
         if not whole and (self.ablation.needs_positions or not call.sure):
             raise OptionError(

@@ -89,7 +89,7 @@ class RepeatedInputs:
             if isinstance(x, Tensor) and (not x.ndim or x.shape[0] != 1):
                 raise OptionError(
                     f"{name} has shape {tuple(x.shape)}, expected one sequence: "
-                    "(1, …). Search the heads of one text at a time."
+                    "(1, N). Give one text at a time."
                 )
 
     def run(self, rows: int = 1) -> Tensor:

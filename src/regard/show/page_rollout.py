@@ -1,6 +1,6 @@
 """The rollout of a page: the product of all layers, if it fits into the file.
 
-    R[i, j]    of text_rollout.py, a code for every pair of tokens (log_codes.py)
+    R[i, j]    of stats/rollout.py, a code for every pair of tokens (log_codes.py)
                bytes: about 3 for each pair that is not masked
 
 A server multiplies a vector by every layer for each click. A browser would take seconds
@@ -20,9 +20,9 @@ import numpy as np
 from regard.arrays import to_numpy
 from regard.recording.record import Record
 from regard.show.log_codes import encode_weights
-from regard.show.text_rollout import find_rollout_obstacle
 from regard.stats.mask_layout import count_cells
 from regard.stats.nonfinite import mark_nonfinite
+from regard.stats.rollout import find_rollout_obstacle
 
 SHARE = 0.05  # of the limit of a page
 BYTES = 2.6  # of a pair, compressed and in base64

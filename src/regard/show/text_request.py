@@ -30,10 +30,11 @@ from regard.recording.record import Record
 from regard.show.log_codes import encode_weights
 from regard.show.map_source import MapSource, MissingError
 from regard.show.request_numbers import read_numbers
-from regard.show.text_rollout import find_rollout_obstacle, roll_out
+from regard.show.text_rollout import tint_by_rollout
 from regard.show.text_tint import TextSelection, measure_values, tint_tokens
 from regard.show.zoom_levels import Sheet
 from regard.stats.nonfinite import mark_nonfinite
+from regard.stats.rollout import find_rollout_obstacle
 
 LONGEST = 8192  # most characters of a list of heads
 
@@ -60,7 +61,9 @@ def answer_text(source: MapSource, given: Mapping[str, str | int]) -> Sheet:
     if last >= n:
         raise MissingError(f"there is no token {last}, expected 0 to {n - 1}.")
     if by == "rollout":
-        tint = roll_out(list_rolled_layers(source, sequence), selection, tokens=n)
+        tint = tint_by_rollout(
+            list_rolled_layers(source, sequence), selection, tokens=n
+        )
     else:
         longest = find_longest(source, sequence) if by == "value" else 1.0
         tint = tint_tokens(chosen, selection, tokens=n, longest=longest)

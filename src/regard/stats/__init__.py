@@ -28,6 +28,7 @@ from regard.stats.rows import (
 
 if TYPE_CHECKING:
     import regard.stats.published as published  # noqa: PLR0402
+    from regard.stats.attention_flow import maximize_flow
     from regard.stats.pooled import PooledMap
     from regard.stats.pyramid import Pyramid
     from regard.stats.reducer import Reducer
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
         OffsetProfile,
         RowSums,
     )
+    from regard.stats.rollout import roll_out
     from regard.stats.strongest import TopK
     from regard.stats.tile import read_tile
     from regard.stats.tile_walk import walk
@@ -64,6 +66,7 @@ __all__ = [
     "make_plan",
     "masked_mass",
     "mass",
+    "maximize_flow",
     "mean_distance",
     "mean_position",
     "mean_received",
@@ -73,6 +76,7 @@ __all__ = [
     "received",
     "register",
     "registered",
+    "roll_out",
     "span_mass",
     "span_pairs",
     "unregister",
@@ -89,8 +93,10 @@ LATER = dict.fromkeys(
     "Reducer": "reducer",
     "TopK": "strongest",
     "check_reducer": "reducer_check",
+    "maximize_flow": "attention_flow",
     "published": "published",
     "read_tile": "tile",
+    "roll_out": "rollout",
     "walk": "tile_walk",
 }
 

@@ -1,0 +1,153 @@
+"""What heads output and write, with gradients, against output projections by hand."""
+
+from functools import partial
+
+import pytest
+import torch
+from intervened_models import (
+    FAMILIES,
+    WIDTH,
+    find_projection,
+    largest,
+    open_family,
+    stir,
+)
+from test_circuits import SIZES
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from regard.ablate import patch_heads, trace_heads
+from regard.ablate.active import ACTIVE
+from regard.errors import OptionError
+from regard.nn.decoder import CausalTransformer
+from regard.plain.config import Config
+
+TEXT = torch.tensor([[3, 14, 15, 9, 2, 6]])
+
+
+def catch(model, projections):
+    """Keep what goes into and comes out of some modules, with gradients."""
+    caught = {}
+
+    def keep(name, _module, args, out):
+        caught[name] = args[0], out
+        args[0].retain_grad()
+        out.retain_grad()
+
+    for name, module in projections.items():
+        module.register_forward_hook(lambda *x, name=name: keep(name, *x))
+    return caught
+
+
+def write_by_hand(module, x, head, heads):
+    """Return the product of the columns of one head, (B, N, width)."""
+    weight = module.weight if isinstance(module, Conv1D) else module.weight.T
+    columns = slice(head * len(weight) // heads, (head + 1) * len(weight) // heads)
+    return x[..., columns] @ weight[columns]
+
+
+def merge(z):
+    return z.transpose(1, 2).flatten(2)  # (B, N, H Dv)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_outputs_writes_and_gradients_are_those_of_hooks(name):
+    family, model, inputs = open_family(name)
+    plain = model(**inputs).logits
+    with trace_heads(model) as traced:
+        logits = model(**inputs).logits
+        logits.square().mean().backward()
+    assert torch.equal(logits, plain)
+    assert set(traced.layers) == set(family.layers)
+    found = {
+        layer: find_projection(model, layer, family.out) for layer in traced.layers
+    }
+    caught = catch(model, found)
+    model.zero_grad()
+    model(**inputs).logits.square().mean().backward()
+    for layer, module in found.items():
+        x, out = caught[layer]
+        z = traced.outputs(layer)
+        assert largest(merge(z), x.detach()) < 1e-6
+        size = float(x.grad.abs().max())
+        assert size > 0
+        assert largest(merge(traced.output_gradients(layer)), x.grad) < 1e-5 * size
+        size = float(out.grad.abs().max())
+        assert largest(traced.write_gradients(layer), out.grad) < 1e-5 * size
+        for head in range(z.shape[1]):
+            expected = write_by_hand(module, x, head, z.shape[1]).detach()
+            assert largest(traced.writes(layer, head), expected) < 1e-5
+    assert not ACTIVE
+
+
+def test_the_modules_of_torch_are_traced():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(WIDTH, 4, 16, batch_first=True, norm_first=True)
+    model, x = layer.double().eval(), torch.randn(2, 5, WIDTH, dtype=torch.float64)
+    plain = model(x)
+    with trace_heads(model) as traced:
+        out = model(x)
+        out.square().sum().backward()
+    assert torch.equal(out, plain)
+    assert traced.layers == ("self_attn",)
+    z, width = traced.outputs(0), WIDTH // 4
+    weight = model.self_attn.out_proj.weight.detach()
+    for head in range(4):
+        columns = slice(head * width, (head + 1) * width)
+        expected = z[:, head] @ weight[:, columns].T
+        assert largest(traced.writes("self_attn", head), expected) < 1e-12
+    # the gradient by z is that by the write, times the projection
+    expected = traced.write_gradients(0) @ weight
+    assert largest(merge(traced.output_gradients(0)), expected) < 1e-12
+
+
+def test_gradients_are_finite_differences():
+    model, text = stir(CausalTransformer(Config(**SIZES))).double(), TEXT
+    with trace_heads(model) as traced:
+        model(text)[0, -1, 7].backward()
+    for layer, head in ((0, 1), (1, 3)):
+        step = 1e-5 * torch.randn_like(traced.outputs(layer)[:, head])
+
+        def move(z, sign, head=head, step=step):
+            z = z.clone()
+            z[:, head] += sign * step
+            return z
+
+        ends = []
+        for sign in (1, -1):
+            with (
+                torch.no_grad(),
+                patch_heads(model, partial(move, sign=sign), [(layer, head)]),
+            ):
+                ends.append(float(model(text)[0, -1, 7]))
+        expected = (ends[0] - ends[1]) / 2
+        slope = traced.output_gradients(layer)[:, head]
+        assert abs(float((slope * step).sum()) - expected) < 1e-5 * abs(expected)
+        # an output moves the measure as far as its write does
+        assert abs(expected) > 1e-9
+
+
+def test_what_was_not_traced_is_said():
+    model, text = stir(CausalTransformer(Config(**SIZES))), TEXT
+    with trace_heads(model) as traced:
+        model(text)
+    with pytest.raises(OptionError, match=r"no gradient: call \.backward\(\)"):
+        traced.output_gradients(0)
+    with pytest.raises(OptionError, match=r"no gradient: call \.backward\(\)"):
+        traced.write_gradients(0)
+    with pytest.raises(OptionError, match="no layer 9; traced were"):
+        traced.outputs(9)
+    with pytest.raises(OptionError, match="has 4 heads, there is no head 4"):
+        traced.writes(1, 4)
+    with torch.no_grad(), trace_heads(model) as traced:
+        model(text)
+    assert traced.outputs(0).shape == (1, 4, 6, 6)
+    with pytest.raises(OptionError, match=r"with gradients, not under torch\.no_grad"):
+        traced.writes(0, 1)
+    with trace_heads(model) as traced:
+        model(text)
+        model(text)
+    with pytest.raises(OptionError, match="in several forward passes"):
+        traced.outputs(0)
+    assert not ACTIVE
+    assert not any(x._forward_hooks for x in model.modules())
