@@ -72,19 +72,6 @@ class Adapted(nn.Module):
         return self.base(x) + 2 * self.up(self.down(x))
 
 
-class WithProbe(Written):
-    """A probe reads the outputs of the heads, and changes nothing."""
-
-    def __init__(self):
-        super().__init__()
-        self.probe = nn.Linear(WIDTH, 2)
-
-    def project(self, z, _x):
-        out = self.out(z)
-        self.probed = self.probe(z).detach()
-        return out
-
-
 class WithNorm(Written):
     """A norm between the heads and their projection."""
 
@@ -119,6 +106,32 @@ class Decoder(nn.Module):
         x = self.embed(tokens)
         for norm, layer in zip(self.norms[:2], self.layers, strict=True):
             x = x + layer(norm(x))
+        return self.norms[2](x) @ self.embed.weight.T
+
+
+class OutputsOnly(Written):
+    """The projection is somewhere else."""
+
+    def project(self, z, _x):
+        return z
+
+
+class ProbedDecoder(Decoder):
+    """A probe reads the outputs of heads after their projection, and changes nothing."""
+
+    def __init__(self):
+        super().__init__(OutputsOnly)
+        self.outs = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.probe = nn.Linear(WIDTH, 2)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for norm, layer, out in zip(
+            self.norms[:2], self.layers, self.outs, strict=True
+        ):
+            z = layer(norm(x))
+            x = x + out(z)
+            self.probe(z)
         return self.norms[2](x) @ self.embed.weight.T
 
 

@@ -8,11 +8,11 @@ from layers_by_hand import (
     ByEinsum,
     ByFoldedProduct,
     ByKernel,
+    ProbedDecoder,
     Scaled,
     Twice,
     WithAdapter,
     WithNorm,
-    WithProbe,
     Written,
     make,
 )
@@ -24,7 +24,7 @@ from regard.errors import OptionError
 from regard.seen import watch
 
 TEXT, OTHER = torch.tensor([[1, 5, 2, 9, 4]]), torch.tensor([[3, 8, 2, 1, 7]])
-WRITTEN = [Written, ByEinsum, ByFoldedProduct, ByKernel, WithAdapter, WithProbe]
+WRITTEN = [Written, ByEinsum, ByFoldedProduct, ByKernel, WithAdapter]
 D = WIDTH // HEADS
 
 
@@ -98,6 +98,18 @@ def test_what_a_head_writes_is_what_its_layer_loses_without_it(kind):
             expected = lost[0] - lost[1]
             assert (traced.writes(layer, head) - expected).abs().max() < 1e-12
             assert expected.abs().max() > 1e-2
+
+
+def test_a_probe_is_not_the_projection():
+    torch.manual_seed(0)
+    model = ProbedDecoder().eval()
+    with trace_heads(model) as traced:
+        model(TEXT)
+    for at, out in enumerate(model.outs):
+        z = traced.outputs(at).transpose(1, 2).flatten(2)
+        part = slice(D, 2 * D)
+        expected = (z[..., part] @ out.weight[:, part].T).detach()
+        assert (traced.writes(at, 1) - expected).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("kind", WRITTEN)
