@@ -1,6 +1,8 @@
 """The `with` of an intervention: its hooks and patches, and the checks at its end.
 
-    with intervene(model, ablation):
+    with intervene(model, ablation) as verdicts:
+        model(...)
+    with intervene(model, other, verdicts):     the same inputs: not verified again
         model(...)
 
 Next: knock_out.py
@@ -19,16 +21,22 @@ from regard.ablate.edited_calls import EditedCalls
 from regard.ablate.intercept import Mode, open_modules
 from regard.ablate.locate import AblationLocator
 from regard.ablate.running_modules import AblationHooks, RunningModules
-from regard.ablate.verify import Verifier
+from regard.ablate.verify import Verdicts, Verifier
 from regard.lens.patches import run_uncompiled
 from regard.lens.trace import find_storages
 
 
 @contextmanager
-def intervene(model: nn.Module, ablation: Ablation) -> Iterator[None]:
-    """Edit the calls of a model while the `with` lasts, then check what was edited."""
+def intervene(
+    model: nn.Module, ablation: Ablation, known: Verdicts | None = None
+) -> Iterator[Verdicts]:
+    """Edit the calls of a model while the `with` lasts, then check what was edited.
+
+    known: which softmaxes are attention, from a verified run of the same inputs
+    """
     here = RunningModules()
     verifier = Verifier(find_storages(model), here, removes=ablation.removes)
+    verifier.trust(known)
     locator = AblationLocator(model, ablation, here, verifier)
     calls = EditedCalls(here, verifier)
     mode = Mode(calls, verifier)
@@ -41,7 +49,7 @@ def intervene(model: nn.Module, ablation: Ablation) -> Iterator[None]:
         hooks.attach()
         stack.callback(ACTIVE.remove, locator)
         ACTIVE.append(locator)
-        yield
+        yield verifier.verdicts
     calls.check()
     mode.products.check()
     locator.check()

@@ -9,6 +9,7 @@
 
 The heads of a layer are rows of one batch, and the modules before the layer are not run
 again (skip_prefix.py), so that a search costs about half a forward pass for each head.
+What is edited is verified once (verify.py): the inputs are the same in every pass.
 
 Next: effect.py
 """
@@ -28,15 +29,17 @@ from regard.ablate.ablation import Positions, check_model, read_ablation
 from regard.ablate.effect import check_evaluating, read_logits
 from regard.ablate.intervene import intervene
 from regard.ablate.replacement import (
+    ChangedOutputs,
     MeanOutputs,
     RecordedOutputs,
     read_replacement,
 )
 from regard.ablate.skip_prefix import Prefix
+from regard.ablate.verify import Verdicts
 from regard.arguments import expect_function, suggest
 from regard.display import Displayed
 from regard.errors import OptionError
-from regard.lens.chosen_layers import Layer, is_chosen, read_layers
+from regard.lens.chosen_layers import Layer, Layers, is_chosen, read_layers
 
 Measure = Callable[[Tensor], Tensor]
 Progress = Callable[[int, int], object]
@@ -137,6 +140,7 @@ def search_heads(
         before = float(read_measure(measure, plain)[0])
         prefix = find_prefix(sequence, plain, list(heads))
         chosen = read_layers(layers, [name for name, _ in model.named_modules()])
+        known = verify_layers(sequence, heads, chosen)
         rows = [
             (i, layer, tuple(range(first, min(first + batch, count))))
             for i, (layer, count) in enumerate(heads.items())
@@ -151,7 +155,7 @@ def search_heads(
             skipping = (
                 nullcontext() if prefix is None else prefix.skip(layer, len(some))
             )
-            with skipping, intervene(model, replace(ablation, rows=some)):
+            with skipping, intervene(model, replace(ablation, rows=some), known):
                 logits = sequence.run(len(some))
             values[i, list(some)] = read_measure(measure, logits)
             done += len(some)
@@ -160,6 +164,18 @@ def search_heads(
     return HeadSearch(
         layers=tuple(heads), values=values, before=before, skipped=prefix is not None
     )
+
+
+def verify_layers(
+    sequence: RepeatedInputs, heads: Mapping[str, int], chosen: Layers
+) -> Verdicts:
+    """Run a model once with all heads replaced by themselves, and verify all edits."""
+    names = [x for i, x in enumerate(heads) if is_chosen(chosen, i, x)]
+    same = ChangedOutputs(lambda z: z)
+    ablation = read_ablation(sequence.model, None, names, (None, None), same)
+    with intervene(sequence.model, ablation) as verdicts:
+        sequence.run()
+    return verdicts
 
 
 def read_outputs_of(source: Any) -> RecordedOutputs | MeanOutputs:

@@ -25,6 +25,7 @@ from regard.lens.observer import Observer
 from regard.lens.softmax_call import SoftmaxCall
 from regard.lens.take_weights import Taken
 
+Verdicts = dict[tuple[str, int], bool]  # of each softmax of a module: is it attention?
 # what a removed head survives: also our own edits
 KEEP_ZEROS = describe_changes(("masked_fill", "mul", "where", "dropout"))
 
@@ -78,13 +79,20 @@ class Verifier:
         self.removes = removes  # the chosen heads have to be 0
         self.weights = weights  # storages of the model's parameters
         self.heard: dict[str, Heard] = {}
-        self.verdicts: dict[tuple[str, int], bool] = {}
+        self.verdicts: Verdicts = {}
+        self.is_deaf = False
         self.failures: dict[str, None] = {}
+
+    def trust(self, known: Verdicts | None) -> None:
+        """Hear nothing if a run of the same inputs was verified: it costs a third."""
+        if known is not None:
+            self.verdicts, self.is_deaf = known, True
 
     def enter(self) -> None:
         """Begin to hear a pass."""
         local = self.local
         hears = not any(local.entered) and not is_recomputing() and not is_tracing()
+        hears = hears and not self.is_deaf
         if hears:
             local.observer = Observer(AblationFinder(self, self.weights))
             local.observer.__enter__()
