@@ -113,17 +113,18 @@ def count_lessons() -> tuple[object, ...]:
 
 
 def measure_picture() -> tuple[object, ...]:
-    """Return the heads and the tokens of the picture at the top."""
+    """Return the next word in the picture at the top, and the heads of the model."""
     heads = {re.sub(r" heads.*", "", key) for key in load("page.json")["pages"]}
-    (first, again), *_ = find("docs/pictures.py", r"FIRST, AGAIN = (\d+), (\d+)")
-    return (max(map(int, heads)), f"{int(first) + int(again):,}")
+    (word,) = find("docs/pictures.py", r'next_word == " (\w+)"')
+    return (word, max(map(int, heads)))
 
 
 CLAIMS = (
     Claim(
-        "The {} heads of SmolLM2-135M reading {} tokens",
+        'its next word is "{}". The colours are the largest weight that any of its {} '
+        "heads gives to a word",
         "docs/pictures.py",
-        "docs/pictures/text.png",
+        "docs/pictures/story.png",
         measure_picture,
     ),
     Claim(

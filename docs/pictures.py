@@ -30,7 +30,7 @@ from regard.seen import Seen
 from regard.show.page import make_page
 from regard.show.server import start_server
 
-TEXT = Path(__file__).parent / "pitfalls.md"
+TEXT, STORY = (Path(__file__).parent / x for x in ("pitfalls.md", "story.txt"))
 FIRST, AGAIN = 900, 450  # tokens; the last ones repeat the first ones
 CHANNELS = 64  # of a small model that learns to pick every second letter
 READY = """() => document.querySelector("[data-view=text]")
@@ -61,6 +61,7 @@ TEXT_VIEW = f"v=text&sel={FIRST + 203}&mix=max&tl=-1"
 PASSAGE = f"v=text&sel={FIRST + 200}-{FIRST + 210}&mix=max&tl=-1"
 PLOT = "px=entropy&py=induction&box=,,0.05,"
 SHOTS = (
+    Shot("story", "story", "v=text&sel=147&mix=max&tl=-1", size=(1280, 440)),
     Shot("text", "smollm", TEXT_VIEW, size=(1280, 760)),
     Shot("text-dark", "smollm", PASSAGE, size=(1280, 760), dark=True),
     Shot("text-narrow", "smollm", TEXT_VIEW, size=(390, 800)),
@@ -85,6 +86,7 @@ def main(smollm: str, minilm: str, folder: str) -> None:
     """Write all pictures."""
     torch.manual_seed(0)
     seen = {
+        "story": read_story(smollm),
         "smollm": read_page(smollm),
         "bert": read_sentences(minilm),
         "pair": pick_letters(),
@@ -139,6 +141,17 @@ def read_page(path: str) -> Seen:
     tokens += tokens[:AGAIN]
     with regard.watch(model) as seen, torch.inference_mode():
         model(torch.tensor([tokens]))
+    return seen.label(tokenizer.decode)
+
+
+def read_story(path: str) -> Seen:
+    """Watch SmolLM2 read a story up to the word before "stone"."""
+    model, tokenizer = regard.load(path)
+    tokens = tokenizer.encode(STORY.read_text("utf-8").strip())
+    with regard.watch(model) as seen, torch.inference_mode():
+        logits = model(torch.tensor([tokens]))
+    next_word = tokenizer.decode([int(logits[0, -1].argmax())])
+    assert next_word == " stone", next_word
     return seen.label(tokenizer.decode)
 
 
