@@ -3,6 +3,7 @@
     no keys     the output of the chosen heads is 0, or that of a replacement
     keys        the chosen heads cannot attend to these keys, from some or all queries;
                 or k and v of these keys are replaced
+    mask        the chosen heads attend only where a formula allows it, too
 
 A list of slices hides other keys in each sequence of a batch, so that one pass
 compares several ablations of a text.
@@ -34,6 +35,7 @@ from regard.lens.chosen_layers import (
     read_layer,
     read_layers,
 )
+from regard.masks.algebra import Mask
 from regard.recording.spans import Span
 
 EVERY_HEAD = ()  # all heads; the call determines how many there are
@@ -136,17 +138,24 @@ class Ablation:
     queries: Tokens | TokensBySequence | None  # None: from all queries
     replacement: Replacement | None = None  # of the outputs; None: 0
     rows: tuple[int, ...] | None = None  # one head for each sequence of the batch
+    mask: Mask | None = None  # where the heads may attend; None: no other mask
 
     @property
     def removes(self) -> bool:
         """Whether the chosen heads output 0."""
-        return self.keys is None and self.replacement is None
+        return not self.hides and self.replacement is None
+
+    @property
+    def hides(self) -> bool:
+        """Whether the chosen heads cannot attend to some keys."""
+        hidden = self.keys is not None or self.mask is not None
+        return hidden and self.replacement is None
 
     @property
     def needs_queries(self) -> bool:
         """Whether an edit depends on which tokens the queries are."""
         replaced = self.replacement is not None and self.replacement.by_position
-        return replaced or self.queries is not None
+        return replaced or self.queries is not None or self.mask is not None
 
     @property
     def needs_positions(self) -> bool:
@@ -188,9 +197,12 @@ def read_ablation(
     layers: Sequence[Layer] | None,
     spans: tuple[Positions | None, Positions | None],  # keys and queries
     replacement: Replacement | None = None,
+    *,
+    mask: Mask | None = None,
 ) -> Ablation:
     """Validate the arguments and return an Ablation, or raise OptionError."""
     check_model(model)
+    check_mask(mask, spans[0])
     names = [name for name, _ in model.named_modules()]
     if heads is not None and layers is not None:
         raise OptionError(
@@ -205,13 +217,29 @@ def read_ablation(
             f"{len(both[1].sequences)}, expected lists of the same length: one item "
             "for each sequence of the batch."
         )
-    if queries is not None and keys is None and replacement is None:
+    hides = keys is not None or mask is not None
+    if queries is not None and not hides and replacement is None:
         raise OptionError(
             "queries= without keys=: what should they not see? Write "
             "keys=slice(None) for everything."
         )
     pairs = None if heads is None else read_pairs(heads, names)
-    return Ablation(pairs, read_layers(layers, names), keys, queries, replacement)
+    found = Ablation(pairs, read_layers(layers, names), keys, queries, replacement)
+    return replace(found, mask=mask)
+
+
+def check_mask(mask: Any, keys: Any) -> None:
+    """Raise OptionError unless a mask is a formula, given alone."""
+    if mask is not None and not isinstance(mask, Mask):
+        raise OptionError(
+            f"mask is a {type(mask).__name__}, expected a formula such as "
+            "regard.window(64)."
+        )
+    if mask is not None and keys is not None:
+        raise OptionError(
+            "keys= and mask= together: write two ablations in one `with`, or one "
+            "formula."
+        )
 
 
 def read_pairs(heads: Any, names: Sequence[str]) -> tuple[tuple[Layer, int], ...]:
@@ -267,9 +295,37 @@ def make_edit(ablation: Ablation, some: Tensor, q_at: Tensor, k_at: Tensor) -> C
     some: the chosen heads, (1 or B, H, 1, 1)
     q_at, k_at: positions, (B or 1, Nq or Nk)
     """
-    if ablation.keys is None:
+    if ablation.mask is not None:
+        cells = hide_by_mask(ablation.mask, some.shape[1], q_at, k_at)
+    elif ablation.keys is None:
         return CallEdit(gone=some)
-    cells = ablation.keys.holds(k_at)[:, None, None].expand(-1, 1, q_at.shape[1], -1)
+    else:
+        cells = ablation.keys.holds(k_at)[:, None, None]
+        cells = cells.expand(-1, 1, q_at.shape[1], -1)
     if ablation.queries is not None:
         cells = cells & ablation.queries.holds(q_at)[:, None, :, None]
     return CallEdit(cells=some & cells) if bool(cells.any()) else NOTHING
+
+
+def hide_by_mask(mask: Mask, heads: int, q_at: Tensor, k_at: Tensor) -> Tensor:
+    """Return which cells a formula does not allow, (B, H or 1, Nq, Nk); no padding."""
+    batch, device = len(k_at), k_at.device
+    far_q, far_k = int(q_at.max()) + 1, int(k_at.max()) + 1
+    for node in mask.walk():
+        known = node.extent
+        small = known.k is not None and known.k < far_k
+        small |= known.q is not None and (known.q[0] > 0 or known.q[1] < far_q)
+        if (
+            small
+            or known.heads not in (None, heads)
+            or known.batch not in (None, batch)
+        ):
+            raise OptionError(
+                f"mask={node!r} does not cover {batch} sequences, {heads} heads, "
+                f"queries to {far_q - 1} and keys to {far_k - 1}."
+            )
+    b = torch.arange(batch, device=device)[:, None, None, None]
+    h = torch.arange(heads, device=device)[None, :, None, None]
+    q, k = q_at[:, None, :, None], k_at[:, None, None, :]
+    allowed = mask.place(k_at)(b, h, q.clamp(min=0), k.clamp(min=0))
+    return (q >= 0) & (k >= 0) & ~allowed

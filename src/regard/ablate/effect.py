@@ -21,6 +21,7 @@ from regard.arguments import expect_function, suggest
 from regard.display import Displayed
 from regard.errors import OptionError
 from regard.lens.chosen_layers import Layer
+from regard.masks.algebra import Mask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,7 @@ def effect(
     layers: Sequence[Layer] | None = None,
     keys: Positions | None = None,
     queries: Positions | None = None,
+    mask: Mask | None = None,
 ) -> Effect:
     """Run a model with and without an ablation, and return what it changed.
 
@@ -65,7 +67,9 @@ def effect(
     check_evaluating(model)
     with torch.no_grad():
         old, old_loss = read_logits(run(model))
-        with knock_out(model, heads, layers=layers, keys=keys, queries=queries):
+        with knock_out(
+            model, heads, layers=layers, keys=keys, queries=queries, mask=mask
+        ):
             new, new_loss = read_logits(run(model))
     if old.shape != new.shape:
         raise OptionError(

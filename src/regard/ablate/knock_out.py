@@ -4,6 +4,8 @@
         model(...)
     with knock_out(model, keys=range(4, 9), queries=[20]):  token 20 cannot see 4 … 8
         model.generate(...)
+    with knock_out(model, [(3, 5)], mask=regard.window(8)):   head 5 sees 8 tokens back
+        model(...)
 
 The model keeps its kernels; its calls are edited before they run. A watch inside or
 around records the edited calls. A removed head still attends and is still recorded:
@@ -22,6 +24,7 @@ from regard.ablate.ablation import Positions, read_ablation
 from regard.ablate.intervene import intervene
 from regard.arguments import expect_with, suggest
 from regard.lens.chosen_layers import Layer
+from regard.masks.algebra import Mask
 
 
 @expect_with
@@ -33,6 +36,7 @@ def knock_out(
     layers: Sequence[Layer] | None = None,
     keys: Positions | None = None,
     queries: Positions | None = None,
+    mask: Mask | None = None,
 ) -> Iterator[None]:
     """Ablate heads, or attention to some keys, while the `with` lasts.
 
@@ -44,9 +48,11 @@ def knock_out(
     keys: tokens that the heads cannot attend to; if not given, their output is 0
     queries: tokens that cannot attend to the keys; all unless given
         both: a list of slices or spans is one for each sequence of the batch
+    mask: a formula: the heads attend only where it and the model's own mask allow it
 
     Tokens are numbered from 0 in the sequence that a layer attends over: in generation,
     the prompt and all generated tokens. Padding (attention_mask=) is not counted.
     """
-    with intervene(model, read_ablation(model, heads, layers, (keys, queries))):
+    spans = (keys, queries)
+    with intervene(model, read_ablation(model, heads, layers, spans, mask=mask)):
         yield

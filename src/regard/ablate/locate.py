@@ -103,8 +103,7 @@ class AblationLocator:
         chosen = self.ablation.heads_of(self.order.index(layer), layer)
         start, first = self.find_place(name, layer, call)
         self.lengths[layer] = call.n_k
-        hides_keys = self.ablation.keys is not None and replacement is None
-        apart = not hides_keys or chosen != EVERY_HEAD
+        apart = not self.ablation.hides or chosen != EVERY_HEAD
         self.verifier.expect(name, chosen if apart else None)
         if chosen is None or not call.n_q:
             return NOTHING
@@ -113,9 +112,10 @@ class AblationLocator:
         place = (0 if start is None else start, first)
         q_at, k_at = self.find_positions(name, call, place, valid)
         some = mark_heads(self.ablation, chosen, call.heads or 1, k_at.device)
+        if replacement is not None or self.ablation.mask is not None:
+            q_at, k_at = (x.expand(call.like.shape[0], -1) for x in (q_at, k_at))
         if replacement is None:
             return make_edit(self.ablation, some, q_at, k_at)
-        q_at, k_at = (x.expand(call.like.shape[0], -1) for x in (q_at, k_at))
         spot = CallPlace(
             layer=layer,
             heads=some,
