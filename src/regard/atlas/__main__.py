@@ -1,10 +1,11 @@
-"""The commands of `regard atlas`; the work is in job.py.
+"""The commands of `regard atlas`; the work is in job.py and search_pairs.py.
 
     regard atlas run DIR --model M --corpus TEXTS    start a run, which can be resumed
     regard atlas run DIR                             resume it
     regard atlas show DIR                            print the table in the terminal
     regard atlas show DIR OTHER --page x.html        compare two atlases on a page
     regard atlas record DIR --layer 18 --head 8      record an example and show its map
+    regard atlas search M PAIRS --out DIR            patch every head, over many pairs
 
 Next: settings.py
 """
@@ -28,6 +29,7 @@ from regard.terminal import (
     Commands,
     NewFile,
     StatisticsCommand,
+    draw_progress,
     require_extras,
     write_epilog,
 )
@@ -36,9 +38,35 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from regard.atlas.job import Standing
+    from regard.atlas.search_pairs import SearchProgress
     from regard.atlas.settings import Settings
 
 FOLDER = click.argument("folder", type=click.Path(path_type=Path))
+CREW = (
+    click.option(
+        "--runner", default="pool", show_default=True, help="loop, pool or ray."
+    ),
+    click.option("--workers", type=int, help="Processes or actors; one for each core."),
+    click.option(
+        "--threads", default=1, show_default=True, help="Threads of torch in each."
+    ),
+    click.option("--address", help="A Ray cluster: auto, or host:port."),
+)
+
+
+def take_crew(command: Any) -> Any:
+    """Add the options of RunnerOptions to a command."""
+    for option in reversed(CREW):
+        command = option(command)
+    return command
+
+
+def pop_crew(options: dict[str, Any]) -> Any:
+    """Remove the options of RunnerOptions from a dict, and return them as one."""
+    from regard.atlas.runners import RunnerOptions  # noqa: PLC0415
+
+    names = ("runner", "workers", "threads", "address")
+    return RunnerOptions(**{name: options.pop(name) for name in names})
 
 
 BEGIN = write_epilog(
@@ -75,12 +103,7 @@ def atlas() -> None:
 @click.option("--documents", type=int, help="A random sample of so many.")
 @click.option("--tokens", type=int, help="Stop after so many.")
 @click.option("--until-interval", type=float, help="Stop when weights are ± so narrow.")
-@click.option("--runner", default="pool", show_default=True, help="loop, pool or ray.")
-@click.option("--workers", type=int, help="Processes or actors; one for each core.")
-@click.option(
-    "--threads", default=1, show_default=True, help="Threads of torch in each."
-)
-@click.option("--address", help="A Ray cluster: auto, or host:port.")
+@take_crew
 def run(*, folder: Path, file: str | None, download: bool, **options: Any) -> None:
     """Begin an atlas in FOLDER, or go on with the one that is there.
 
@@ -88,12 +111,10 @@ def run(*, folder: Path, file: str | None, download: bool, **options: Any) -> No
     """
     require_extras("atlas")
     from regard.atlas.job import run_atlas as do  # noqa: PLC0415 (keeps --help fast)
-    from regard.atlas.runners import RunnerOptions  # noqa: PLC0415
     from regard.atlas.table import read_table  # noqa: PLC0415
     from regard.atlas.terminal_table import tell_left_out  # noqa: PLC0415
 
-    names = ("runner", "workers", "threads", "address")
-    crew = RunnerOptions(**{name: options.pop(name) for name in names})
+    crew = pop_crew(options)
     given = {k: v for k, v in options.items() if v not in (None, ())}
     plan = choose_plan(folder, file, given)
     if download:  # the workers find it in the cache
@@ -302,3 +323,52 @@ def record(*, folder: Path, model: str | None, save: str | None, **which: Any) -
         return
     seen.save(save)
     click.echo(f"the recording is in {save}: regard show {save}")
+
+
+@atlas.command(
+    epilog=write_epilog(
+        "regard atlas search MODEL.gguf pairs.jsonl --out names",
+        'regard show MODEL.gguf "a clean prompt", to see where the heads attend.',
+    )
+)
+@click.argument("model")
+@click.argument("pairs", type=click.Path(exists=True, dir_okay=False))
+@click.option("--out", required=True, type=click.Path(), help="Folder of the results.")
+@DOWNLOAD
+@click.option("--batch", default=16, show_default=True, help="Heads that run at once.")
+@click.option("--precision", default="float32", show_default=True, help="bfloat16, …")
+@click.option("--device", default="cpu", show_default=True, help="cuda, …")
+@take_crew
+def search(*, model: str, pairs: str, out: str, download: bool, **options: Any) -> None:
+    """Patch every head of MODEL, one at a time, over the pairs of prompts in PAIRS.
+
+    Each line of PAIRS is {"clean": …, "corrupted": …, "answer": …, "wrong": …}. It may
+    be stopped at any time: the same command goes on with what is missing.
+    """
+    require_extras("atlas")
+    from regard.atlas.pairs import read_prompt_pairs  # noqa: PLC0415
+    from regard.atlas.search_pairs import search_pairs  # noqa: PLC0415
+
+    crew = pop_crew(options)
+    if download:  # the workers find it in the cache
+        find_model(model, download=True)
+    began, seen = time.monotonic(), []
+
+    def tell(now: SearchProgress) -> None:
+        seen.append(now)
+        update(now.done, now.of)
+
+    try:
+        known = read_prompt_pairs(pairs)
+        with draw_progress("pairs", len(known)) as update:
+            found = search_pairs(model, known, out, crew=crew, progress=tell, **options)
+    except KeyboardInterrupt:
+        told = "stopped. What was done is kept; give the same command to go on."
+        raise KeyboardInterrupt(told) from None
+    for name in seen[0].damaged:
+        click.echo(f"a damaged result was set aside, and done again: {name}")
+    click.echo(found)
+    minutes = (time.monotonic() - began) / 60
+    new = seen[-1].done - seen[0].done
+    click.echo(f"\n{new} pairs were run now, in {minutes:.1f} minutes.")
+    click.echo(f"All heads: {out}/heads.csv, all pairs: {out}/pairs.csv")

@@ -79,22 +79,28 @@ def run_atlas(
     reading: called with (bytes read, total bytes) while the corpus is indexed
     """
     folder = Path(folder)
+    with explain_full_disk(folder, f"write: regard atlas run {folder}"), lock(folder):
+        plan, corpus = begin(folder, plan, reading)
+        store = Store(folder / "results", keep=plan.examples)
+        standing = fold_results(store, plan, corpus)
+        progress(standing)
+        while not standing.ended:
+            standing = run_missing(store, plan, corpus, crew, progress)
+        finish(folder, plan, corpus, store)
+        return standing
+
+
+@contextmanager
+def explain_full_disk(folder: Path, then: str) -> Iterator[None]:
+    """Raise FileError if the disk of a folder is full; then: what to do next."""
     try:
-        with lock(folder):
-            plan, corpus = begin(folder, plan, reading)
-            store = Store(folder / "results", keep=plan.examples)
-            standing = fold_results(store, plan, corpus)
-            progress(standing)
-            while not standing.ended:
-                standing = run_missing(store, plan, corpus, crew, progress)
-            finish(folder, plan, corpus, store)
-            return standing
+        yield
     except OSError as error:
         if error.errno not in FULL:
             raise
         raise FileError(
             f"the disk of {folder} is full. What was done is kept: make room, then "
-            f"write: regard atlas run {folder}"
+            f"{then}"
         ) from error
 
 

@@ -82,6 +82,23 @@ def open_model(name: str, *, precision: str = "float32", device: str = "cpu") ->
     return found
 
 
+def open_model_with_logits(name: str, *, precision: str, device: str) -> Model:
+    """Return a model whose network returns logits for tokens (B, N)."""
+    path = None if is_function(name) else find_model(name)
+    reason = None if path is None else explain_not_ours(path)
+    if path is None or reason is None:  # called, a decoder of ours returns logits
+        found = open_model(name, precision=precision, device=device)
+    else:
+        theirs = load_their_network(path, reason, dtype=getattr(torch, precision))
+        found = Model(theirs.to(device), theirs, open_their_words(path, reason))
+    if not isinstance(found.network, nn.Module):
+        kind = type(found.network).__name__
+        raise OptionError(
+            f"{name} is a {kind}, expected an nn.Module: heads are patched in PyTorch."
+        )
+    return found
+
+
 def is_function(name: str) -> bool:
     """Return whether a name is module:function, rather than the name of a model."""
     try:

@@ -1,4 +1,4 @@
-"""Three ways to run the shards of an atlas, with the same results.
+"""Three ways to run the shards of a plan, with the same results.
 
     run_loop    one after the other in this process, without child processes
     run_pool    worker processes on this machine, each with the model; the default
@@ -23,14 +23,14 @@ from itertools import islice
 from queue import SimpleQueue
 from typing import Any
 
-from regard.atlas.corpus import Shard
-from regard.atlas.settings import Settings
 from regard.atlas.supervisor import Supervisor
+from regard.atlas.work_plan import WorkPlan, WorkShard, open_worker
 from regard.errors import OptionError
 from regard.threads import count_cores, hold_threads
 
 STORE = 512 << 20  # bytes of Ray's object store: results are small
 Results = Generator[bytes, None, None]
+Shards = Iterable[WorkShard]
 SPARE = 2  # logical CPUs for Ray's own tasks: without one it hangs
 
 
@@ -57,23 +57,21 @@ class RunnerOptions:
         """The number of workers."""
         return self.workers or count_cores()
 
-    def run(self, plan: Settings, shards: Iterable[Shard]) -> Results:
+    def run(self, plan: WorkPlan, shards: Shards) -> Results:
         """Yield the results of the shards as they complete."""
         return RUNNERS[self.runner](plan, shards, self)
 
 
-def run_loop(plan: Settings, shards: Iterable[Shard], crew: RunnerOptions) -> Results:
+def run_loop(plan: WorkPlan, shards: Shards, crew: RunnerOptions) -> Results:
     """Run one shard after the other in this process."""
-    from regard.atlas.worker import Worker  # noqa: PLC0415 (it imports torch)
-
-    worker = Worker(plan, threads=None)
+    worker = open_worker(plan, threads=None)
     for shard in shards:
         with hold_threads(crew.threads):  # the process is the caller's
             done = worker(shard)
         yield done
 
 
-def run_pool(plan: Settings, shards: Iterable[Shard], crew: RunnerOptions) -> Results:
+def run_pool(plan: WorkPlan, shards: Shards, crew: RunnerOptions) -> Results:
     """Run the shards in local processes, each supervised by a thread."""
     left = iter(shards)
     free: SimpleQueue[Supervisor] = SimpleQueue()
@@ -86,7 +84,7 @@ def run_pool(plan: Settings, shards: Iterable[Shard], crew: RunnerOptions) -> Re
         for guard in guards:  # runs before shutdown: wakes threads that wait
             stack.callback(guard.cancel)
 
-        def work(shard: Shard) -> bytes:
+        def work(shard: WorkShard) -> bytes:
             guard = free.get()
             try:
                 return guard.run(shard)
@@ -104,11 +102,11 @@ def run_pool(plan: Settings, shards: Iterable[Shard], crew: RunnerOptions) -> Re
                 yield future.result()
 
 
-def run_ray(plan: Settings, shards: Iterable[Shard], crew: RunnerOptions) -> Results:
+def run_ray(plan: WorkPlan, shards: Shards, crew: RunnerOptions) -> Results:
     """Run the shards on a Ray cluster, with one actor and model per worker.
 
     Ray distributes shards, collects results, and restarts actors on the remaining
-    nodes. A document that kills its process is handled by the actor's supervisor.
+    nodes. An item that kills its process is handled by the actor's supervisor.
     """
     try:
         import ray  # noqa: PLC0415 (optional)
@@ -163,7 +161,7 @@ def start_ray(ray: Any, crew: RunnerOptions) -> None:
 class Actor:
     """A Ray actor: the supervisor of a worker process with the model."""
 
-    def __init__(self, plan: Settings, threads: int | None) -> None:
+    def __init__(self, plan: WorkPlan, threads: int | None) -> None:
         self.guard = Supervisor(plan, threads=threads)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[bytes]]:

@@ -21,7 +21,7 @@ import tomllib
 from dataclasses import asdict, dataclass, fields, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from regard.errors import FileError, OptionError
 from regard.find_model import find_model
@@ -49,6 +49,8 @@ def list_measured() -> tuple[str, ...]:
 class Settings:
     """The settings of an atlas (its plan)."""
 
+    worker: ClassVar[str] = "regard.atlas.worker:Worker"
+    item: ClassVar[str] = "document"
     model: str  # a GGUF file, a folder, a name in the cache, or module:function
     corpus: tuple[str, ...]  # files and folders
     field: str = "text"  # of JSONL and Parquet

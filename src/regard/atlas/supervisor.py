@@ -3,9 +3,9 @@
     supervisor ─▶ plan ─▶ child: "ready"    supervisor ─▶ shard ─▶ child: result
 
 A child that is killed, runs out of memory or crashes is restarted. If one shard kills
-three children in a row, its documents are run one at a time. Those that kill three
-children on their own are set aside, listed and counted; then the shard is run without
-them.
+three children in a row, its items (documents, or pairs of prompts) are run one at a
+time. Those that kill three children on their own are set aside, listed and counted;
+then the shard is run without them.
 
 Next: runners.py
 """
@@ -21,8 +21,7 @@ from dataclasses import replace
 from multiprocessing.connection import Pipe
 from typing import Any, Self
 
-from regard.atlas.corpus import Shard
-from regard.atlas.settings import Settings
+from regard.atlas.work_plan import WorkPlan, WorkShard
 from regard.errors import RegardError
 
 LIVES = 3  # attempts to run a shard
@@ -37,14 +36,14 @@ class Dead(Exception):  # noqa: N818 (an event, not an error)
 class Supervisor:
     """Manages one child process at a time, started when it is needed."""
 
-    def __init__(self, plan: Settings, *, threads: int | None = 1) -> None:
+    def __init__(self, plan: WorkPlan, *, threads: int | None = 1) -> None:
         self.plan, self.threads = plan, threads
         self.child: subprocess.Popen[bytes] | None = None
         self.line: Any = None
         self.words = tempfile.TemporaryFile()  # noqa: SIM115 (the child's stderr)
         self.over = False
 
-    def run(self, shard: Shard) -> bytes:
+    def run(self, shard: WorkShard) -> bytes:
         """Return the result of a shard, restarting the child as needed."""
         if (done := self.ask(shard, NONE)) is not None:
             return done
@@ -53,18 +52,18 @@ class Supervisor:
         guilty = frozenset(x.places[0].digest for x in alone)
         if len(guilty) == len(shard.places) > 1:
             raise RegardError(
-                f"every document of shard {shard.number} ends its process, so it is "
-                f"not the documents. It said: {self.last_words}"
+                f"every {self.plan.item} of shard {shard.number} ends its process, so "
+                f"it is not the {self.plan.item}s. It said: {self.last_words}"
             )
         if (done := self.ask(shard, guilty)) is not None:
             return done
         raise RegardError(
-            f"shard {shard.number} ends its process though each of its documents runs "
-            f"alone. Is there memory for batch={self.plan.batch}? It said: "
+            f"shard {shard.number} ends its process though each {self.plan.item} of it "
+            f"runs alone. Is there memory for batch={self.plan.batch}? It said: "
             f"{self.last_words}"
         )
 
-    def ask(self, shard: Shard, skip: frozenset[str]) -> bytes | None:
+    def ask(self, shard: WorkShard, skip: frozenset[str]) -> bytes | None:
         """Return the child's result, or None if LIVES children die on the shard."""
         for _ in range(LIVES):
             self.start()

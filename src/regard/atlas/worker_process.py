@@ -13,6 +13,7 @@ import signal
 import sys
 from multiprocessing.connection import Connection
 
+from regard.atlas.work_plan import open_worker
 from regard.errors import RegardError
 
 
@@ -22,9 +23,7 @@ def answer_shards(line: Connection) -> None:
     if threads is not None:  # before torch is imported
         os.environ["OMP_NUM_THREADS"] = str(threads)
     try:
-        from regard.atlas.worker import Worker  # noqa: PLC0415 (after the line above)
-
-        worker = Worker(plan, threads=threads)
+        worker = open_worker(plan, threads=threads)
         line.send(("ready", None))
         while True:
             shard, skip = line.recv()

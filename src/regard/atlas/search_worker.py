@@ -1,0 +1,111 @@
+"""Search the heads for one shard of pairs and return the result; used by all runners.
+
+    clean run, recorded ─▶ search_heads       every head of the corrupted run patched
+                        ─▶ attribute_heads    the same, estimated by one backward pass
+
+A pair that fails for any reason is set aside with that reason. NaN is such a reason.
+
+Next: search_results.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from regard.ablate.attribute_heads import attribute_heads
+from regard.ablate.effect import read_logits
+from regard.ablate.search_heads import search_heads
+from regard.atlas.chunks import KILLER, explain_error
+from regard.atlas.model import open_model_with_logits
+from regard.atlas.pairs import Pair, PairShard, encode_pair
+from regard.atlas.search_results import PairChanges, ShardResult, pack_shard
+from regard.atlas.search_settings import SearchSettings
+from regard.errors import OptionError
+from regard.seen import watch
+
+
+class SearchWorker:
+    """A plan and its loaded model, which runs any shard of pairs."""
+
+    def __init__(self, plan: SearchSettings, *, threads: int | None = 1) -> None:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self.plan = plan
+        self.model = open_model_with_logits(
+            plan.model, precision=plan.precision, device=plan.device
+        )
+
+    def __call__(self, shard: PairShard, *, skip: Collection[str] = ()) -> bytes:
+        """Return the result of a shard, packed as a file.
+
+        skip: digests of pairs to set aside
+        """
+        found: list[PairChanges] = []
+        aside: list[tuple[int, str]] = []
+        layers: dict[str, int] = {}
+        for pair in shard.places:
+            if pair.digest in skip:
+                aside.append((pair.line, KILLER))
+                continue
+            try:
+                layers, changes = self.search(pair)
+                found.append(changes)
+            except OptionError as error:  # its message is the reason
+                aside.append((pair.line, str(error)))
+            except Exception as error:  # noqa: BLE001 (any error becomes the reason)
+                aside.append((pair.line, explain_error(error)))
+        return pack_shard(
+            ShardResult(
+                number=shard.number,
+                layers=tuple(layers),
+                heads=tuple(layers.values()),
+                pairs=tuple(found),
+                aside=tuple(aside),
+            )
+        )
+
+    def search(self, pair: Pair) -> tuple[dict[str, int], PairChanges]:
+        """Return the heads of each layer, and what each of them changes."""
+        tokens = encode_pair(pair, self.model.words)
+
+        def measure(logits: Tensor) -> Tensor:
+            return logits[:, -1, tokens.answer] - logits[:, -1, tokens.wrong]
+
+        network, device = self.model.network, self.plan.device
+        clean, corrupted = (
+            torch.tensor([x], device=device) for x in (tokens.clean, tokens.corrupted)
+        )
+        with watch(network, keep="qkv") as source, torch.no_grad():
+            logits, _ = read_logits(network(clean))
+        search = search_heads(
+            network, corrupted, source, measure, batch=self.plan.batch
+        )
+        estimate = attribute_heads(network, corrupted, source, measure)
+        if search.layers != estimate.layers:
+            raise LookupError("the search and the estimate have other layers")
+        layers = dict(
+            zip(estimate.layers, map(len, estimate.tokens), strict=True)
+        )  # heads of each
+        rows = [(i, h) for i, n in enumerate(layers.values()) for h in range(n)]
+        changes, estimates = (
+            torch.stack([x[at] for at in rows])
+            for x in (search.changes, estimate.changes)
+        )
+        best = measure(logits).double().cpu()
+        for name, x in (
+            ("clean run", best),
+            ("patched runs", changes),
+            ("gradients", estimates),
+        ):
+            if not bool(x.isfinite().all()):
+                raise ArithmeticError(f"NaN or infinity in the {name}")
+        return layers, PairChanges(
+            line=pair.line,
+            clean=float(best[0]),
+            corrupted=search.before,
+            changes=tuple(changes.tolist()),
+            estimates=tuple(estimates.tolist()),
+        )
