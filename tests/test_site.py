@@ -160,14 +160,18 @@ def test_every_exercise_links_to_its_lesson_and_back(site):
     assert [name for name, _ in articles] == list(ORDER)
     for name, place in articles:
         lesson = (site / place).read_text("utf-8")
-        assert f'<a href="../index.html#{name}">{name}</a>' in lesson
+        assert f'<a href="../#{name}" target="course">{name}</a>' in lesson
         assert 'class="language-python"' in lesson
         assert "assert" in lesson
         assert "default-src 'none'" in lesson
         assert not re.search(r"<script|https?://|# %%", lesson)
 
 
-def test_modules_import_what_the_site_has(site):
+def test_modules_import_what_the_site_has_and_the_page_asks_for_them_at_once(site):
+    page = (site / "index.html").read_text("utf-8")
+    asked = {"lesson.js", *re.findall(r'<link rel="modulepreload" href="(.*?)">', page)}
+    own = ("worker.js",)  # of another thread
+    assert asked == {x.name for x in site.glob("*.js")} - {*own}
     for path in site.glob("*.js"):
         for name in re.findall(r'from "\./([\w.]+)"', path.read_text("utf-8")):
             assert (site / name).exists(), f"{path.name}: {name}"
