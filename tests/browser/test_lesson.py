@@ -522,6 +522,13 @@ def test_it_is_readable_by_all_and_at_all_widths(lesson):
         lesson.page.set_viewport_size({"width": width, "height": 700})
         wider = "() => document.documentElement.scrollWidth - innerWidth"
         assert lesson.page.evaluate(wider) <= 0
+    assert lesson.page.locator("nav").bounding_box()["height"] < 130  # of 700
+    lesson.page.evaluate(
+        "() => scrollTo(0, document.querySelector('.buttons').offsetTop - 660)"
+    )
+    lesson.ask()
+    box = lesson.at("verdict").bounding_box()
+    assert 0 < box["y"] < 700 - box["height"]
     lesson.page.set_viewport_size({"width": 1280, "height": 860})
 
 

@@ -47,6 +47,7 @@ function go() {
   part.work.hidden = open.extra !== "";
   editor.set(notes.of(open).code ?? open.stub);
   say("", "");
+  if (notes.of(open).solved) part.more.append(...tellNext()); // they come back, and go on
   tell("");
   showHints();
   showReset();
@@ -87,6 +88,7 @@ async function check() {
   say(found.passed ? "right" : "wrong", found.sentence);
   shown = found;
   showMore();
+  scrollToVerdict();
   showList();
 }
 
@@ -96,6 +98,7 @@ async function run() {
   say("ran", found.sentence);
   shown = found;
   showMore();
+  scrollToVerdict();
 }
 
 /* Return the result from Python, or null if there is none. */
@@ -182,6 +185,12 @@ function say(kind, sentence) {
   part.verdict.textContent = sentence;
   part.more.replaceChildren();
   shown = null;
+}
+
+/* On a phone the editor and the buttons fill the window. */
+function scrollToVerdict() {
+  const { bottom } = part.verdict.getBoundingClientRect();
+  if (bottom > 0.8 * innerHeight) part.verdict.scrollIntoView({ block: "center" });
 }
 
 function showMore() {
