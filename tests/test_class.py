@@ -160,6 +160,9 @@ def test_saved_work_and_zips_are_graded_like_folders(tmp_path):
     with ZipFile(inner, "w") as file:
         file.writestr("src/one_score.py", SCORE)
         file.writestr("__MACOSX/src/._one_score.py", "1 / 0")
+    nested = inner.read_bytes()
+    with ZipFile(inner, "a") as file:
+        file.writestr("again.zip", nested)  # might contain itself
     with ZipFile(tmp_path / "class.zip", "w") as file:
         file.writestr("hw1/ada/regard-work.json", save_work(one_score=SCORE, scores=""))
         file.writestr("hw1/ben.zip", inner.read_bytes())
@@ -177,6 +180,7 @@ def test_saved_work_and_zips_are_graded_like_folders(tmp_path):
         "one_score  2 of 3\n"
         "\n"
         f"dan.json: {NOT_A_NAME}"
+        f"ben.zip/again.zip: {NOT_A_NAME}"
         "not graded, because it was not assigned: scores (1)\n"
     )
     (tmp_path / "ada.json").write_text(save_work(**{"../softmx": "1"}))

@@ -545,6 +545,11 @@ def test_a_site_without_python_still_teaches_and_says_what_is_missing(
             "Python is missing: put Pyodide and its NumPy wheel into the folder "
             "pyodide/ next to index.html."
         )
+        lesson.page.evaluate(
+            "() => { Storage.prototype.setItem = () => { throw new Error(); }; }"
+        )
+        lesson.at("code").fill("kept nowhere")
+        assert lesson.text("told").startswith("This browser stores nothing: save your ")
         assert (
             "exp(scores[i, j])" in lesson.page.locator("article:visible").inner_text()
         )
