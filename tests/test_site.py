@@ -154,6 +154,13 @@ def test_the_page_has_every_lesson_and_asks_no_other_host(site):
     assert "'unsafe-eval'" not in policy
 
 
+def test_the_page_asks_for_its_modules_at_once(site):
+    page = (site / "index.html").read_text("utf-8")
+    asked = {"lesson.js", *re.findall(r'<link rel="modulepreload" href="(.*?)">', page)}
+    own = ("worker.js",)  # of another thread
+    assert asked == {x.name for x in site.glob("*.js")} - {*own}
+
+
 def test_every_exercise_links_to_its_lesson_and_back(site):
     page = (site / "index.html").read_text("utf-8")
     articles = re.findall(r'data-lesson="(\w+)".*?href="(lessons/\w+\.html)"', page, re.DOTALL)  # fmt: skip
@@ -167,11 +174,7 @@ def test_every_exercise_links_to_its_lesson_and_back(site):
         assert not re.search(r"<script|https?://|# %%", lesson)
 
 
-def test_modules_import_what_the_site_has_and_the_page_asks_for_them_at_once(site):
-    page = (site / "index.html").read_text("utf-8")
-    asked = {"lesson.js", *re.findall(r'<link rel="modulepreload" href="(.*?)">', page)}
-    own = ("worker.js",)  # of another thread
-    assert asked == {x.name for x in site.glob("*.js")} - {*own}
+def test_modules_import_what_the_site_has(site):
     for path in site.glob("*.js"):
         for name in re.findall(r'from "\./([\w.]+)"', path.read_text("utf-8")):
             assert (site / name).exists(), f"{path.name}: {name}"
