@@ -9,6 +9,7 @@ import sys
 from io import StringIO
 from pathlib import Path
 from urllib.request import urlopen
+from zipfile import ZipFile
 
 import pytest
 from click.testing import CliRunner
@@ -18,6 +19,7 @@ from regard.errors import FileError
 from regard.learn.exercise import list_exercises
 from regard.learn.grade_class import explain_name, grade_folder, grade_submissions
 from regard.learn.notebook_file import drop_magics, read_code_cells
+from regard.learn.submissions import open_submissions
 
 DOCS = Path(__file__).parent.parent / "docs"
 COURSE = {exercise.name: exercise for exercise in list_exercises()}
@@ -27,6 +29,9 @@ def softmax(scores):
     e = np.exp(scores - scores.max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True)
 """
+
+
+NOT_A_NAME = "this is not the name of an exercise; it is not graded.\n"
 
 
 def write_notebook(path, *cells):
@@ -124,16 +129,86 @@ def test_every_learner_has_a_row_for_every_exercise_in_the_table(graded):
 
 def test_the_assigned_exercises_can_be_named(submissions):
     report = grade_folder(submissions, COURSE, assigned=("attend",))
-    found = {(row.learner, row.status) for row in report.rows if row.exercise}
+    found = {
+        (row.learner, row.status) for row in report.rows if row.exercise == "attend"
+    }
     assert found == {("ada", "missing"), ("ben", "missing"), ("cyd", "missing")}
     (row,) = [row for row in report.rows if row.file == "ada/one_score.py"]
+    assert (row.exercise, row.status) == ("one_score", "unassigned")
     assert row.sentence == (
         "one_score is not one of the assigned exercises; it is not graded."
     )
+    assert report.summarize().endswith(
+        "\nnot graded, because it was not assigned: one_score (2), softmax (1)\n"
+    )
+    assert report.count("exercise").keys() == {"attend"}
     with pytest.raises(FileError, match='no exercise "atend", expected one of one_sc'):
         grade_folder(submissions, COURSE, assigned=("atend",))
     with pytest.raises(FileError, match="there is no folder"):
         grade_folder(submissions / "nobody", COURSE)
+
+
+def save_work(**codes):
+    """Return a file as the site saves it; test_lesson.py grades a real one."""
+    exercises = {name: {"code": code, "hints": 1} for name, code in codes.items()}
+    told = {"format": "regard-learn-work-1", "exercises": exercises}
+    return json.dumps(told | {"extra": 1})
+
+
+def test_saved_work_and_zips_are_graded_like_folders(tmp_path):
+    inner = tmp_path / "inner.zip"
+    with ZipFile(inner, "w") as file:
+        file.writestr("src/one_score.py", SCORE)
+        file.writestr("__MACOSX/src/._one_score.py", "1 / 0")
+    nested = inner.read_bytes()
+    with ZipFile(inner, "a") as file:
+        file.writestr("again.zip", nested)  # might contain itself
+    with ZipFile(tmp_path / "class.zip", "w") as file:
+        file.writestr("hw1/ada/regard-work.json", save_work(one_score=SCORE, scores=""))
+        file.writestr("hw1/ben.zip", inner.read_bytes())
+        file.writestr("hw1/cyd/", "")
+        file.writestr("hw1/dan.json", save_work())
+    command = ["learn", "grade", str(tmp_path / "class.zip"), "--exercise", "one_score"]
+    done = CliRunner().invoke(main, command)
+    assert done.output == (
+        "learner  right\n"
+        "ada      1 of 1\n"
+        "ben      1 of 1\n"
+        "cyd      0 of 1   missing: one_score\n"
+        "\n"
+        "exercise   right\n"
+        "one_score  2 of 3\n"
+        "\n"
+        f"dan.json: {NOT_A_NAME}"
+        f"ben.zip/again.zip: {NOT_A_NAME}"
+        "not graded, because it was not assigned: scores (1)\n"
+    )
+    (tmp_path / "ada.json").write_text(save_work(**{"../softmx": "1"}))
+    done = CliRunner().invoke(main, ["learn", "grade", str(tmp_path / "ada.json")])
+    assert done.output.endswith("ada.json/.._softmx.py: " + NOT_A_NAME)
+
+
+def test_a_zip_stays_in_its_place_and_may_not_be_huge(tmp_path, monkeypatch):
+    with ZipFile(tmp_path / "a.zip", "w") as file:
+        for name in ("../../up.py", "/root.py", "c:\\..\\x.py", "ada/more.zip"):
+            file.writestr(name, "1")
+    with open_submissions(tmp_path / "a.zip") as handed:
+        places = [x.path for x in handed.files]
+        assert [x.file for x in handed.files] == [
+            *("root.py", "up.py", "ada/more.zip", "c:/x.py")
+        ]
+        assert (
+            len({x.parents[1 + (x.parent.name in ("ada", "c:"))] for x in places}) == 1
+        )
+    assert not any(x.exists() for x in places)
+    (tmp_path / "a.zip").rename(tmp_path / "softmax.zip")
+    monkeypatch.setattr("regard.learn.submissions.MANY", 3)
+    with pytest.raises(
+        FileError, match=r"has 4 files of 4 bytes, expected at most 3 f"
+    ):
+        grade_folder(tmp_path / "softmax.zip", COURSE)
+    with open_submissions(tmp_path) as handed:  # is reported as any other file
+        assert [x.file for x in handed.files] == ["softmax.zip"]
 
 
 def test_the_json_of_the_page_is_what_is_printed():
@@ -144,7 +219,7 @@ def test_the_json_of_the_page_is_what_is_printed():
     table = page.partition("| status |")[2].partition("\n\n")[0]
     statuses = re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
     assert re.findall(r"\w+", " ".join(statuses)) == [
-        *("right", "wrong", "unwritten", "missing", "misnamed")
+        *("right", "wrong", "unwritten", "missing", "misnamed", "unassigned")
     ]
     told = json.loads(answer)
     space = {}

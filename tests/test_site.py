@@ -154,13 +154,20 @@ def test_the_page_has_every_lesson_and_asks_no_other_host(site):
     assert "'unsafe-eval'" not in policy
 
 
+def test_the_page_asks_for_its_modules_at_once(site):
+    page = (site / "index.html").read_text("utf-8")
+    asked = {"lesson.js", *re.findall(r'<link rel="modulepreload" href="(.*?)">', page)}
+    own = ("worker.js",)  # of another thread
+    assert asked == {x.name for x in site.glob("*.js")} - {*own}
+
+
 def test_every_exercise_links_to_its_lesson_and_back(site):
     page = (site / "index.html").read_text("utf-8")
     articles = re.findall(r'data-lesson="(\w+)".*?href="(lessons/\w+\.html)"', page, re.DOTALL)  # fmt: skip
     assert [name for name, _ in articles] == list(ORDER)
     for name, place in articles:
         lesson = (site / place).read_text("utf-8")
-        assert f'<a href="../index.html#{name}">{name}</a>' in lesson
+        assert f'<a href="../#{name}" target="course">{name}</a>' in lesson
         assert 'class="language-python"' in lesson
         assert "assert" in lesson
         assert "default-src 'none'" in lesson

@@ -22,6 +22,7 @@ from window import PIXELS, is_own
 from regard.learn.build_site import build_site
 from regard.learn.course import ORDER
 from regard.learn.exercise import read_exercise
+from regard.learn.grade_class import grade_folder
 
 FOLDER = os.environ.get("REGARD_PYODIDE")
 pytestmark = pytest.mark.skipif(
@@ -260,7 +261,7 @@ def test_every_exercise_loads_and_knows_right_from_wrong(lesson):
     assert max(times) < LATER * busy()
 
 
-def test_the_first_steps_of_a_student(browser, site):
+def test_the_first_steps_of_a_student(browser, site, tmp_path):
     with open_lesson(browser, site) as lesson:
         lesson.page.goto(lesson.url)  # the first exercise is open
         lesson.page.wait_for_selector("li[data-name=one_score] [aria-current]")
@@ -294,7 +295,52 @@ def test_the_first_steps_of_a_student(browser, site):
         lesson.at("reset").click()  # undo
         assert lesson.at("code").input_value() == mine
         assert lesson.text("reset") == "Reset"
+
+        with lesson.page.expect_download() as download:
+            lesson.at("save").click()
+        assert download.value.suggested_filename == "regard-work.json"
+        saved = tmp_path / "ada.json"
+        download.value.save_as(saved)
         lesson.page.context.unroute_all(behavior="ignoreErrors")
+    check_saved_work(browser, site, saved, mine)
+
+
+def check_saved_work(browser, site, saved, mine):
+    """Open saved work on another computer, and hand it in."""
+    with open_lesson(browser, site) as lesson:
+        lesson.page.context.route("**/pyodide/**", lambda _: None)
+        lesson.go("one_score")
+        lesson.at("file").set_input_files(saved)
+        lesson.page.wait_for_function(
+            "() => document.querySelector('[data-at=told]').textContent"
+        )
+        assert lesson.text("told") == "Opened ada.json: 2 exercises."
+        assert lesson.at("code").input_value() == mine
+        assert lesson.at("hints").locator("li").count() == 2
+        assert lesson.text("done") == f"1 of {len(ORDER)} solved"
+
+        lesson.at("code").fill("newer")
+        asked = []
+        lesson.page.once("dialog", lambda x: (asked.append(x.message), x.dismiss()))
+        lesson.at("file").set_input_files(saved)
+        title = read_exercise("one_score").title
+        for _ in range(100):
+            if asked:
+                break
+            lesson.page.wait_for_timeout(50)
+        assert asked == [f"This replaces your code of: {title}."]
+        assert lesson.at("code").input_value() == "newer"
+        wrong = saved.with_name("other.json")
+        wrong.write_text('{"format": "another"}')
+        lesson.at("file").set_input_files(wrong)
+        lesson.page.get_by_text(
+            "That is not saved work: choose a regard-work"
+        ).wait_for()
+        lesson.page.context.unroute_all(behavior="ignoreErrors")
+    course = {name: read_exercise(name) for name in ORDER}
+    rows = grade_folder(saved, course, assigned=("one_score",)).rows
+    found = [(row.learner, row.exercise, row.status) for row in rows]
+    assert found == [("ada", "one_score", "right"), ("ada", "scores", "unassigned")]
 
 
 def test_opened_as_a_file_the_page_says_what_to_do(browser, tmp_path):
@@ -405,8 +451,8 @@ def test_the_editor_is_used_with_keys_alone(lesson):
     keys.press("Enter")
     keys.type("if x:")
     keys.press("Enter")
+    keys.press("Backspace")
     keys.type("y")
-    keys.press("Shift+Tab")
     keys.press("End")
     keys.press("Tab")
     assert code.input_value() == "def f(x):\n    if x:\n    y   "
@@ -437,6 +483,21 @@ def test_what_needs_a_real_python_says_so(lesson):
     assert not lesson.at("note").is_visible()
 
 
+def test_a_lesson_has_its_own_tab_and_leads_back(lesson):
+    lesson.go("softmax")
+    with lesson.page.context.expect_page() as opened:
+        lesson.page.locator("article:visible a[target=lesson]").click()
+    tab = opened.value
+    tab.wait_for_load_state()
+    assert "/lessons/" in tab.url
+    assert lesson.text("title").endswith(read_exercise("softmax").title)
+    tab.get_by_role("link", name="scaling").click()
+    lesson.page.wait_for_selector("li[data-name=scaling] [aria-current]")
+    assert lesson.at("state").get_attribute("data-state") == "ready"  # not loaded anew
+    assert len(lesson.page.context.pages) == 2
+    tab.close()
+
+
 def test_it_is_readable_by_all_and_at_all_widths(lesson):
     lesson.go("softmax")
     lesson.ask(
@@ -461,6 +522,13 @@ def test_it_is_readable_by_all_and_at_all_widths(lesson):
         lesson.page.set_viewport_size({"width": width, "height": 700})
         wider = "() => document.documentElement.scrollWidth - innerWidth"
         assert lesson.page.evaluate(wider) <= 0
+    assert lesson.page.locator("nav").bounding_box()["height"] < 130  # of 700
+    lesson.page.evaluate(
+        "() => scrollTo(0, document.querySelector('.buttons').offsetTop - 660)"
+    )
+    lesson.ask()
+    box = lesson.at("verdict").bounding_box()
+    assert 0 < box["y"] < 700 - box["height"]
     lesson.page.set_viewport_size({"width": 1280, "height": 860})
 
 
@@ -477,6 +545,11 @@ def test_a_site_without_python_still_teaches_and_says_what_is_missing(
             "Python is missing: put Pyodide and its NumPy wheel into the folder "
             "pyodide/ next to index.html."
         )
+        lesson.page.evaluate(
+            "() => { Storage.prototype.setItem = () => { throw new Error(); }; }"
+        )
+        lesson.at("code").fill("kept nowhere")
+        assert lesson.text("told").startswith("This browser stores nothing: save your ")
         assert (
             "exp(scores[i, j])" in lesson.page.locator("article:visible").inner_text()
         )
@@ -499,9 +572,18 @@ def test_a_course_of_a_teacher_runs_and_is_never_markup(browser, tmp_path):
         assert lesson.ask("def one_score(q, k): return q @ k")[0] == "Right."
         kept = json.loads(lesson.page.evaluate("() => Object.values(localStorage)[0]"))
         assert kept["exercises"]["mine"]["solved"]
+        lost = lambda route: route.fulfill(status=404, body="")  # noqa: E731
+        lesson.page.context.route("**/pyodide/numpy*", lost)
         said, _ = lesson.ask("import os; os._exit(1)")  # last: Python starts again
         assert said.startswith("Python crashed and is restarting")
         lesson.page.wait_for_selector("[data-at=state][data-state=loading]")
+        lesson.page.wait_for_selector(
+            "[data-at=state][data-state=failed]", timeout=BOOT
+        )
+        assert lesson.text("state").startswith("NumPy did not load: ")
+        assert "Reload the page." in lesson.text("state")
+        lesson.troubles = [x for x in lesson.troubles if "numpy" not in x.lower()]
+        lesson.page.context.unroute_all(behavior="ignoreErrors")
 
 
 def test_a_learner_who_is_stuck_stops_the_check(lesson):

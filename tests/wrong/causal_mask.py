@@ -85,3 +85,32 @@ def minus_a_billion(scores):
     masked = scores.copy()
     masked[np.triu_indices(len(scores), k=1)] = -1e9
     return weigh(masked)
+
+
+def plus_a_billion(scores):
+    """Hidden scores are a large positive number"""
+    masked = scores.copy()
+    masked[np.triu_indices(len(scores), k=1)] = 1e8
+    return weigh(masked)
+
+
+def adds_a_billion(scores):
+    """A large number is added above the diagonal"""
+    return weigh(scores + 1e8 * (1 - np.tri(len(scores))))
+
+
+def punishes_the_past(scores):
+    """or subtracted elsewhere, so the future"""
+    return weigh(scores - 1e8 * np.tri(len(scores)))
+
+
+def strict_with_a_billion(scores):
+    """its whole row is one finite number"""
+    n = len(scores)
+    i, j = np.arange(n)[:, None], np.arange(n)
+    return weigh(np.where(j < i, scores, -1e10))
+
+
+def subtracts_on_the_diagonal(scores):
+    """subtracted on the diagonal too"""
+    return weigh(scores - 1e8 * np.triu(np.ones(scores.shape)))

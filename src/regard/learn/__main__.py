@@ -221,14 +221,16 @@ def grade_class(
     csv: str | None,
     json: bool,
 ) -> None:
-    """Grade a class: a folder per learner, or JSON of a learning platform.
+    """Grade a class: a folder or zip of submissions, or JSON of a learning platform.
 
-    SUBMISSIONS is a folder, a JSON file, or - for JSON from standard input.
+    SUBMISSIONS has a folder per learner. It is a folder, a zip, a file saved in the
+    browser, a JSON file, or - for JSON from standard input.
     """
     from regard.learn.grade_class import grade_folder, grade_submissions  # noqa: PLC0415
+    from regard.learn.submissions import is_request  # noqa: PLC0415
 
     course = ctx.obj.exercises
-    if submissions != "-" and not Path(submissions).is_file():
+    if submissions != "-" and not is_request(Path(submissions)):
         names = [] if learners is None else learners.read().split("\n")
         roster = [x.strip() for x in names if x.strip()]
         report = grade_folder(

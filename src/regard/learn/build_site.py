@@ -136,7 +136,8 @@ def write_lesson(exercise: Exercise) -> str:
     """Return the text of an exercise, and a link to its lesson, as HTML."""
     html, lesson = write_html(exercise.text), find_lesson(exercise.name)
     if lesson is not None and exercise.path.parent == FOLDER:
-        link = f'<a href="lessons/{lesson.path.stem}.html">{escape(lesson.title)}</a>'
+        place = f"lessons/{lesson.path.stem}.html"
+        link = f'<a href="{place}" target="lesson">{escape(lesson.title)}</a>'
         html += f'<p class="facts">Lesson: {link}</p>\n'
     return f'<article data-lesson="{escape(exercise.name)}" hidden>\n{html}</article>'
 
@@ -144,7 +145,7 @@ def write_lesson(exercise: Exercise) -> str:
 def write_lesson_page(lesson: Lesson) -> str:
     """Return a lesson as a page of the site, with links to its exercises."""
     links = ", ".join(
-        f'<a href="../index.html#{name}">{name}</a>' for name in lesson.exercises
+        f'<a href="../#{name}" target="course">{name}</a>' for name in lesson.exercises
     )
     text = write_markdown(lesson).rpartition(EXERCISES)[0]
     return PAGE.format(title=escape(lesson.title), html=write_html(text), links=links)

@@ -9,6 +9,7 @@ One row per learner and exercise has a status:
 
     right, wrong    graded               unwritten    the stub was handed in
     missing         nothing handed in    misnamed     a file that is no exercise
+    unassigned      a file of an exercise that was not assigned; not graded
 
 The files run in separate processes, several at a time. The JSON is described in
 docs/learn.md.
@@ -24,7 +25,7 @@ import os
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
@@ -36,20 +37,11 @@ from regard.errors import FileError
 from regard.learn.exercise import Exercise
 from regard.learn.grade_file import Attempt, attempt
 from regard.learn.notebook_file import read_code_cells
+from regard.learn.submissions import Submission, open_submissions
 
 FORMAT = "regard-learn-1"
 SUFFIXES = (".py", ".ipynb")
-SKIPPED = ("progress.json",)  # written by regard learn
 LARGE = 2**20  # bytes of a misnamed file that are searched for a function
-
-
-@dataclass(frozen=True)
-class Submission:
-    """A file that a learner handed in."""
-
-    learner: str
-    path: Path
-    file: str  # as shown in the report
 
 
 @dataclass(frozen=True)
@@ -58,7 +50,7 @@ class ResultRow:
 
     learner: str
     exercise: str
-    status: str  # right, wrong, unwritten, missing or misnamed
+    status: str  # right, wrong, unwritten, missing, misnamed or unassigned
     mistake: str = ""
     sentence: str = ""
     call: str = ""
@@ -73,7 +65,7 @@ class ClassReport:
 
     def count(self, part: str) -> dict[str, dict[str, Any]]:
         """Return how many are right, and of how many, by learner or by exercise."""
-        named = [row for row in self.rows if row.exercise]
+        named = [row for row in self.rows if is_due(row)]
         pairs: dict[str, dict[tuple[str, str], list[str]]] = {}
         for row in named:
             found = pairs.setdefault(getattr(row, part), {})
@@ -109,6 +101,12 @@ class ClassReport:
             lines.append("")
         misnamed = [row for row in self.rows if row.status == "misnamed"]
         lines += [f"{row.file}: {row.sentence}" for row in misnamed]
+        unassigned = Counter(
+            row.exercise for row in self.rows if row.status == "unassigned"
+        )
+        if unassigned:
+            names = ", ".join(f"{name} ({n})" for name, n in unassigned.items())
+            lines.append(f"not graded, because it was not assigned: {names}")
         return "\n".join(lines).rstrip() + "\n"
 
     def explain(self, part: str, name: str) -> str:
@@ -160,35 +158,18 @@ def grade_folder(
     assigned: Sequence[str] = (),
     learners: Iterable[str] = (),
 ) -> ClassReport:
-    """Grade a folder that has one folder per learner, or the files of one learner.
+    """Grade a folder per learner, the files of one learner, a zip, or saved work.
 
     assigned: names of exercises; by default, those that somebody handed in
     learners: names that get rows even without a folder
     """
-    if not folder.is_dir():
+    if not folder.exists():
         raise FileError(
             f"there is no folder {folder}, expected one with a folder per learner."
         )
-    known = [*learners]
-    known += [x.name for x in sorted(folder.iterdir()) if x.is_dir() and is_shown(x)]
-    return grade_all(list_submissions(folder), course, assigned, known)
-
-
-def is_shown(path: Path) -> bool:
-    """Return whether a name belongs to a learner, not to a tool."""
-    return not path.name.startswith((".", "__"))
-
-
-def list_submissions(folder: Path) -> Iterator[Submission]:
-    """Yield the files of all learners, except those that tools write."""
-    for place, folders, names in os.walk(folder):  # does not follow links
-        folders[:] = sorted(x for x in folders if is_shown(Path(x)))
-        for name in sorted(names):
-            path = Path(place) / name
-            if is_shown(path) and name not in SKIPPED and ".old" not in path.suffix:
-                inner = path.relative_to(folder)
-                learner = inner.parts[0] if len(inner.parts) > 1 else ""
-                yield Submission(learner, path, inner.as_posix())
+    with open_submissions(folder) as handed:
+        known = [*learners, *handed.learners]
+        return grade_all(handed.files, course, assigned, known)
 
 
 def grade_submissions(text: str, course: Mapping[str, Exercise]) -> ClassReport:
@@ -257,15 +238,12 @@ def grade_all(
         if wanted and (not assigned or one.path.stem in assigned):
             graded.append(one)
         else:
-            said = explain_name(one.path, course)
-            rows.append(
-                ResultRow(one.learner, "", "misnamed", sentence=said, file=one.file)
-            )
+            rows.append(refuse_file(one, course))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         found = pool.map(lambda one: attempt(course[one.path.stem], one.path), graded)
         pairs = zip(graded, found, strict=True)
         rows += [make_row(one, result) for one, result in pairs]
-    handed = {(row.learner, row.exercise) for row in rows if row.exercise}
+    handed = {(row.learner, row.exercise) for row in rows if is_due(row)}
     due = [x for x in course if x in (assigned or {name for _, name in handed})]
     everyone = {
         *learners,
@@ -280,6 +258,19 @@ def grade_all(
     order = {name: i for i, name in enumerate(course)}
     rows.sort(key=lambda x: (x.learner, order.get(x.exercise, len(order)), x.file))
     return ClassReport(tuple(rows))
+
+
+def is_due(row: ResultRow) -> bool:
+    """Return whether a row is of an assigned exercise."""
+    return row.status not in ("misnamed", "unassigned")
+
+
+def refuse_file(one: Submission, course: Mapping[str, Exercise]) -> ResultRow:
+    """Return the row of a file that is not graded."""
+    said, name = explain_name(one.path, course), one.path.stem
+    if one.path.suffix in SUFFIXES and name in course:
+        return ResultRow(one.learner, name, "unassigned", sentence=said, file=one.file)
+    return ResultRow(one.learner, "", "misnamed", sentence=said, file=one.file)
 
 
 def make_row(one: Submission, found: Attempt) -> ResultRow:

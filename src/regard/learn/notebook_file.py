@@ -7,7 +7,7 @@ A cell that fails does not stop the others, because notebooks contain experiment
 if the function is missing at the end is the first error reported. Lines for IPython,
 such as %timeit, !pip or name?, become comments.
 
-Next: grade_class.py
+Next: submissions.py
 """
 
 from __future__ import annotations

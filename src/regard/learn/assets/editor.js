@@ -1,4 +1,4 @@
-/* A text area for Python code: Tab indents, Enter keeps the indent.
+/* A text area for Python code: Tab indents, Enter keeps the indent, Backspace removes one.
 
    After Escape, Tab leaves the editor, so that there is no keyboard trap.
 
@@ -31,6 +31,7 @@ export function attachEditor(area, lines, { onChange, onCheck, onRun }) {
     else if (key === "Enter" && shiftKey) act(event, onRun);
     else if (ctrlKey || metaKey) return;
     else if (key === "Enter") act(event, () => breakLine(area));
+    else if (key === "Backspace" && isIndented(area)) act(event, () => indent(area, true));
     else if (key === "Tab" && !leaving) act(event, () => indent(area, shiftKey));
     else if (key !== "Shift" && key !== "Tab") leaving = false;
   });
@@ -62,6 +63,12 @@ function breakLine(area) {
   const line = before.slice(before.lastIndexOf("\n") + 1);
   const deeper = /:\s*(#.*)?$/.test(line) ? INDENT : "";
   insert(area, `\n${line.match(/^ */)[0]}${deeper}`);
+}
+
+/* Return whether there are only spaces, a whole indent of them, before the caret. */
+function isIndented({ selectionStart: from, selectionEnd: to, value }) {
+  const before = value.slice(value.lastIndexOf("\n", from - 1) + 1, from);
+  return from === to && /^( {4})+$/.test(before);
 }
 
 function indent(area, back) {

@@ -11,12 +11,14 @@ import { listExercises, make, quote } from "./course.js";
 import { attachEditor } from "./editor.js";
 import { Notes } from "./notes.js";
 import { Python } from "./python.js";
+import { FILE, findConflicts, joinWork, readWork, saveWork } from "./saved_work.js";
 
 const part = Object.fromEntries([...document.querySelectorAll("[data-at]")].map((x) => [x.dataset.at, x]));
 part.unserved.remove();
+window.name = "course"; // links of the lessons, which open in a tab of their own, come back to this one
 const notes = new Notes();
+const python = new Python(showState); // first: it takes longest
 const exercises = await readExercises();
-const python = new Python(showState);
 const editor = attachEditor(part.code, part.lines, { onChange: keep, onCheck: check, onRun: run });
 let open = null; // the current exercise
 let shown = null; // the last grade, redrawn when the theme changes
@@ -45,6 +47,8 @@ function go() {
   part.work.hidden = open.extra !== "";
   editor.set(notes.of(open).code ?? open.stub);
   say("", "");
+  if (notes.of(open).solved) part.more.append(...tellNext()); // they come back, and go on
+  tell("");
   showHints();
   showReset();
   showList();
@@ -73,6 +77,7 @@ function showList() {
 
 function keep(code) {
   notes.change(open, { code: code === open.stub ? undefined : code });
+  if (!notes.stored) tell("This browser stores nothing: save your work to a file before you close the page.");
   showReset();
 }
 
@@ -83,6 +88,7 @@ async function check() {
   say(found.passed ? "right" : "wrong", found.sentence);
   shown = found;
   showMore();
+  scrollToVerdict();
   showList();
 }
 
@@ -92,6 +98,7 @@ async function run() {
   say("ran", found.sentence);
   shown = found;
   showMore();
+  scrollToVerdict();
 }
 
 /* Return the result from Python, or null if there is none. */
@@ -145,6 +152,32 @@ function showReset() {
   part.reset.textContent = canUndo() ? "Undo reset" : "Reset";
 }
 
+/* ---- work in a file */
+
+function save() {
+  saveWork(notes);
+  tell(`Saved as ${FILE}, in your downloads. Open it on another computer, or hand it in.`);
+}
+
+async function openWork() {
+  const [file] = part.file.files;
+  part.file.value = ""; // so that the same file can be chosen again
+  try {
+    const work = readWork(await file.text(), exercises);
+    const titles = findConflicts(work, notes).map(([{ title }]) => title);
+    if (titles.length && !confirm(`This replaces your code of: ${titles.join("; ")}.`)) return;
+    for (const [exercise, one] of work) notes.change(exercise, joinWork(notes.of(exercise), one));
+    go();
+    tell(`Opened ${file.name}: ${work.size} ${work.size === 1 ? "exercise" : "exercises"}.`);
+  } catch (error) {
+    tell(error.message);
+  }
+}
+
+function tell(sentence) {
+  part.told.textContent = sentence;
+}
+
 /* ---- output */
 
 function say(kind, sentence) {
@@ -152,6 +185,12 @@ function say(kind, sentence) {
   part.verdict.textContent = sentence;
   part.more.replaceChildren();
   shown = null;
+}
+
+/* On a phone the editor and the buttons fill the window. */
+function scrollToVerdict() {
+  const { bottom } = part.verdict.getBoundingClientRect();
+  if (bottom > 0.8 * innerHeight) part.verdict.scrollIntoView({ block: "center" });
 }
 
 function showMore() {
@@ -191,6 +230,9 @@ part.run.addEventListener("click", run);
 part.stop.addEventListener("click", () => python.stop("Stopped. Your code is unchanged."));
 part.hint.addEventListener("click", hint);
 part.reset.addEventListener("click", reset);
+part.save.addEventListener("click", save);
+part.open.addEventListener("click", () => part.file.click());
+part.file.addEventListener("change", openWork);
 part.theme.addEventListener("click", () => {
   notes.theme = isDark() ? "light" : "dark";
   setTheme(notes.theme);

@@ -2,13 +2,14 @@
 
      notes.of(exercise)    { code, before, hints, solved }, all optional
 
-   Next: course.js */
+   Next: saved_work.js */
 
 const PLACE = `regard-learn ${new URL("./", location.href).pathname}`;
 
 export class Notes {
   constructor() {
     this.kept = read();
+    this.stored = true; // false if the browser refuses to store them
   }
 
   of({ name }) {
@@ -19,6 +20,10 @@ export class Notes {
     this.kept = { ...this.kept, ...read() }; // another tab may have written
     const exercises = { ...this.kept.exercises, [exercise.name]: { ...this.of(exercise), ...changes } };
     this.write({ exercises });
+  }
+
+  get exercises() {
+    return this.kept.exercises ?? {};
   }
 
   get at() {
@@ -41,8 +46,9 @@ export class Notes {
     this.kept = { ...this.kept, ...read(), ...changes };
     try {
       localStorage.setItem(PLACE, JSON.stringify(this.kept));
+      this.stored = true;
     } catch {
-      // localStorage may be disabled; the notes then last until the page is closed
+      this.stored = false; // localStorage is disabled or full; the notes last until the page is closed
     }
   }
 }

@@ -153,6 +153,30 @@ def mistake_plus_infinity(scores):
     return softmax(np.where(np.tri(len(scores)) > 0, scores, np.inf))
 
 
+def mistake_plus_finite(scores):
+    """Hidden scores are a large positive number, so the future gets all of the weight:
+    make them -inf."""
+    return softmax(np.where(np.tri(len(scores)) > 0, scores, 1e9))
+
+
+def mistake_added(scores):
+    """A large number is added above the diagonal, or subtracted elsewhere, so the
+    future gets all of the weight: set the scores above the diagonal to -inf."""
+    return softmax(scores + np.triu(np.full(scores.shape, 1e9), 1))
+
+
+def mistake_not_itself_finite(scores):
+    """Token i does not see itself, and the first token sees all tokens equally, because
+    its whole row is one finite number: allow j <= i, and use -np.inf."""
+    return softmax(np.where(np.tri(len(scores), k=-1) > 0, scores, -1e9))
+
+
+def mistake_not_itself_subtracted(scores):
+    """A large number is subtracted on the diagonal too, so token i does not see itself:
+    hide only j > i, np.triu with k=1, and use -np.inf."""
+    return softmax(scores - np.triu(np.full(scores.shape, 1e9)))
+
+
 def mistake_equal_weights(scores):
     """All visible tokens have the same weight: it comes from the softmax of their
     scores."""
