@@ -20,10 +20,12 @@ from search_model import make
 from regard.__main__ import main
 from regard.ablate.attribute_heads import attribute_heads
 from regard.ablate.search_heads import search_heads
-from regard.atlas.pairs import Pair
+from regard.atlas.pairs import Pair, PairShard
 from regard.atlas.runners import RunnerOptions
 from regard.atlas.search_pairs import search_pairs
-from regard.atlas.search_results import PairSearch, read_search
+from regard.atlas.search_results import PairSearch, read_search, unpack_shard
+from regard.atlas.search_settings import SearchSettings
+from regard.atlas.search_worker import SearchWorker
 from regard.errors import FileError, OptionError
 from regard.seen import watch
 
@@ -121,60 +123,14 @@ def test_the_files_hold_the_numbers(plain, folder):
     assert [int(x["line"]) for x in rows] == list(range(1, 11))
 
 
-@pytest.mark.slow
-def test_a_pool_gives_the_same_bits_and_sets_aside_what_kills_its_process(
-    tmp_path, plain, monkeypatch
-):
-    monkeypatch.setattr("regard.atlas.supervisor.LIVES", 1)
-    pairs = [*PAIRS, Pair("a KILLER", "b KILLER", "A", "B")]
-    found = search_pairs(MODEL, pairs, tmp_path, crew=RunnerOptions(workers=2))
-    check_same(plain, found)
-    assert found.aside == ((11, "it ended its process, again and again"),)
-
-
-@pytest.mark.slow
-def test_ray_gives_the_same_bits(tmp_path, plain, monkeypatch):
-    code = (
-        "import sys; from test_search_pairs import *\n"
-        "search_pairs(MODEL, PAIRS, sys.argv[1], crew=RunnerOptions(runner='ray', "
-        "workers=1))"
-    )
-    ray = {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"}
-    subprocess.run(
-        [sys.executable, "-c", code, tmp_path], env=ENV | ray, check=True, timeout=300
-    )
-    check_same(plain, read_search(tmp_path))
-
-
-def test_a_killed_search_goes_on_with_the_same_command_and_ends_with_the_same_bits(
-    tmp_path, plain, folder
-):
-    out = tmp_path / "b"
-    words = ["atlas", "search", MODEL, write_pairs(tmp_path / "pairs.jsonl")]
-    words += ["--out", str(out), "--runner", "loop"]
-    command = [sys.executable, "-m", "regard", *words]
-    driver = subprocess.Popen(command, env=ENV | {"SEARCH_SLOW": "0.03"})
-    deadline = time.monotonic() + 120
-    while not list(out.glob("results/*.json")) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    driver.send_signal(signal.SIGKILL)
-    assert driver.wait() == -signal.SIGKILL
-    (kept,) = out.glob("results/*.json")
-    before = kept.stat().st_mtime_ns
-    assert read_search(out).left == 6
-    assert "Pairs that were not run yet: 6" in str(read_search(out))
-
-    done = CliRunner().invoke(main, words)
-    assert done.exit_code == 0, done.output
-    assert kept.stat().st_mtime_ns == before
-    check_same(plain, read_search(out))
-    assert (out / "heads.csv").read_bytes() == (folder / "heads.csv").read_bytes()
-    table, _, end = done.output.partition("\n\n6 pairs were run now, in 0.")
-    assert table == str(read_search(out))
-    assert end.endswith(
-        f" minutes.\nAll heads: {out}/heads.csv, all pairs: {out}/pairs.csv\n"
-    )
-    assert read_search(out).lines == tuple(range(1, 20, 2))  # lines of the file
+def test_a_pair_that_killed_its_process_is_set_aside_by_the_next(plain):
+    """What the supervisor asks of a worker after that; test_atlas.py kills some."""
+    plan = SearchSettings(model=MODEL, pairs="", count=3)
+    pairs = (PAIRS[0], Pair("CRASH a", "CRASH b", "A", "B", line=7), PAIRS[1])
+    data = SearchWorker(plan)(PairShard(5, pairs), skip={pairs[1].digest})
+    found = unpack_shard(data)
+    assert found.aside == ((7, "it ended its process, again and again"),)
+    np.testing.assert_array_equal([x.changes for x in found.pairs], plain.changes[:2])
 
 
 def test_a_damaged_file_is_computed_again(tmp_path, plain):
@@ -302,3 +258,54 @@ def test_a_search_is_printed_as_a_table():
     few = str(make_search(7))
     assert "An interval needs at least 8 pairs." in few
     assert "*" not in few
+
+
+def test_a_killed_search_goes_on_with_the_same_command_and_ends_with_the_same_bits(
+    tmp_path, plain, folder
+):
+    out = tmp_path / "b"
+    words = ["atlas", "search", MODEL, write_pairs(tmp_path / "pairs.jsonl")]
+    words += ["--out", str(out), "--runner", "loop"]
+    command = [sys.executable, "-m", "regard", *words]
+    driver = subprocess.Popen(command, env=ENV | {"SEARCH_SLOW": "0.03"})
+    deadline = time.monotonic() + 120
+    while not list(out.glob("results/*.json")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    driver.send_signal(signal.SIGKILL)
+    assert driver.wait() == -signal.SIGKILL
+    (kept,) = out.glob("results/*.json")
+    before = kept.stat().st_mtime_ns
+    assert read_search(out).left == 6
+    assert "Pairs that were not run yet: 6" in str(read_search(out))
+
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
+    assert kept.stat().st_mtime_ns == before
+    check_same(plain, read_search(out))
+    assert (out / "heads.csv").read_bytes() == (folder / "heads.csv").read_bytes()
+    table, _, end = done.output.partition("\n\n6 pairs were run now, in 0.")
+    assert table == str(read_search(out))
+    assert end.endswith(
+        f" minutes.\nAll heads: {out}/heads.csv, all pairs: {out}/pairs.csv\n"
+    )
+    assert read_search(out).lines == tuple(range(1, 20, 2))  # lines of the file
+
+
+@pytest.mark.slow
+def test_a_pool_gives_the_same_bits(tmp_path, plain):
+    crew = RunnerOptions(workers=2)
+    check_same(plain, search_pairs(MODEL, PAIRS, tmp_path, crew=crew))
+
+
+@pytest.mark.slow
+def test_ray_gives_the_same_bits(tmp_path, plain, monkeypatch):
+    code = (
+        "import sys; from test_search_pairs import *\n"
+        "search_pairs(MODEL, PAIRS, sys.argv[1], crew=RunnerOptions(runner='ray', "
+        "workers=1))"
+    )
+    ray = {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"}
+    subprocess.run(
+        [sys.executable, "-c", code, tmp_path], env=ENV | ray, check=True, timeout=300
+    )
+    check_same(plain, read_search(tmp_path))
