@@ -142,8 +142,10 @@ def test_ray_gives_the_same_bits_with_one_actor_and_with_two(
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setenv("RAY_worker_niceness", "0")  # 15 starves beside other tests
     code = (
-        "import sys; from pathlib import Path; from regard.atlas.job import run_atlas\n"
-        "from regard.atlas.runners import RunnerOptions; from test_atlas import plan_for\n"
+        "import ray, sys; from pathlib import Path; from regard.atlas.job import run_atlas\n"
+        "from regard.atlas.runners import RunnerOptions, start_ray\n"
+        "from test_atlas import plan_for\n"
+        "start_ray(ray, RunnerOptions(runner='ray', workers=2))\n"  # once for both
         "for n in (1, 2): run_atlas(Path(sys.argv[2]) / str(n), plan=plan_for(sys.argv[1]),"
         " crew=RunnerOptions(runner='ray', workers=n))"
     )

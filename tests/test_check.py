@@ -138,16 +138,16 @@ def test_every_case_has_a_mistake_that_it_names():
 
 @pytest.mark.slow
 def test_verdicts_do_not_depend_on_the_seed():
-    for each in BROKEN[::6]:
+    for each in BROKEN[::9]:
         found = {
             tuple((x.name, x.status) for x in report.verdicts)
             for report in (
                 check(each.fn, each.convention, level="complete", seed=seed)
-                for seed in (0, 1, 12345)
+                for seed in (0, 12345)
             )
         }
         assert len(found) == 1, each.name
-    for seed in range(3):
+    for seed in (0, 12345):
         assert check(speak(define), EVERYTHING, level="complete", seed=seed).ok
 
 

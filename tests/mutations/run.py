@@ -175,6 +175,7 @@ class Runner:
         hint = self.hints.get((edit.file, edit.name), "")
         folder = Path(tempfile.mkdtemp(prefix="regard-mutation-"))
         shutil.copytree(ROOT / "src", folder / "src")
+        (folder / "lessons").symlink_to(ROOT / "lessons")  # lessons.py looks for them
         if text:
             (folder / "src" / "regard" / path).write_text(text, encoding="utf-8")
         tests = [["-k", SKIP, str(path)] for path in edit.test_files]
