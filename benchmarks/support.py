@@ -5,7 +5,7 @@
 
 PYTHON is an interpreter whose environment has the pinned dependencies: run
 .ci/environment.py with it. The tests are those of `AREAS`, without the slow ones, in
-one process.
+two processes.
 
 Next: .github/workflows/ci.yml
 """
@@ -29,7 +29,13 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 MARK, RESULTS = "<!-- benchmark:support -->", HERE / "support.json"
 AREAS = {
-    "definition": "steps position",
+    "definition": "definition steps position masks plain plain_arrays precision",
+    "engine": "engine torch tile tiles gradients few_queries torch_masks",
+    "models": "nn tasks tokens generation train weights",
+    "lens": "lens recording transformers storage spans",
+    "interventions": "intervene patch_heads trace_heads direct_logits circuits",
+    "statistics": "stats registry attention_flow",
+    "tools": "display page cli grade class atlas_tally",
 }
 PACKAGES = ("torch", "numpy", "jax", "transformers")
 ASK = (
@@ -51,7 +57,7 @@ def run_tests(python: str) -> ET.Element:
     }
     with tempfile.TemporaryDirectory() as temporary:
         report = Path(temporary) / "report.xml"
-        command = [python, "-m", "pytest", "-q", "-m", "not slow", *files]
+        command = [python, "-m", "pytest", "-q", "-n", "2", "-m", "not slow", *files]
         done = subprocess.run(
             [*command, "--junitxml", str(report), "-p", "no:cacheprovider"],
             cwd=ROOT,

@@ -234,8 +234,9 @@ def draw_progress(name: str, total: int | None) -> Iterator[Callable[[int, int],
 
 def prepare_streams() -> None:
     """Replace closed standard streams, and fix an invalid COLUMNS."""
-    sys.stdout = sys.stdout or reopen_stream(1, os.O_RDONLY)  # so that writing fails
+    # stderr first: if 1 is taken, 2 is the next number, and libraries write to it
     sys.stderr = sys.stderr or reopen_stream(2, os.O_WRONLY)
+    sys.stdout = sys.stdout or reopen_stream(1, os.O_RDONLY)  # so that writing fails
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # "?" for characters it cannot encode
             stream.reconfigure(errors="replace")

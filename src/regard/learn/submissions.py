@@ -138,7 +138,7 @@ def unzip_file(path: Path, folder: Path) -> None:
                 )
             for entry in entries:
                 parts = PurePosixPath(entry.filename.replace("\\", "/")).parts
-                safe = [x for x in parts if x not in ("..", "/")]
+                safe = [x.replace(":", "_") for x in parts if x not in ("..", "/")]
                 target = folder.joinpath(*safe)
                 if entry.is_dir():  # a learner who handed in nothing may have one
                     target.mkdir(parents=True, exist_ok=True)
