@@ -15,7 +15,7 @@ from regard.learn.course import ORDER
 from regard.learn.exercise import read_exercise
 from regard.learn.grade import grade
 
-SHARE = 12  # one fault in so many is tried here; faulty/run.py tries all
+SHARE = 20  # one fault in so many is tried here; faulty/run.py tries all
 TEXTS = ("a string", "strings", "a list of strings", "bytes", "objects", "a dict")
 EVERY = pytest.mark.parametrize("name", ORDER)
 
@@ -24,7 +24,7 @@ EVERY = pytest.mark.parametrize("name", ORDER)
 def test_no_fault_is_accepted(name):
     found = list(try_faults(name, seed=ORDER.index(name), share=SHARE))
     assert [x for x in found if x[-1] == "accepted"] == []
-    assert sum(verdict == "rejected" for *_, verdict in found) >= 5
+    assert sum(verdict == "rejected" for *_, verdict in found) >= 3
 
 
 @EVERY

@@ -41,7 +41,7 @@ FAULTY = sys.modules["faulty_kernels"]
 
 @pytest.mark.slow
 def test_random_faults_are_noticed():
-    faults, _ = FAULTS.draw_faults(5, 20)
+    faults, _ = FAULTS.draw_faults(5, len(FAULTY.KINDS))
     assert {x.kind for x in faults} == set(FAULTY.KINDS)
     passed = [str(x) for x in faults if check(*x.kernel(), level="kernel").ok]
     assert len(passed) <= 1, passed

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.recording.record import Record, Recording
 
-DRAWS, STEP = 1_000, 50
+DRAWS, STEP = 500, 50
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 
 
@@ -86,7 +86,7 @@ def test_every_way_is_drawn():
     )
     ways = [x for x in drawn if x.startswith(("writing:", "layout:"))]
     assert len(ways) == len(WRITINGS) - 1 + len(LAYOUTS) >= 30
-    assert min(drawn.values()) >= 8, drawn.most_common()[-3:]
+    assert min(drawn.values()) >= 4, drawn.most_common()[-3:]
 
 
 # --- the truth of the draws -----------------------------------------------------------

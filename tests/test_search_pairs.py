@@ -213,6 +213,9 @@ def test_a_file_of_pairs_says_what_is_wrong(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises((OptionError, FileError), match=message):
         search_pairs(MODEL, path, tmp_path / "a")
+    path.unlink()
+    with pytest.raises(FileError, match="cannot be read: No such file"):
+        search_pairs(MODEL, path, tmp_path / "a")
 
 
 TABLE = """\

@@ -343,9 +343,7 @@ def test_the_loop_of_an_atlas_leaves_torch_its_threads(monkeypatch):
             seen.append(torch.get_num_threads())
             return b""
 
-    import regard.atlas.worker  # noqa: PLC0415
-
-    monkeypatch.setattr(regard.atlas.worker, "Worker", Worker)
+    monkeypatch.setattr(runners, "open_worker", Worker)
     for threads_, expected in ((1, 1), (None, 3)):
         crew = runners.RunnerOptions(runner="loop", threads=threads_)
         for _ in crew.run(None, [1, 2]):

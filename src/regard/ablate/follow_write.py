@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_leaves
 
 from regard.errors import OptionError
 
+CLOSE = 1e-4  # of the largest sum, between tokens
 PRODUCT = re.compile("mm|linear|conv|einsum", re.IGNORECASE)  # names of its nodes
 
 
@@ -83,6 +84,25 @@ class Jacobian:
         with torch.enable_grad():
             (found,) = torch.autograd.grad(self.back, self.u, z, retain_graph=True)
         return found
+
+    def read_projection(self, head: int) -> Tensor | None:
+        """Return W_O of a head, (Dv, width); None if it is not that of every token.
+
+        A gate makes it another one for each token. Of one sequence.
+        """
+        n, d = self.back.shape[2:]
+        rows = []
+        for first in range(0, d, n):  # unit vectors, one at each token
+            at = torch.arange(min(n, d - first))
+            z = torch.zeros_like(self.back)
+            z[0, head, at, first + at] = 1
+            rows.append(self.multiply(z).flatten(end_dim=-2)[at])
+        weight = torch.cat(rows)
+        z = torch.zeros_like(self.back)
+        z[0, head] = 1  # must give the same at every token
+        sums = self.multiply(z).flatten(end_dim=-2)
+        far = (sums - weight.sum(0)).abs().max()
+        return weight if bool(far <= CLOSE * weight.abs().sum(0).max()) else None
 
 
 class WriteFinder:

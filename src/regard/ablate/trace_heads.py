@@ -77,18 +77,34 @@ class TracedHeads(TracedOutputs):
 
     def writes(self, layer: Layer, head: int) -> Tensor:
         """Return what a head adds to the residual stream, W_O z, (B, N, width)."""
-        name = self.name(layer)
-        found, z = self.jacobians[name], self.outputs(layer)
-        if isinstance(found, OptionError):
-            raise found
-        if not 0 <= head < z.shape[1]:
-            raise OptionError(
-                f"{name} has {z.shape[1]} heads, there is no head {head}; they are "
-                "counted from 0."
-            )
+        found, z = self.find(layer, head), self.outputs(layer)
         alone = torch.zeros_like(z)
         alone[:, head] = z[:, head]
         return found.multiply(alone)
+
+    def read_projection(self, layer: Layer, head: int) -> Tensor:
+        """Return W_O of a head, (Dv, width); of one sequence."""
+        found = self.find(layer, head).read_projection(head)
+        if found is None:
+            raise OptionError(
+                f"what the heads of {self.name(layer)} write is not the product with "
+                "one matrix for all tokens: there is a gate, or tokens are mixed. Use "
+                "`writes` for what a head writes at each token."
+            )
+        return found
+
+    def find(self, layer: Layer, head: int) -> Jacobian:
+        """Return the map from z to the writes of a layer, or raise."""
+        name = self.name(layer)
+        found, heads = self.jacobians[name], self.own[name].shape[1]
+        if isinstance(found, OptionError):
+            raise found
+        if not 0 <= head < heads:
+            raise OptionError(
+                f"{name} has {heads} heads, there is no head {head}; they are "
+                "counted from 0."
+            )
+        return found
 
     def write_gradients(self, layer: Layer) -> Tensor:
         """Return the gradients by what the heads of a layer write, (B, N, width)."""

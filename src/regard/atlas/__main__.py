@@ -328,11 +328,11 @@ def record(*, folder: Path, model: str | None, save: str | None, **which: Any) -
 @atlas.command(
     epilog=write_epilog(
         "regard atlas search MODEL.gguf pairs.jsonl --out names",
-        'regard show MODEL.gguf "a clean prompt", to see where the heads attend.',
+        'regard show "a clean prompt" --model MODEL.gguf',
     )
 )
 @click.argument("model")
-@click.argument("pairs", type=click.Path(exists=True, dir_okay=False))
+@click.argument("pairs", type=click.Path(dir_okay=False))
 @click.option("--out", required=True, type=click.Path(), help="Folder of the results.")
 @DOWNLOAD
 @click.option("--batch", default=16, show_default=True, help="Heads that run at once.")
@@ -340,10 +340,10 @@ def record(*, folder: Path, model: str | None, save: str | None, **which: Any) -
 @click.option("--device", default="cpu", show_default=True, help="cuda, …")
 @take_crew
 def search(*, model: str, pairs: str, out: str, download: bool, **options: Any) -> None:
-    """Patch every head of MODEL, one at a time, over the pairs of prompts in PAIRS.
+    """Patch every head over many pairs of prompts.
 
-    Each line of PAIRS is {"clean": …, "corrupted": …, "answer": …, "wrong": …}. It may
-    be stopped at any time: the same command goes on with what is missing.
+    Each line of PAIRS is JSON with four texts: clean, corrupted, answer and wrong. You
+    can stop at any time: the same command goes on with what is missing.
     """
     require_extras("atlas")
     from regard.atlas.pairs import read_prompt_pairs  # noqa: PLC0415

@@ -86,6 +86,8 @@ def read_pair_lines(path: Path) -> Iterator[Pair]:
         lines = path.read_text("utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise FileError(f"{path} is not UTF-8 text: {error}") from error
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror}.") from error
     for number, line in enumerate(lines, start=1):
         if line.strip():
             yield parse_pair(line, f"{path} line {number}", number)

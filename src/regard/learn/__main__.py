@@ -221,7 +221,7 @@ def grade_class(
     csv: str | None,
     json: bool,
 ) -> None:
-    """Grade a class: a folder or zip of submissions, or JSON of a learning platform.
+    """Grade a class: a folder or zip of submissions.
 
     SUBMISSIONS has a folder per learner. It is a folder, a zip, a file saved in the
     browser, a JSON file, or - for JSON from standard input.

@@ -1,0 +1,88 @@
+"""Value-weighted attention against eager weights and output projections by hand."""
+
+import sys
+
+import pytest
+import torch
+from intervened_models import find_projection, largest, open_family
+from test_trace_heads import write_by_hand
+from torch import nn
+
+import regard
+from regard.ablate import weigh_values
+from regard.ablate.active import ACTIVE
+from regard.errors import OptionError
+
+ONE_INPUT = ("gpt2", "llama", "qwen3", "llama-eager", "gpt2-eager", "bert")
+
+
+@pytest.mark.parametrize("name", ONE_INPUT)
+def test_cells_are_weights_times_the_size_of_what_a_value_writes(name):
+    family, model, inputs = open_family(name)
+    inputs = {"input_ids": inputs["input_ids"][:1]}
+    found = weigh_values(model, inputs)
+    assert list(found.norms) == list(family.layers)
+    with regard.watch(model, keep="qkv") as seen, torch.no_grad():
+        model(**inputs)
+    model.set_attn_implementation("eager")
+    weights = model(**inputs, output_attentions=True).attentions
+    for number, layer in enumerate(family.layers):
+        v = torch.as_tensor(seen.layer(layer).v)  # (Hk, N, Dv)
+        heads = weights[number].shape[1]
+        v = v.repeat_interleave(heads // len(v), 0)
+        module = find_projection(model, layer, family.out)
+        for head in range(heads):
+            x = torch.zeros(1, v.shape[1], heads, v.shape[2])
+            x[0, :, head] = v[head]
+            write = write_by_hand(module, x.flatten(2), head, heads)[0]  # (N, width)
+            expected = (weights[number][0, head] * write.norm(dim=-1)).detach()
+            assert float(expected.max()) > 1e-3
+            assert largest(found.cells(number, head), expected) < 1e-5
+            part = found.cells(number, head, rows=slice(4, 7), keys=slice(1, 5))
+            assert largest(part, expected[4:7, 1:5]) < 1e-5
+            assert largest(found.received(number)[head], expected.sum(0)) < 1e-4
+    assert not ACTIVE
+
+
+def test_a_table_compares_attention_with_what_values_write(monkeypatch):
+    module = sys.modules["regard.ablate.weigh_values"]
+    monkeypatch.setattr(module, "CELLS", 80)  # strips of two queries
+    _, model, inputs = open_family("gpt2")
+    found = weigh_values(model, inputs["input_ids"][:1])
+    lines = str(found).splitlines()
+    assert lines[1] == "layer  head   key   attention   value-weighted"
+    assert len(lines) == 2 + 8
+    for line in lines[2:]:
+        layer, head, key, *shares = line.split()
+        record = found.recording.layer(int(layer))
+        weights = torch.as_tensor(record.weights(slice(None), int(head))).sum(0)
+        cells = found.cells(int(layer), int(head)).sum(0)
+        assert int(weights.argmax()) == int(key)
+        expected = [float(x[int(key)] / x.sum()) for x in (weights, cells)]
+        assert shares == [f"{x:.1%}" for x in expected]
+
+
+class GatedLayer(nn.Module):
+    """Attention whose outputs are multiplied by a gate of each token."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix, self.out = nn.Linear(8, 32), nn.Linear(8, 8)
+
+    def forward(self, x):
+        q, k, v, gate = self.mix(x).chunk(4, -1)
+        q, k, v = (y.unflatten(-1, (2, 4)).transpose(1, 2) for y in (q, k, v))
+        z = nn.functional.scaled_dot_product_attention(q, k, v)
+        return x + self.out(z.transpose(1, 2).flatten(2) * gate.sigmoid())
+
+
+def test_a_gate_is_refused_because_each_token_has_another_projection():
+    torch.manual_seed(0)
+    model, x = GatedLayer().eval(), torch.randn(1, 6, 8)
+    with pytest.raises(OptionError, match="not the product with one matrix"):
+        weigh_values(model, x)
+    with pytest.raises(OptionError, match="expected one sequence"):
+        weigh_values(model, x.repeat(2, 1, 1))
+    with pytest.raises(OptionError, match="in training mode"):
+        weigh_values(model.train(), x)
+    assert torch.is_grad_enabled()
