@@ -13,7 +13,7 @@ from regard import causal, window
 from regard.ablate import effect, knock_out
 from regard.ablate.active import ACTIVE
 from regard.errors import OptionError
-from regard.masks.patterns import prefix
+from regard.masks.patterns import padding, prefix
 
 NAMES = ["gpt2", "llama", "bert", "qwen3", "mistral", "gpt-oss", "bloom", "llama-eager"]
 
@@ -66,6 +66,18 @@ def test_positions_are_those_of_tokens_with_padding_and_a_cache():
     assert torch.equal(full[:, 9:-1].argmax(-1), done[:, 10:])
 
 
+def test_rows_of_padding_are_as_the_model_has_them():
+    _, model, inputs = open_family("llama")
+    text = inputs["input_ids"]
+    given = {"input_ids": text, "attention_mask": torch.ones_like(text)}
+    given["attention_mask"][:, 6:] = 0  # on the right, where rows see real keys
+    before = read(model, given)
+    with knock_out(model, [(1, h) for h in range(HEADS)], mask=window(0)):
+        after = read(model, given)
+    assert torch.equal(after[:, 6:], before[:, 6:])
+    assert largest(after[:, 1:6], before[:, 1:6]) > 1e-3
+
+
 def test_a_formula_can_differ_by_head_and_by_sequence():
     model, text = make(Written), torch.tensor([[1, 5, 2, 9, 4], [3, 8, 2, 1, 7]])
     documents = np.array([[0, 0, 1, 1, 1], [0, 0, 0, 0, 1]])
@@ -89,11 +101,12 @@ def test_what_it_changes_is_measured_and_what_cannot_be_is_refused():
         knock_out(model, mask=torch.ones(5, 5)).__enter__()
     with pytest.raises(OptionError, match="keys= and mask= together"):
         knock_out(model, keys=[1], mask=window(2)).__enter__()
-    short = regard.same(np.array([0, 0, 1]))
-    with (
-        torch.no_grad(),
-        pytest.raises(OptionError, match="does not cover 1 sequences, 3 heads"),
-        knock_out(model, mask=short),
-    ):
-        model(text)
+    documents, keys = np.array([0, 0, 1]), np.array([[True, False, True]])
+    for short in (regard.same(documents), padding(keys)):
+        with (
+            torch.no_grad(),
+            pytest.raises(OptionError, match="does not cover 1 sequences, 3 heads"),
+            knock_out(model, mask=short),
+        ):
+            model(text)
     assert not ACTIVE
