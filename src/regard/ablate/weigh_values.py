@@ -61,18 +61,19 @@ class ValueWeights(Displayed):
     def received(self, layer: int) -> Tensor:
         """Return the sum of the cells of each key, (H, Nk), float64."""
         record, norms = self.find(layer)
-        return sum_weights(record) * norms.double()
+        return sum_weights(record) * norms.double().cpu()
 
     def __str__(self) -> str:
         lines = ["most attended key: its share of the attention, and value-weighted"]
         lines.append("layer  head   key   attention   value-weighted")
         keys, shares, weighted = [], [], []
         for layer in range(len(self.norms)):
-            plain, ours = sum_weights(self.find(layer)[0]), self.received(layer)
+            record, norms = self.find(layer)
+            plain = sum_weights(record)
             key = plain.argmax(-1, keepdim=True)  # (H, 1)
             keys.append(key[:, 0])
             shares.append(take_share(plain, key))
-            weighted.append(take_share(ours, key))
+            weighted.append(take_share(plain * norms.double().cpu(), key))
         changes = nn.utils.rnn.pad_sequence(
             [a - b for a, b in zip(shares, weighted, strict=True)],
             batch_first=True,
