@@ -6,7 +6,8 @@ The indirect-object task behind a passage, two prompts of about 128 tokens. Each
 heads gets the output that it has in the other prompt; the measure is the difference of
 two logits.
 
-    regard             search_heads, on the model of transformers
+    regard             search_heads, on the model of transformers, with the logits of
+                       the last token only, which TransformerLens cannot be asked for
     TransformerLens    patching.get_act_patch_attn_head_out_all_pos, on its bridge
 
 CPU seconds with one thread and peak memory above the loaded model, in a fresh process
@@ -61,7 +62,8 @@ def run_tool(tool: str) -> dict[str, Any]:
         def search() -> torch.Tensor:
             with regard.watch(model, keep="qkv") as source:
                 model(other)
-            return regard.ablate.search_heads(model, text, source, measure).values
+            inputs = {"input_ids": text, "logits_to_keep": 1}  # all that is measured
+            return regard.ablate.search_heads(model, inputs, source, measure).values
 
     else:
         from transformer_lens import patching  # noqa: PLC0415

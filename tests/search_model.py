@@ -11,8 +11,9 @@ from regard.nn.decoder import CausalTransformer
 from regard.plain.config import Config
 
 
-def fail(network, inputs):
-    text = bytes(inputs[0][0].tolist())
+def fail(network, args, named):
+    tokens = args[0] if args else named["tokens"]
+    text = bytes(tokens[0].tolist())
     if b"KILLER" in text:
         os.kill(os.getpid(), signal.SIGKILL)
     if b"CRASH" in text:
@@ -32,7 +33,7 @@ def make():
         for weight in network.blocks.parameters():  # so that a patch changes much
             weight.mul_(8 if weight.ndim == 2 else 1)
     network.embed.register_forward_hook(spoil)
-    network.register_forward_pre_hook(fail)
+    network.register_forward_pre_hook(fail, with_kwargs=True)
     words = Words(
         lambda text: list(text.encode()),
         lambda ids: bytes(ids).decode("utf-8", "replace"),

@@ -78,6 +78,41 @@ def test_a_search_of_our_own_model_with_means():
             assert float(found.values[i, head]) == pytest.approx(value, abs=1e-12)
 
 
+@pytest.mark.parametrize("name", ["ours", "llama", "gpt2"])
+def test_a_search_may_compute_the_last_logits_only(name):
+    if name == "ours":
+        config = Config(
+            vocabulary=60, width=32, layers=3, heads=4, kv_heads=2, context=64
+        )
+        model = stir(CausalTransformer(config), 0.3).eval()
+        first, (text, other) = "tokens", tokens(8)[:, None]
+    else:
+        _, model, inputs = open_family(name)
+        first, (text, other) = "input_ids", inputs["input_ids"][:, None]
+    with torch.no_grad(), watch(model, keep="qkv") as source:
+        model(other)
+
+    def compare(logits):
+        return logits[:, -1, 5] - logits[:, -1, 7]
+
+    whole = search_heads(model, text, source, compare)
+    brief = {first: text, "logits_to_keep": 1}
+    found = search_heads(model, brief, source, compare)
+    assert largest(found.values, whole.values) < 1e-5
+    assert found.changes.abs().max() > 1e-3
+    assert found.skipped
+
+
+@pytest.mark.parametrize("kept", [1, 3, 8])
+def test_our_decoder_keeps_the_last_logits(kept):
+    config = Config(vocabulary=60, width=32, layers=1, heads=4, kv_heads=2, context=64)
+    model = stir(CausalTransformer(config), 0.3).double()
+    with torch.no_grad():
+        whole, last = model(tokens(8)), model(tokens(8), logits_to_keep=kept)
+    assert last.shape == (2, kept, 60)
+    assert largest(last, whole[:, -kept:]) < 1e-12
+
+
 class Remembers(nn.Module):
     """A block after which a layer behaves in another way: it counts its calls."""
 

@@ -9,7 +9,8 @@
 
 The heads of a layer are rows of one batch, and the modules before the layer are not run
 again (skip_prefix.py), so that a search costs about half a forward pass for each head.
-What is edited is verified once (verify.py): the inputs are the same in every pass.
+What is edited is verified once (verify.py): the inputs are the same in every pass. If
+the measure reads the last token only, add logits_to_keep=1 to the inputs of the model.
 
 Next: effect.py
 """

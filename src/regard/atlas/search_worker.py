@@ -10,10 +10,12 @@ Next: search_results.py
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.ablate.attribute_heads import attribute_heads
 from regard.ablate.effect import read_logits
@@ -25,6 +27,13 @@ from regard.atlas.search_results import PairChanges, ShardResult, pack_shard
 from regard.atlas.search_settings import SearchSettings
 from regard.errors import OptionError
 from regard.seen import watch
+
+
+def prepare_inputs(network: nn.Module, tokens: Tensor) -> dict[str, Any] | Tensor:
+    """Return the inputs of a run, with the last logits only, if it can be told to."""
+    names = list(inspect.signature(network.forward).parameters)
+    brief = "logits_to_keep" in names
+    return {names[0]: tokens, "logits_to_keep": 1} if brief else tokens
 
 
 class SearchWorker:
@@ -78,28 +87,22 @@ class SearchWorker:
         clean, corrupted = (
             torch.tensor([x], device=device) for x in (tokens.clean, tokens.corrupted)
         )
+        inputs = prepare_inputs(network, corrupted)
         with watch(network, keep="qkv") as source, torch.no_grad():
             logits, _ = read_logits(network(clean))
-        search = search_heads(
-            network, corrupted, source, measure, batch=self.plan.batch
-        )
-        estimate = attribute_heads(network, corrupted, source, measure)
+        search = search_heads(network, inputs, source, measure, batch=self.plan.batch)
+        estimate = attribute_heads(network, inputs, source, measure)
         if search.layers != estimate.layers:
             raise LookupError("the search and the estimate have other layers")
-        layers = dict(
-            zip(estimate.layers, map(len, estimate.tokens), strict=True)
-        )  # heads of each
+        layers = dict(zip(estimate.layers, map(len, estimate.tokens), strict=True))
         rows = [(i, h) for i, n in enumerate(layers.values()) for h in range(n)]
         changes, estimates = (
             torch.stack([x[at] for at in rows])
             for x in (search.changes, estimate.changes)
         )
         best = measure(logits).double().cpu()
-        for name, x in (
-            ("clean run", best),
-            ("patched runs", changes),
-            ("gradients", estimates),
-        ):
+        found = {"clean run": best, "patched runs": changes, "gradients": estimates}
+        for name, x in found.items():
             if not bool(x.isfinite().all()):
                 raise ArithmeticError(f"NaN or infinity in the {name}")
         return layers, PairChanges(

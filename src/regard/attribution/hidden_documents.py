@@ -96,7 +96,7 @@ class AnswerReader:
             return None
         if self.is_ours:
             cache = self.make_cache(1)
-            self.network(tokens, cache=cache, last=True)
+            self.network(tokens, cache=cache, **self.brief)
             return cache
         if not self.has_cache:
             return None
@@ -147,10 +147,10 @@ class AnswerReader:
         self, tokens: Tensor, *, cache: Any = None, is_brief: bool = False
     ) -> Tensor:
         """Return the logits of tokens (B, N); is_brief: perhaps only of the last."""
+        brief = self.brief if is_brief else {}
         if self.is_ours:
-            return self.network(tokens, cache=cache, last=is_brief)
+            return self.network(tokens, cache=cache, **brief)
         if cache is not None:
-            brief = self.brief if is_brief else {}
             done = self.network(
                 input_ids=tokens, past_key_values=cache, use_cache=True, **brief
             )

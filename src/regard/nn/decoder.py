@@ -67,11 +67,11 @@ class CausalTransformer(nn.Module):  # type: ignore[misc]
         *,
         valid: Tensor | None = None,  # (B, N), False for padding
         cache: Cache | None = None,  # of earlier tokens; these tokens are appended
-        last: bool = False,  # return logits of the last position only, (B, 1, V)
+        logits_to_keep: int = 0,  # of the last positions; 0: of all
     ) -> Tensor:
         """Return the logits (B, N, vocabulary) of the next token at each position."""
         x = self.read(tokens, valid=valid, cache=cache)
-        return self.predict(x[:, -1:] if last else x)
+        return self.predict(x[:, -logits_to_keep:])
 
     def predict(self, x: Tensor) -> Tensor:
         """Return the logits (..., vocabulary) of hidden states x (..., width)."""

@@ -109,7 +109,7 @@ def read_prompts(
     filled = [prompt + [0] * (longest - len(prompt)) for prompt in prompts]
     tokens = torch.tensor(filled, device=like.device)
     if min(lengths) == longest:  # calls the model itself, so a lens gets the tokens
-        return to_numpy(model(tokens, cache=cache, last=True)[:, 0]), cache
+        return to_numpy(model(tokens, cache=cache, logits_to_keep=1)[:, 0]), cache
     states, ends = model.read(tokens, cache=cache), torch.tensor(lengths)
     ends = cache.lengths = ends.to(like.device)  # new tokens overwrite the padding
     last = states[torch.arange(len(prompts), device=like.device), ends - 1]
