@@ -16,6 +16,7 @@ import torch
 from click.testing import CliRunner
 from scipy import stats
 from search_model import make
+from tiny_models import SPECIAL, WORDS, make_tokenizer, save_tiny
 
 from regard.__main__ import main
 from regard.ablate.attribute_heads import attribute_heads
@@ -178,6 +179,55 @@ def test_pairs_are_set_aside_with_their_reason_and_change_no_number(
 def test_a_search_without_a_pair_says_why(tmp_path):
     with pytest.raises(OptionError, match=r"1 were set aside. Line 1: clean and corr"):
         search_pairs(MODEL, [Pair("a", "a", "A", "B")], tmp_path, crew=LOOP)
+
+
+IN_WORDS = [
+    Pair(f"the cat sat on {x}", f"the dog sat on {x}", " ran", " mat") for x in ".:a"
+]
+
+
+def test_a_model_of_transformers_is_searched(tmp_path):
+    network = save_tiny("phi", tmp_path / "phi")
+    found = search_pairs(str(tmp_path / "phi"), IN_WORDS, tmp_path / "out", crew=LOOP)
+    ids = [list(map(WORDS.index, x.clean.split())) for x in IN_WORDS]
+    clean = torch.tensor(ids) + len(SPECIAL)
+    corrupted = clean.clone()
+    corrupted[:, 1] = len(SPECIAL) + WORDS.index("dog")
+    right, wrong = (len(SPECIAL) + WORDS.index(x) for x in ("ran", "mat"))
+    layer = network.model.layers[1].self_attn.dense  # its input: heads of 8 numbers
+    kept = []
+    hook = layer.register_forward_pre_hook(lambda _, x: kept.append(x[0].clone()))
+    with torch.no_grad():
+        network(clean)
+        hook.remove()
+
+        def patch(_, given):
+            (x,) = given
+            x = x.clone()
+            x[..., 16:24] = kept[0][..., 16:24]
+            return (x,)
+
+        ends = [network(corrupted).logits[:, -1]]
+        with layer.register_forward_pre_hook(patch):
+            ends.append(network(corrupted).logits[:, -1])
+    before, after = (x[:, right] - x[:, wrong] for x in ends)
+    at = found.places.index((1, 2))
+    assert found.changes[:, at] == pytest.approx((after - before).numpy(), abs=1e-5)
+    assert np.abs(found.changes[:, at]).min() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("bert", "Line 1: the model reads ahead, expected a causal language model"),
+        ("t5", "t5 is a T5ForConditionalGeneration, expected an nn.Module that pred"),
+    ],
+)
+def test_a_model_that_predicts_no_next_token_is_refused(tmp_path, kind, message):
+    save_tiny(kind, tmp_path / kind)
+    make_tokenizer(ends=False).save_pretrained(tmp_path / kind)
+    with pytest.raises(OptionError, match=message):
+        search_pairs(str(tmp_path / kind), IN_WORDS, tmp_path / "out", crew=LOOP)
 
 
 def test_a_folder_of_another_search_is_refused(tmp_path, folder, plain):

@@ -91,10 +91,10 @@ def open_model_with_logits(name: str, *, precision: str, device: str) -> Model:
     else:
         theirs = load_their_network(path, reason, dtype=getattr(torch, precision))
         found = Model(theirs.to(device), theirs, open_their_words(path, reason))
-    if not isinstance(found.network, nn.Module):
+    if not isinstance(found.network, nn.Module) or has_decoder(found.network):
         kind = type(found.network).__name__
         raise OptionError(
-            f"{name} is a {kind}, expected an nn.Module: heads are patched in PyTorch."
+            f"{name} is a {kind}, expected an nn.Module that predicts the next token."
         )
     return found
 

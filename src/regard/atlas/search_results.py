@@ -33,6 +33,7 @@ from regard.errors import FileError, OptionError
 
 HEADS = ("layer", "name", "head", "change", "half", "share", "estimate", "sure")
 PAIRS = ("line", "clean", "corrupted", "correlation", "set_aside")
+ARRAYS = ("clean", "corrupted", "changes", "estimates")  # of a pair
 SHOWN = 10  # heads that print() lists
 NAMED = 5  # pairs set aside that print() lists
 WRONG = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
@@ -178,22 +179,13 @@ class PairSearch(Displayed):
             for (layer, head), row in zip(self.places, numbers, strict=True)
         ]
         write_csv(Path(folder) / "heads.csv", HEADS, heads)
-        pairs = [
-            (*row, "")
-            for row in zip(
-                self.lines,
-                self.clean.tolist(),
-                self.corrupted.tolist(),
-                self.correlations.tolist(),
-                strict=True,
-            )
-        ]
+        ends = (x.tolist() for x in (self.clean, self.corrupted, self.correlations))
+        pairs = [(*row, "") for row in zip(self.lines, *ends, strict=True)]
         pairs += [(line, "", "", "", reason) for line, reason in self.aside]
         write_csv(Path(folder) / "pairs.csv", PAIRS, sorted(pairs, key=lambda x: x[0]))
 
     def __str__(self) -> str:
         count, total = len(self.lines), self.changes.shape[1]
-        wins = (int((x > 0).sum()) for x in (self.clean, self.corrupted))
         lines = [
             f"{count} pairs, {total} heads; one head at a time, the corrupted run gets",
             "the output that this head has in the clean run",
@@ -201,7 +193,7 @@ class PairSearch(Displayed):
             "logit(answer) - logit(wrong)    mean   above 0",
         ]
         for name, x in (("clean", self.clean), ("corrupted", self.corrupted)):
-            lines.append(f"  {name:26}  {x.mean():+6.2f}   {next(wins)} of {count}")
+            lines.append(f"  {name:26}  {x.mean():+6.2f}   {(x > 0).sum()} of {count}")
         lines += ["", "layer  head  change   95 % interval       share  estimate"]
         half, sure, share = self.half(), self.is_sure, self.share
         guess = self.estimates.mean(0)
@@ -235,8 +227,8 @@ class PairSearch(Displayed):
             named = [f"  line {line}: {why}" for line, why in self.aside[:NAMED]]
             more = len(self.aside) - NAMED
             named += [f"  and {more} more, in pairs.csv"] if more > 0 else []
-            lines += [f"Pairs set aside, not in these numbers: {len(self.aside)}"]
-            lines += named
+            told = f"Pairs set aside, not in these numbers: {len(self.aside)}"
+            lines += [told, *named]
         if self.left:
             lines.append(f"Pairs that were not run yet: {self.left}")
         return lines
@@ -275,10 +267,7 @@ def read_search(folder: str | Path) -> PairSearch:
         layers=layers,
         heads=heads,
         lines=tuple(x.line for x in pairs),
-        clean=np.array([x.clean for x in pairs]),
-        corrupted=np.array([x.corrupted for x in pairs]),
-        changes=np.array([x.changes for x in pairs]),
-        estimates=np.array([x.estimates for x in pairs]),
         aside=aside,
         left=plan.count - len(pairs) - len(aside),
+        **{name: np.array([getattr(x, name) for x in pairs]) for name in ARRAYS},
     )

@@ -31,9 +31,19 @@ from regard.seen import watch
 
 def prepare_inputs(network: nn.Module, tokens: Tensor) -> dict[str, Any] | Tensor:
     """Return the inputs of a run, with the last logits only, if it can be told to."""
-    names = list(inspect.signature(network.forward).parameters)
-    brief = "logits_to_keep" in names
-    return {names[0]: tokens, "logits_to_keep": 1} if brief else tokens
+    names, kept = list(inspect.signature(network.forward).parameters), "logits_to_keep"
+    return {names[0]: tokens, kept: 1} if kept in names else tokens
+
+
+def check_causal(network: nn.Module, tokens: Tensor, logits: Tensor) -> None:
+    """Raise OptionError if logits (1, N, V) depend on later tokens."""
+    n = max(1, tokens.shape[1] - 1)
+    with torch.no_grad():
+        earlier, _ = read_logits(network(tokens[:, :n]))
+    apart = (earlier[:, -1] - logits[:, n - 1]).abs().max()
+    eps = torch.finfo(next(network.parameters()).dtype).eps
+    if bool(apart > eps**0.5 * logits.abs().max()):
+        raise OptionError("the model reads ahead, expected a causal language model")
 
 
 class SearchWorker:
@@ -90,6 +100,7 @@ class SearchWorker:
         inputs = prepare_inputs(network, corrupted)
         with watch(network, keep="qkv") as source, torch.no_grad():
             logits, _ = read_logits(network(clean))
+        check_causal(network, clean, logits)
         search = search_heads(network, inputs, source, measure, batch=self.plan.batch)
         estimate = attribute_heads(network, inputs, source, measure)
         if search.layers != estimate.layers:
