@@ -22,21 +22,31 @@ from mutations.locate import NotLocatedError, Source, read_every_token
 from mutations.rename import find_defined, rename
 
 HERE = Path(__file__).parent
-SOURCES = read_sources()
-EDITS = follow_files(read_lists(), SOURCES)
-FILES = {
-    path: [edit for edit in EDITS if edit.file == path]
-    for path in sorted({x.file for x in EDITS})
-}
+# read when the first test asks: every process of pytest-xdist imports this file
+
+
+@cache
+def read_all_sources():
+    return read_sources()
+
+
+@cache
+def read_edits():
+    return follow_files(read_lists(), read_all_sources())
+
+
+def group_by_file():
+    paths = sorted({edit.file for edit in read_edits()})
+    return {path: [x for x in read_edits() if x.file == path] for path in paths}
 
 
 @cache
 def find_place(edit):
-    return locate(edit, SOURCES)
+    return locate(edit, read_all_sources())
 
 
 def test_every_edit_is_located_and_makes_a_source_that_differs_and_compiles():
-    for edit in EDITS:
+    for edit in read_edits():
         place = find_place(edit)
         made = apply(edit, place)
         assert "".join(made.split()) != "".join(place.source.text.split()), edit
@@ -45,27 +55,28 @@ def test_every_edit_is_located_and_makes_a_source_that_differs_and_compiles():
 
 def test_every_edit_has_tests_and_a_name_of_its_own():
     assert all(
-        edit.test_files and all(x.exists() for x in edit.test_files) for edit in EDITS
+        edit.test_files and all(x.exists() for x in edit.test_files)
+        for edit in read_edits()
     )
-    assert len({(edit.name, edit.file) for edit in EDITS}) == len(EDITS)
+    assert len({(edit.name, edit.file) for edit in read_edits()}) == len(read_edits())
 
 
 def rename_sources(defined_by):
     """Yield each edit with its place, and its place in a source with other names and texts."""
-    for path in {find_place(edit).source.path for edit in EDITS}:
-        source = SOURCES[path]
+    for path in {find_place(edit).source.path for edit in read_edits()}:
+        source = read_all_sources()[path]
         other = Source.read(
             path, rename(source.text, defined_by(source), Path(path).suffix)
         )
-        sources = {**SOURCES, path: other}
-        for edit in EDITS:
+        sources = {**read_all_sources(), path: other}
+        for edit in read_edits():
             if find_place(edit).source is source:
                 yield edit, find_place(edit), locate(edit, sources)
 
 
 @cache
 def find_own_of(path):
-    return find_defined(SOURCES[path].text, Path(path).suffix)
+    return find_defined(read_all_sources()[path].text, Path(path).suffix)
 
 
 def find_own(source):
@@ -90,7 +101,7 @@ def test_renaming_and_rewording_all_of_a_module_loses_no_edit():
             assert found.source.text != place.source.text
             compiled.add(edit.file)
         seen += 1
-    assert seen == len(EDITS)
+    assert seen == len(read_edits())
 
 
 def hide_texts(text, edit):
@@ -100,20 +111,20 @@ def hide_texts(text, edit):
 
 
 def test_renaming_all_that_the_package_defines_loses_no_edit():
-    every = set().union(*map(find_own, SOURCES.values()))
+    every = set().union(*map(find_own, read_all_sources().values()))
     places = [*rename_sources(lambda _: every)]
     assert all(
         a.source.path == b.source.path and a.at[-1] == b.at[-1] for _, a, b in places
     )
-    assert len(places) == len(EDITS)
+    assert len(places) == len(read_edits())
 
 
 def test_renaming_a_module_loses_no_edit():
-    for path, edits in FILES.items():
+    for path, edits in group_by_file().items():
         new = f"somewhere/else{Path(path).suffix}"
         moved = {
             new if x == path else x: replace(y, path=new) if x == path else y
-            for x, y in SOURCES.items()
+            for x, y in read_all_sources().items()
         }
         for edit, before in zip(follow_files(edits, moved), edits, strict=True):
             found, place = locate(edit, moved), find_place(before)

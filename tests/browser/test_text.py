@@ -326,8 +326,9 @@ def test_hostile_tokens_are_text(open_window):
 
 
 @ONE_HOST
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 850, 390])
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(1280, "light"), (850, "dark"), (390, "light"), (390, "dark")]
+)
 def test_axe_finds_nothing_serious_at_any_width(open_window, scheme, width):
     window = open_window("causal", "sel=60-64", scheme=scheme, width=width)
     assert window.overflow() == 0

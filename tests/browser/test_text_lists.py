@@ -124,8 +124,7 @@ def recording():
     return Recording(model="Tiny", records=records, sequences=(0,) * 3, texts=texts)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_the_page_says_what_is_not_in_the_file(
     open_url, recording, tmp_path, scheme, width
 ):

@@ -201,8 +201,7 @@ def test_heads_are_listed_by_what_moved(show):
     window.await_address(hs=f"{order[0][0]}.{order[0][1]}")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_two_runs_are_read_by_everyone(open_url, tmp_path, scheme, width):
     n = len(HOSTILE)
     runs = [
