@@ -17,6 +17,7 @@ Next: pyodide_files.py
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -73,6 +74,7 @@ PAGE = """<!doctype html>
 </body>
 </html>
 """
+CODE = re.compile(r"(<pre><code[^>]*>)(.*?)\n?</code></pre>", re.DOTALL)
 MISSING = (
     "Python for browsers is missing: put Pyodide and its NumPy wheel into {folder}, "
     "as described in docs/learn-site.md."
@@ -128,8 +130,13 @@ def has_runtime(folder: str | Path) -> bool:
 def write_html(text: str) -> str:
     """Return Markdown as HTML; HTML in it is escaped."""
     reader = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
-    html = reader.render(text)
-    return str(html).replace("<pre>", '<pre tabindex="0">')  # scrollable by keyboard
+    return CODE.sub(mark_lines, str(reader.render(text)))
+
+
+def mark_lines(code: re.Match[str]) -> str:
+    """Return a code block with a span for each line: the rest of a line is indented."""
+    lines = "".join(f"<span>{line}</span>" for line in code[2].split("\n"))
+    return f"{code[1]}{lines}</code></pre>"
 
 
 def write_lesson(exercise: Exercise) -> str:
