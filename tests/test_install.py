@@ -83,6 +83,9 @@ def test_the_sdist_holds_all_that_git_keeps(built, tmp_path):
         done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
         kept = {x for x in done.stdout.decode().split("\n") if (ROOT / x).is_file()}
         assert held - {"PKG-INFO"} == kept
+    # a wheel of NumPy was once committed by mistake, with 17 MB
+    assert not [x for x in held if (inside / x).stat().st_size > 1_000_000]
+    assert not [x for x in held if x.endswith((".whl", ".zip", ".gz", ".gguf"))]
     for name in (
         "benchmarks/masks.json",
         ".ci/run",
