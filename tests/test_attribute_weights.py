@@ -3,8 +3,9 @@
 import pytest
 import torch
 from intervened_models import largest, open_family
+from test_patch_heads import record
 
-from regard.ablate import attribute_weights
+from regard.ablate import attribute_heads, attribute_weights
 from regard.ablate.active import ACTIVE
 from regard.errors import OptionError
 
@@ -38,6 +39,37 @@ def test_cells_are_weights_times_their_gradient(name):
         assert largest(found.rows(layer), expected.sum(-1)) < 1e-4 * size
         assert largest(found.heads[layer], expected.sum((1, 2))) < 1e-3 * size
     assert not ACTIVE
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_padding_is_no_token(left):
+    _, model, inputs = open_family("llama")
+    text, other = inputs["input_ids"][:, None]
+    n, at = text.shape[1], -1 if left else text.shape[1] - 1
+    pad, ones = torch.zeros_like(text)[:, :3], torch.ones_like(text)
+    order = slice(None, None, -1) if left else slice(None)
+    padded = {
+        "input_ids": torch.cat((text, pad)[order], 1),
+        "attention_mask": torch.cat((ones, pad)[order], 1),
+    }
+    source = record(model, {"input_ids": other})
+    for whole, part in zip(
+        (
+            attribute_weights(model, text, lambda x: x[:, -1, 5]),
+            attribute_heads(model, text, source, lambda x: x[:, -1, 5]).tokens[1],
+        ),
+        (
+            attribute_weights(model, padded, lambda x: x[:, at, 5]),
+            attribute_heads(model, padded, source, lambda x: x[:, at, 5]).tokens[1],
+        ),
+        strict=True,
+    ):
+        if isinstance(whole, torch.Tensor):
+            assert whole.shape == part.shape == (4, n)
+            assert largest(whole, part) < 1e-5 < whole.abs().max()
+        else:
+            assert largest(whole.heads, part.heads) < 1e-5 < whole.heads.abs().max()
+            assert largest(whole.cells(1, 1), part.cells(1, 1)) < 1e-5
 
 
 def test_it_is_printed_and_refuses_what_it_cannot_do():

@@ -23,6 +23,7 @@ KINDS = {
     "llama": Config(
         **SIZES, kv_heads=2, norm="rms", position="rotary", bias=False, tied=False
     ),
+    "yarn": Config(**SIZES, norm="rms", position="rotary", bias=False, gain=1.3),
 }
 
 

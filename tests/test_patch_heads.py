@@ -276,8 +276,40 @@ def test_a_watch_changes_no_bit_and_records_what_ran(name):
         assert torch.equal(read(model, inputs), alone)
     with watch(model) as around, patch_heads(model, source, [(0, 1)]):
         assert torch.equal(read(model, inputs), alone)
-    for seen in (inside, around):
-        assert not [x.reason for x in seen.coverage() if x.attention and x.reason]
+    with watch(model) as removed, knock_out(model, [(0, 1)]):
+        read(model, inputs)
+    for seen in (inside, around, removed):
+        first, *others = (x for x in seen.coverage() if x.attention)
+        assert not [x for x in (first, *others) if x.reason]
+        assert "changed" in first.note  # the outputs, or the weights of a softmax
+        assert not [x for x in others if "changed" in x.note]
+
+
+@pytest.mark.parametrize("name", ["llama", "gptj"])
+def test_an_error_of_a_function_is_raised_at_once(name):
+    _, model, inputs = open_family(name)
+
+    def fail(z):
+        raise ValueError("mine")
+
+    went_on = False
+    with (
+        pytest.raises(
+            OptionError, match="the function raised ValueError: mine"
+        ) as found,
+        patch_heads(model, fail, [(0, 1)]),
+    ):
+        read(model, inputs)
+        went_on = True
+    assert not went_on
+    assert str(found.value.__cause__) == "mine"
+    with (
+        pytest.raises(OptionError, match="the function returned int, expected outputs"),
+        patch_heads(model, lambda z: 3, [(0, 1)]),
+    ):
+        read(model, inputs)
+    assert not ACTIVE
+    assert not PATCHED
 
 
 def test_gradients_are_those_of_the_patched_model():

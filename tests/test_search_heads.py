@@ -7,16 +7,19 @@ import torch
 from intervened_models import FAMILIES, HEADS, largest, open_family, read, stir, tokens
 from test_patch_heads import change_inputs, record
 from torch import nn
+from transformers import DynamicCache
 
 from regard.ablate import (
     average_outputs,
     average_searches,
     patch_heads,
+    record_path,
     search_heads,
 )
 from regard.ablate.active import ACTIVE
 from regard.ablate.search_heads import HeadSearch
 from regard.ablate.skip_prefix import Prefix, find_done
+from regard.direct_logits import attribute_logits
 from regard.errors import OptionError
 from regard.nn.decoder import CausalTransformer
 from regard.plain.config import Config
@@ -193,10 +196,79 @@ def test_what_cannot_be_searched_is_refused():
         search_heads(model, one, source, lambda logits: logits.sum())
     with pytest.raises(OptionError, match="measure returned float"):
         search_heads(model, one, source, lambda logits: float(logits.sum()))
+    four = {name: x.repeat(2, 1) for name, x in inputs.items()}  # as many as heads
+    with pytest.raises(OptionError, match="source has 4 sequences, expected one"):
+        search_heads(model, one, record(model, four), measure)
+    for batch in (0, -1):
+        with pytest.raises(OptionError, match=f"batch={batch}, expected"):
+            search_heads(model, one, source, measure, batch=batch)
+    with pytest.raises(OptionError, match="the source has layers 0 to 1"):
+        search_heads(model, one, source, measure, layers=[7])
+    with pytest.raises(OptionError, match="the measure is NaN"):
+        search_heads(model, one, source, lambda logits: measure(logits) * float("nan"))
     model.train()
     with pytest.raises(OptionError, match="in training mode"):
         search_heads(model, one, source, measure)
     check_undone(model)
+
+
+def test_a_cache_that_several_runs_would_extend_is_refused():
+    _, model, inputs = open_family("llama")
+    one, source = take_first(inputs), record(model, take_first(inputs))
+    cache = DynamicCache()
+    read(model, one, past_key_values=cache)
+    length, more = cache.get_seq_length(), {**one, "past_key_values": cache}
+    for run in (
+        lambda: search_heads(model, more, source, measure),
+        lambda: record_path(model, more, source, [(0, 1)]),
+        lambda: attribute_logits(model, more, 5),
+    ):
+        with pytest.raises(OptionError, match="past_key_values is a cache"):
+            run()
+    assert cache.get_seq_length() == length
+    search_heads(model, {**one, "use_cache": True}, source, measure)
+
+
+class Twice(nn.Module):
+    """A block that attends, and has a part that attends; both are called twice."""
+
+    def __init__(self, inner=None):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+        self.inner = inner
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
+        z = nn.functional.scaled_dot_product_attention(q, k, v)
+        x = x + self.out(z.transpose(1, 2).flatten(2))
+        return x if self.inner is None else self.inner(x)
+
+
+class SharedBlock(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.block = nn.Embedding(60, 16), Twice(Twice())
+
+    def forward(self, tokens):
+        return self.block(self.block(self.embed(tokens)))
+
+
+def test_a_layer_of_a_search_is_one_call_without_what_is_inside():
+    model = stir(SharedBlock(), 0.2).eval()
+    text, other = tokens(8)[:, None] % 60
+    with torch.no_grad(), watch(model, keep="qkv") as source:
+        model(other)
+    found = search_heads(model, text, source, measure)
+    assert found.layers == ("block", "block.inner", "block#2", "block.inner#2")
+    for i in range(4):
+        for head in range(4):
+            with torch.no_grad(), patch_heads(model, source, [(i, head)]):
+                value = float(measure(model(text))[0])
+            assert float(found.values[i, head]) == pytest.approx(value, abs=1e-5)
+    with torch.no_grad(), patch_heads(model, source, [("block#1", 2)]):
+        value = float(measure(model(text))[0])
+    assert float(found.values[0, 2]) == pytest.approx(value, abs=1e-5)
+    assert found.changes.abs().min() > 1e-4
 
 
 def test_the_text_lists_the_largest_changes():

@@ -157,7 +157,7 @@ SET_ASIDE = {
     "answer and wrong are the same token, 'W'": ("abc", "abd", "W"),
     "RuntimeError: a prompt that breaks the model": ("CRASH a", "CRASH b"),
     "ArithmeticError: NaN or infinity in the clean run": ("ab\x01", "abc"),
-    "ArithmeticError: NaN or infinity in the patched runs": ("abc", "ab\x01"),
+    "the measure is NaN without a patch, expected a number": ("abc", "ab\x01"),
 }
 
 

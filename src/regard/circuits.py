@@ -83,7 +83,8 @@ def read_circuit(model: CausalTransformer, layer: int, head: int) -> Circuit:
     group = head // (h // shared)
     mine, theirs = slice(head * d, (head + 1) * d), slice(group * d, (group + 1) * d)
     o = block.attention.out.weight.detach().double()[:, mine]
-    return Circuit(q[mine] * gain, k[theirs] * gain, v[theirs] * gain, o, d**-0.5)
+    scale = d**-0.5 * (config.gain**2 if config.position == "rotary" else 1.0)
+    return Circuit(q[mine] * gain, k[theirs] * gain, v[theirs] * gain, o, scale)
 
 
 def check_place(model: CausalTransformer, layer: int, head: int) -> None:

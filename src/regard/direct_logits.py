@@ -35,7 +35,7 @@ from regard.ablate.ablation import check_model
 from regard.ablate.effect import check_evaluating
 from regard.ablate.follow_write import find_between
 from regard.ablate.frozen_norm import Norm, freeze, is_small, recognise_norm
-from regard.ablate.search_heads import RepeatedInputs, rank_heads
+from regard.ablate.search_heads import RepeatedInputs, rank_heads, refuse_cache
 from regard.ablate.trace_heads import TracedHeads, trace_into
 from regard.arguments import suggest
 from regard.display import Displayed
@@ -132,6 +132,7 @@ def attribute_logits(
     """
     check_model(model)
     check_evaluating(model)
+    refuse_cache(inputs)
     sequence, norms = RepeatedInputs(model, inputs), NormHooks(model)
     with torch.no_grad(), norms.hook(norms.find_last):
         sequence.run()

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from regard.lens.call_edit import NOTHING, CallEdit, PendingCall
+from regard.lens.call_edit import ALTERING, NOTHING, CallEdit, PendingCall
 
 
 class ActiveAblation(Protocol):
@@ -50,7 +50,9 @@ def edited(call: PendingCall) -> Iterator[CallEdit]:
     for ablation in tuple(ACTIVE):  # another thread may remove one
         edit |= ablation.look(call)
     PASSING.busy = True
+    ALTERING.outputs = bool(edit.replaced) or edit.gone is not None
     try:
         yield edit
     finally:
         PASSING.busy = False
+        ALTERING.outputs = False

@@ -106,5 +106,6 @@ def attribute_heads(
     tokens = []
     for layer, slope in slopes.items():
         apart = kept.new[layer] - kept.own[layer].detach()  # (1, H, N, D)
-        tokens.append((apart * slope).sum(-1)[0].double().cpu())
+        parts = (apart * slope).sum(-1)[0, :, kept.real[layer][0]]
+        tokens.append(parts.double().cpu())
     return HeadAttribution(layers=tuple(slopes), tokens=tuple(tokens), before=before)

@@ -95,7 +95,7 @@ def attribute_weights(
     kept = TracedOutputs()
     with capture(model, keep="qkv") as seen:
         value, slopes = trace_gradients(model, inputs, measure, kept)
-    found = {layer: slope[0] for layer, slope in slopes.items()}
+    found = {name: slope[0][:, kept.real[name][0]] for name, slope in slopes.items()}
     return WeightAttribution(recording=seen.recording, slopes=found, value=value)
 
 

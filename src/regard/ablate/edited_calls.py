@@ -22,6 +22,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from regard.ablate.active import edited
+from regard.ablate.replacement import FunctionError
 from regard.ablate.running_modules import RunningModules
 from regard.ablate.verify import Verifier
 from regard.errors import OptionError
@@ -103,6 +104,8 @@ class EditedCalls:
 
         try:
             return (adapter.run or refuse)(keep, edit, *args, **named)
+        except FunctionError:
+            raise
         except Exception as error:
             if done and error is done[-1]:  # the model's own
                 raise

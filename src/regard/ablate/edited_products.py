@@ -20,8 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.ablate.replacement import FunctionError
 from regard.errors import OptionError
-from regard.lens.call_edit import CallEdit
+from regard.lens.call_edit import ALTERING, CallEdit
 from regard.lens.observer import compute
 
 PRODUCTS = (
@@ -62,8 +63,12 @@ class EditedProducts:
 
     def run(self, func: Any, args: Any, named: Any) -> Any:
         """Run a product, and edit its result if it was waited for."""
-        out = func(*args, **named)
         thread = threading.get_ident()
+        ALTERING.outputs = any(x.thread == thread for x in self.awaited)
+        try:
+            out = func(*args, **named)
+        finally:
+            ALTERING.outputs = False
         for awaited in self.awaited:
             if awaited.thread != thread:
                 continue
@@ -73,6 +78,8 @@ class EditedProducts:
                 awaited.found += 1
                 try:
                     return edit_product(out, awaited, order)
+                except FunctionError:
+                    raise
                 except Exception as error:  # noqa: BLE001 (none reaches the model)
                     self.missed[awaited.module] = str(error)
         return out

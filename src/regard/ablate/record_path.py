@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from regard.ablate.ablation import check_model
 from regard.ablate.effect import check_evaluating
 from regard.ablate.patch_heads import patch_heads
+from regard.ablate.search_heads import refuse_cache
 from regard.arguments import suggest
 from regard.lens.chosen_layers import Layer
 from regard.lens.watch import capture
@@ -50,6 +51,7 @@ def record_path(
     """
     check_model(model)
     check_evaluating(model)
+    refuse_cache(inputs)
 
     def run() -> None:
         model(**inputs) if isinstance(inputs, Mapping) else model(inputs)

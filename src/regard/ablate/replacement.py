@@ -143,7 +143,7 @@ class RecordedInputs:
         if "v" in self.parts and record.v is None:
             raise OptionError(
                 f"{record.name} was recorded without values. Record with "
-                'regard.watch(model, keep="qkv").'
+                'regard.watch(model, keep="qkv"), without dropout.'
             )
         scale = place.scale
         same = scale is not None and math.isclose(scale, record.scale, rel_tol=1e-5)
@@ -212,6 +212,10 @@ class MeanOutputs:
         return ReplacedHeads(place.here, self.known[layer].to(place.q_at.device))
 
 
+class FunctionError(OptionError):
+    """An error of a user's function: it is raised at once, and not contained."""
+
+
 @dataclass(frozen=True)
 class ChangedOutputs:
     """A function of the outputs (B, H, Nq, Dv) of a layer."""
@@ -225,11 +229,16 @@ class ChangedOutputs:
 
     def compute(self, z: Tensor) -> Tensor:
         """Return new outputs, or raise."""
-        new = self.function(z)
+        try:
+            new = self.function(z)
+        except Exception as error:
+            raise FunctionError(
+                f"the function raised {type(error).__name__}: {error}"
+            ) from error
         if isinstance(new, Tensor) and new.shape == z.shape:
             return new
         shape = tuple(new.shape) if isinstance(new, Tensor) else type(new).__name__
-        raise OptionError(
+        raise FunctionError(
             f"the function returned {shape}, expected outputs like those it was given, "
             f"{tuple(z.shape)}"
         )

@@ -40,7 +40,13 @@ from regard.ablate.verify import Verdicts
 from regard.arguments import expect_function, suggest
 from regard.display import Displayed
 from regard.errors import OptionError
-from regard.lens.chosen_layers import Layer, Layers, is_chosen, read_layers
+from regard.lens.chosen_layers import (
+    Layer,
+    Layers,
+    is_chosen,
+    is_count,
+    read_layers,
+)
 
 Measure = Callable[[Tensor], Tensor]
 Progress = Callable[[int, int], object]
@@ -131,6 +137,7 @@ def search_heads(
     check_model(model)
     expect_function("measure", measure, "logits")
     check_evaluating(model)
+    refuse_cache(inputs)
     replacement = read_outputs_of(source)
     heads = replacement.heads
     sequence = RepeatedInputs(model, inputs)
@@ -139,19 +146,17 @@ def search_heads(
     with torch.no_grad():
         plain = sequence.run()
         before = float(read_measure(measure, plain)[0])
+        if math.isnan(before):
+            raise OptionError("the measure is NaN without a patch, expected a number.")
         prefix = find_prefix(sequence, plain, list(heads))
         chosen = read_layers(layers, [name for name, _ in model.named_modules()])
-        known = verify_layers(sequence, heads, chosen)
-        rows = [
-            (i, layer, tuple(range(first, min(first + batch, count))))
-            for i, (layer, count) in enumerate(heads.items())
-            if is_chosen(chosen, i, layer)
-            for first in range(0, count, batch)
-        ]
+        rows = plan_passes(heads, chosen, batch)
+        known = verify_layers(sequence, [layer for _, layer, _ in rows])
         done, total = 0, sum(len(some) for *_, some in rows)
         for i, layer, some in rows:
+            call = layer if "#" in layer else f"{layer}#1"  # no other, and no child
             ablation = read_ablation(
-                model, [(layer, h) for h in some], None, (None, queries), replacement
+                model, [(call, h) for h in some], None, (None, queries), replacement
             )
             skipping = (
                 nullcontext() if prefix is None else prefix.skip(layer, len(some))
@@ -167,11 +172,26 @@ def search_heads(
     )
 
 
-def verify_layers(
-    sequence: RepeatedInputs, heads: Mapping[str, int], chosen: Layers
-) -> Verdicts:
+def plan_passes(
+    heads: Mapping[str, int], chosen: Layers, batch: int
+) -> list[tuple[int, str, tuple[int, ...]]]:
+    """Return the number, the name and some heads of a layer for each pass, or raise."""
+    if not is_count(batch) or not batch:
+        raise OptionError(f"batch={batch!r}, expected heads in one pass: 1 or more.")
+    rows = [
+        (i, layer, tuple(range(first, min(first + batch, count))))
+        for i, (layer, count) in enumerate(heads.items())
+        if is_chosen(chosen, i, layer)
+        for first in range(0, count, batch)
+    ]
+    if not rows:
+        last = len(heads) - 1
+        raise OptionError(f"layers={chosen}: the source has layers 0 to {last}.")
+    return rows
+
+
+def verify_layers(sequence: RepeatedInputs, names: Sequence[str]) -> Verdicts:
     """Run a model once with all heads replaced by themselves, and verify all edits."""
-    names = [x for i, x in enumerate(heads) if is_chosen(chosen, i, x)]
     same = ChangedOutputs(lambda z: z)
     ablation = read_ablation(sequence.model, None, names, (None, None), same)
     with intervene(sequence.model, ablation) as verdicts:
@@ -182,12 +202,29 @@ def verify_layers(
 def read_outputs_of(source: Any) -> RecordedOutputs | MeanOutputs:
     """Return the outputs of each head in a recording, or their mean, or raise."""
     found = read_replacement(source)
-    if isinstance(found, RecordedOutputs | MeanOutputs):
-        return found
-    raise OptionError(
-        f"source is a {type(source).__name__}, expected a recording, or "
-        "average_outputs(recordings)."
-    )
+    if not isinstance(found, RecordedOutputs | MeanOutputs):
+        raise OptionError(
+            f"source is a {type(source).__name__}, expected a recording, or "
+            "average_outputs(recordings)."
+        )
+    texts = 1 if isinstance(found, MeanOutputs) else len(set(found.recording.sequences))
+    if texts > 1:
+        raise OptionError(
+            f"source has {texts} sequences, expected one: rows of the batch are heads. "
+            "Record one text, or write average_outputs(source)."
+        )
+    return found
+
+
+def refuse_cache(inputs: Mapping[str, Any] | Tensor) -> None:
+    """Raise OptionError if inputs have a cache: every run would append to it."""
+    for name, x in inputs.items() if isinstance(inputs, Mapping) else ():
+        known = x is None or isinstance(x, bool | Tensor)  # as use_cache=True
+        if not known and ("past" in name or "cache" in name):
+            raise OptionError(
+                f"{name} is a cache, to which each of several runs would append. Give "
+                "all tokens, without a cache."
+            )
 
 
 def find_prefix(

@@ -41,9 +41,11 @@ class TracedOutputs:
 
     def __init__(self) -> None:
         self.own: dict[str, Tensor] = {}
+        self.real: dict[str, Tensor] = {}  # (B, N), queries that are no padding
 
     def replace(self, place: CallPlace) -> ReplacedHeads:
         """Return a function that keeps the outputs of a call."""
+        self.real[place.layer] = place.q_taken
         every = torch.ones_like(place.here)  # padding, too
         return ReplacedHeads(every, partial(self.keep, place.layer))
 

@@ -73,7 +73,7 @@ class SearchWorker:
                 layers, changes = self.search(pair)
                 found.append(changes)
             except OptionError as error:  # its message is the reason
-                aside.append((pair.line, str(error)))
+                aside.append((pair.line, str(error).rstrip(".")))
             except Exception as error:  # noqa: BLE001 (any error becomes the reason)
                 aside.append((pair.line, explain_error(error)))
         return pack_shard(

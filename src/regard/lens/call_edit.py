@@ -15,6 +15,7 @@ Next: adapters/adapter.py
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -178,7 +179,13 @@ def unite(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     return other if one is None else one if other is None else one | other
 
 
-NOTHING = CallEdit()
+class Altering(threading.local):
+    """Whether an intervention changes what a running call outputs (thread-local)."""
+
+    outputs = False
+
+
+ALTERING, NOTHING = Altering(), CallEdit()
 SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
 
 

@@ -3,6 +3,7 @@
     0                           the first layer that attends
     "model.layers.3"            the attention inside of this module
     "model.layers.3.attn#2"     the second time that this module attends in a pass
+    "model.layers.3.attn#1"     the first time only, and nothing inside of it
 
 Next: watch.py
 """
@@ -61,4 +62,6 @@ def is_layer(layer: Layer, number: int, name: str) -> bool:
     """Return whether `layer` is the number, the name or a parent's name of a layer."""
     if isinstance(layer, int):
         return layer == number
+    if layer.endswith("#1"):  # the first call has the name of its module
+        return name == layer.removesuffix("#1")
     return name == layer or name.startswith((f"{layer}.", f"{layer}#"))

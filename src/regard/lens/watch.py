@@ -27,6 +27,7 @@ from regard.errors import OptionError
 from regard.lens.about_model import describe_model
 from regard.lens.adapters.hear import patch_adapters
 from regard.lens.assemble import LayerRun
+from regard.lens.call_edit import ALTERING
 from regard.lens.captured_call import CapturedCall, join_samples
 from regard.lens.captured_rows import is_other_sequence
 from regard.lens.check_rebuild import (
@@ -196,9 +197,11 @@ class Watcher:
         tally.notes |= dict.fromkeys(self.note_places(name, call, run))
 
     def note_places(self, name: str, call: CapturedCall, run: LayerRun) -> list[str]:
-        """Return what a reader must know of where queries and keys stand."""
+        """Return what a reader must know of a call, and of where it stands."""
         runs = self.mine.runs[name]
-        found = [notes.PACKED] if self.mine.given.is_packed else []
+        found = [notes.ALTERED] if ALTERING.outputs else []
+        if self.mine.given.is_packed:
+            found.append(notes.PACKED)
         if run.rows[0].start:
             found.append(notes.PIECES if len(runs) > 1 else notes.EARLIER)
         attends_to_itself = any(not x.is_cross for x in runs)

@@ -23,7 +23,7 @@ def compute_outputs(record: Record) -> Array:
     if v is None:
         raise OptionError(
             f"{record.name} was recorded without values, so what its heads output is "
-            'not known. Record with regard.watch(model, keep="qkv").'
+            'not known. Record with regard.watch(model, keep="qkv"), without dropout.'
         )
     heads, n_q, n_k = record.shape
     xp, step = namespace(v=v), max(1, CELLS // max(1, heads * n_k))
