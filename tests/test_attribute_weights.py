@@ -80,6 +80,9 @@ def test_it_is_printed_and_refuses_what_it_cannot_do():
     assert len(lines) == 2 + 8
     with pytest.raises(OptionError, match="expected one sequence"):
         attribute_weights(model, inputs, measure)
+    for flat in (lambda x: x.argmax(-1)[:, -1], lambda x: x[:, -1, 5].detach()):
+        with pytest.raises(OptionError, match="the measure has no gradient"):
+            attribute_weights(model, one, flat)
     with pytest.raises(OptionError, match="in training mode"):
         attribute_weights(model.train(), one, measure)
     assert torch.is_grad_enabled()

@@ -205,4 +205,8 @@ def test_it_is_printed_and_refuses_what_it_cannot_do():
         attribute_logits(after.eval(), TEXT, 7)
     with pytest.raises(OptionError, match="in training mode"):
         attribute_logits(after.train(), TEXT, 7)
+    n = TEXT.shape[1]
+    for options in ({"at": n}, {"at": -n - 1}, {"answer": 50}, {"versus": -1}):
+        with pytest.raises(OptionError, match=f"there are {n} positions and 50 tokens"):
+            attribute_logits(model, TEXT, **{"answer": 7, **options})
     assert regard.direct_logits.attribute_logits is attribute_logits

@@ -142,7 +142,11 @@ def attribute_logits(
         trace_into(traced, model),
         norms.hook(partial(norms.cut, traced)),
     ):
-        logits = sequence.run()[0, at].double()
+        n, words = (every := sequence.run()[0]).shape
+        if not (-n <= at < n and 0 <= answer < words and 0 <= (versus or 0) < words):
+            told = f"at={at}, answer={answer}, versus={versus}"
+            raise OptionError(f"{told}: there are {n} positions and {words} tokens.")
+        logits = every[at].double()
         logit = logits[answer] - (0 if versus is None else logits[versus])
         slopes = find_slopes(logit, traced)
     found = [

@@ -35,6 +35,7 @@ from regard.ablate.search_heads import (
 from regard.ablate.trace_heads import TracedOutputs
 from regard.arguments import expect_function, suggest
 from regard.display import Displayed
+from regard.errors import OptionError
 from regard.lens.watch import capture
 from regard.recording.head_outputs import compute_outputs
 from regard.recording.record import Record, Recording
@@ -117,6 +118,8 @@ def trace_gradients(
         with intervene(model, ablation):
             logits = RepeatedInputs(model, inputs).run()
         value = read_measure(measure, logits)
+        if not value.requires_grad:  # of an argmax, detached, or in inference_mode
+            raise OptionError("the measure has no gradient, expected one by logits.")
         found = torch.autograd.grad(
             value.sum(), list(kept.own.values()), allow_unused=True
         )

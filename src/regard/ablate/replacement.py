@@ -149,9 +149,9 @@ class RecordedInputs:
         same = scale is not None and math.isclose(scale, record.scale, rel_tol=1e-5)
         if self.parts != "v" and not same:
             raise OptionError(
-                f"{record.name} multiplies q · k by {scale}, and its record by "
-                f"{record.scale}, so that q and k cannot be taken from it. Replace "
-                'outputs or values: parts="z" or parts="v".'
+                f"{record.name} multiplies q · k by {scale or 'something'}, and "
+                f"its record by {record.scale}, so that q and k cannot be taken from "
+                'it. Replace outputs: parts="z".'
             )
 
 
