@@ -266,7 +266,9 @@ def test_interventions_compose_and_the_inner_one_wins():
         assert torch.equal(read(model, inputs), removed)
 
 
-@pytest.mark.parametrize("name", ["llama", "llama-eager", "bert", "t5", "whisper"])
+@pytest.mark.parametrize(
+    "name", ["llama", "llama-eager", "gptj", "bert", "t5", "whisper"]
+)
 def test_a_watch_changes_no_bit_and_records_what_ran(name):
     _, model, inputs = open_family(name)
     source = record(model, change_inputs(inputs))

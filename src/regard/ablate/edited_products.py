@@ -64,14 +64,13 @@ class EditedProducts:
     def run(self, func: Any, args: Any, named: Any) -> Any:
         """Run a product, and edit its result if it was waited for."""
         thread = threading.get_ident()
-        ALTERING.outputs = any(x.thread == thread for x in self.awaited)
+        mine = [x for x in self.awaited if x.thread == thread]
+        ALTERING.outputs = not all(x.found for x in mine)
         try:
             out = func(*args, **named)
         finally:
             ALTERING.outputs = False
-        for awaited in self.awaited:
-            if awaited.thread != thread:
-                continue
+        for awaited in mine:
             with compute():
                 order = find_axes(func, args, awaited.weights)
             if order is not None:
