@@ -30,11 +30,7 @@ from regard.lens.assemble import LayerRun
 from regard.lens.call_edit import ALTERING
 from regard.lens.captured_call import CapturedCall, join_samples
 from regard.lens.captured_rows import is_other_sequence
-from regard.lens.check_rebuild import (
-    check_rebuild,
-    find_tolerance,
-    fix_empty_row_lse,
-)
+from regard.lens.check_rebuild import check_rebuild, find_tolerance, fix_empty_row_lse
 from regard.lens.chosen_layers import Layers, is_chosen, read_layers
 from regard.lens.find_attention import UNSTABLE, AttentionFinder, describe_error
 from regard.lens.module_stack import Hooks, ModuleStack, find_towers, is_decoder
@@ -200,8 +196,7 @@ class Watcher:
         """Return what a reader must know of a call, and of where it stands."""
         runs = self.mine.runs[name]
         found = [notes.ALTERED] if ALTERING.outputs else []
-        if self.mine.given.is_packed:
-            found.append(notes.PACKED)
+        found += [notes.PACKED] if self.mine.given.is_packed else []
         if run.rows[0].start:
             found.append(notes.PIECES if len(runs) > 1 else notes.EARLIER)
         attends_to_itself = any(not x.is_cross for x in runs)
