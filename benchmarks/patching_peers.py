@@ -7,7 +7,7 @@ heads gets the output that it has in the other prompt; the measure is the differ
 two logits.
 
     regard             search_heads, on the model of transformers, with the logits of
-                       the last token only, which TransformerLens cannot be asked for
+                       the last token only; its counterpart has no such option
     TransformerLens    patching.get_act_patch_attn_head_out_all_pos, on its bridge
 
 CPU seconds with one thread and peak memory above the loaded model, in a fresh process
@@ -137,7 +137,8 @@ def render(result: dict[str, Any]) -> str:
         f"{result['heads']} heads of SmolLM2, two prompts of {tokens} tokens, "
         f"TransformerLens {result['transformer-lens']}. The largest difference of the "
         f"two results is {result['largest difference']:.1g}; the measure varies by "
-        f"{result['range of the measure']} between heads."
+        f"{result['range of the measure']} between heads. regard computes the logits of "
+        "the last token only, TransformerLens all of them."
     )
     lines += ["", words]
     return "\n".join(lines)
