@@ -137,8 +137,8 @@ def render(result: dict[str, Any]) -> str:
         f"{result['heads']} heads of SmolLM2, two prompts of {tokens} tokens, "
         f"TransformerLens {result['transformer-lens']}. The largest difference of the "
         f"two results is {result['largest difference']:.1g}; the measure varies by "
-        f"{result['range of the measure']} between heads. regard computes the logits of "
-        "the last token only, TransformerLens all of them."
+        f"{result['range of the measure']} between heads. regard computes the "
+        "logits of the last token only, TransformerLens all of them."
     )
     lines += ["", words]
     return "\n".join(lines)
