@@ -877,13 +877,15 @@ SAYS = (
         OptionError,
         "keys=tensor([False, False, False, False, False, False, False, False]), "
         "expected positions of tokens, counted from 0: a slice, a range or a list "
-        "of integers. Write keys=slice(0, 4) or keys=[3].",
+        "of integers. Write keys=slice(0, 4), or keys=[-1] for the "
+        "last token.",
     ),
     (
         'ablated(keys="3")',
         OptionError,
         "keys='3', expected positions of tokens, counted from 0: a slice, a range "
-        "or a list of integers. Write keys=slice(0, 4) or keys=[3].",
+        "or a list of integers. Write keys=slice(0, 4), or keys=[-1] for the "
+        "last token.",
     ),
     (
         "regard.effect(model, ids, heads=[(0, 1)])",

@@ -218,6 +218,37 @@ def test_slices_ranges_and_lists_name_the_same_tokens():
         assert largest(read(model, inputs), done[0]) > 1e-3
 
 
+def test_negative_numbers_count_from_the_last_token():
+    _, model, inputs = open_family("llama")
+    for mine, same in (
+        ({"keys": [-4]}, {"keys": [6]}),
+        ({"keys": slice(-4, None)}, {"keys": slice(6, 10)}),
+        ({"keys": slice(2, -5)}, {"keys": slice(2, 5)}),
+        ({"keys": [0, -8], "queries": [-1]}, {"keys": [0, 2], "queries": [9]}),
+        ({"keys": slice(-9, -1, 3)}, {"keys": [1, 4, 7]}),
+    ):
+        with knock_out(model, **mine):
+            found = read(model, inputs)
+        with knock_out(model, **same):
+            assert largest(found, read(model, inputs)) == 0
+        assert largest(found, read(model, inputs)) > 1e-3
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_last_token_of_each_sequence_is_no_padding(side):
+    _, model, inputs = open_family("llama")
+    valid = torch.ones_like(inputs["input_ids"])
+    valid[1, slice(0, 3) if side == "left" else slice(7, 10)] = 0
+    padded = {**inputs, "attention_mask": valid}
+    at = [slice(7, 8), slice(4, 5)]  # of 10 and 7 tokens
+    rest = [slice(8, 10), slice(5, 7)]
+    with knock_out(model, keys=at, queries=rest):
+        expected = read(model, padded)
+    with knock_out(model, keys=[-3], queries=slice(-2, None)):
+        assert largest(read(model, padded), expected) == 0
+    assert bool(((read(model, padded) - expected).abs().amax((1, 2)) > 1e-4).all())
+
+
 def test_a_watch_goes_on_after_a_cut_inside_of_it():
     _, model, inputs = open_family("llama")
     before = read(model, inputs)
@@ -305,7 +336,12 @@ def test_positions_count_real_tokens_when_prompts_are_padded_on_the_left(name, c
         return torch.stack(done.logits, 1)
 
     plain = generate_from(wide, (wide > 0).long())
-    for cut in ({"keys": range(4, 9), "queries": slice(5, None)}, {"keys": [0, 2, 7]}):
+    last = {"keys": [-3], "queries": slice(-1, None)}
+    for cut in (
+        {"keys": range(4, 9), "queries": slice(5, None)},
+        {"keys": [0, 2, 7]},
+        last,
+    ):
         with knock_out(model, **cut):
             together = generate_from(wide, (wide > 0).long())
         assert largest(together[0], plain[0]) > 1e-3
@@ -932,14 +968,16 @@ def test_two_threads_under_one_cut_get_what_each_gets_alone():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"keys": [-1]}, r"keys=\[-1\], expected positions of tokens, counted from 0"),
-        ({"keys": slice(-3, None)}, "expected positions of tokens"),
+        ({"keys": slice(-3, -3)}, r"keys=slice\(-3, -3, None\), expected positions of"),
+        ({"keys": slice(-3, 0)}, "expected positions of tokens, counted from 0"),
         ({"keys": slice(4, 4)}, "expected positions of tokens"),
-        ({"keys": 3}, r"Write keys=slice\(0, 4\) or keys=\[3\]"),
+        ({"keys": slice(4, 8, -1)}, "expected positions of tokens"),
+        ({"keys": slice("a", None)}, "expected positions of tokens"),
+        ({"keys": 3}, r"Write keys=slice\(0, 4\), or keys=\[-1\] for the last token"),
         ({"keys": [1.5]}, "a range or a list of integers"),
         ({"keys": [True, False]}, "a range or a list of integers"),
         ({"keys": []}, "expected positions of tokens"),
-        ({"keys": [1], "queries": [-2]}, r"queries=\[-2\], expected"),
+        ({"keys": [1], "queries": [0.5]}, r"queries=\[0.5\], expected"),
         ({"queries": [1]}, r"Write keys=slice\(None\) for everything"),
         ({"heads": [3]}, r"3 is no head, expected \(layer, head\)"),
         ({"heads": [(0, -1)]}, "is no head"),
@@ -960,11 +998,13 @@ def test_what_cannot_be_meant_is_refused_at_once(options, words):
     [
         (
             {"keys": [10]},
-            r"keys=\(10,\) asks for position 10, but the longest input has 10",
+            r"keys=\(10,\) needs 11 tokens, but the longest input has 10",
         ),
-        ({"keys": range(8, 12)}, "asks for position 11"),
-        ({"keys": slice(10, None)}, "asks for position 10"),
-        ({"keys": [1], "queries": [12]}, r"queries=\(12,\) asks for position 12"),
+        ({"keys": range(8, 12)}, "needs 12 tokens"),
+        ({"keys": [-11]}, r"keys=\(-11,\) needs 11 tokens"),
+        ({"keys": slice(-11, None)}, "needs 11 tokens"),
+        ({"keys": slice(10, None)}, "needs 11 tokens"),
+        ({"keys": [1], "queries": [12]}, r"queries=\(12,\) needs 13 tokens"),
         (
             {"heads": [(1, 4)]},
             "model.layers.1.self_attn has 4 heads, there is no head 4",

@@ -1,6 +1,7 @@
 """Every head patched in turn, against patches that are made one at a time."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,12 +11,14 @@ from torch import nn
 from transformers import DynamicCache
 
 from regard.ablate import (
+    attribute_heads,
     average_outputs,
     average_searches,
     patch_heads,
     record_path,
     search_heads,
 )
+from regard.ablate.ablation import Tokens
 from regard.ablate.active import ACTIVE
 from regard.ablate.search_heads import HeadSearch
 from regard.ablate.skip_prefix import Prefix, find_done
@@ -29,6 +32,10 @@ from regard.seen import watch
 def measure(logits):
     flat = logits.flatten(1)
     return flat[:, 1] - flat[:, 0]
+
+
+def measure_last(logits):
+    return logits[:, -1, 5] - logits[:, -1, 7]
 
 
 def take_first(inputs):
@@ -95,12 +102,9 @@ def test_a_search_may_compute_the_last_logits_only(name):
     with torch.no_grad(), watch(model, keep="qkv") as source:
         model(other)
 
-    def compare(logits):
-        return logits[:, -1, 5] - logits[:, -1, 7]
-
-    whole = search_heads(model, text, source, compare)
+    whole = search_heads(model, text, source, measure_last)
     brief = {first: text, "logits_to_keep": 1}
-    found = search_heads(model, brief, source, compare)
+    found = search_heads(model, brief, source, measure_last)
     assert largest(found.values, whole.values) < 1e-5
     assert found.changes.abs().max() > 1e-3
     assert found.skipped
@@ -334,3 +338,68 @@ def test_heads_are_searched_at_one_token():
             expected = measure(read(model, text))
         assert abs(float(found.values[layer, head] - expected)) < 1e-5
     assert float((found.values - whole.values).abs().min()) > 1e-6
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("batch", [3, 64])
+def test_heads_are_searched_at_each_place(name, batch):
+    """As many places as heads: rows of a batch are heads and places, not sequences."""
+    _, model, inputs = open_family(name)
+    text, source = take_first(inputs), record(model, take_first(change_inputs(inputs)))
+    places = [slice(3, 4), slice(0, 3), range(5, 7), slice(-1, None)]
+    done = []
+    found = search_heads(
+        model,
+        text,
+        source,
+        measure_last,
+        queries=places,
+        batch=batch,
+        progress=lambda *x: done.append(x),
+    )
+    assert found.values.shape == (2, HEADS, 4)
+    for p, at in enumerate(places):
+        one = search_heads(model, text, source, measure_last, queries=at)
+        assert largest(found.values[..., p], one.values) < 1e-6
+        with patch_heads(model, source, [(1, 2)], queries=at):
+            expected = float(measure_last(read(model, text))[0])
+        assert float(found.values[1, 2, p]) == pytest.approx(expected, abs=1e-5)
+    assert float(found.changes.std(-1).min()) > 1e-6  # the places differ
+    assert done[-1] == (2 * HEADS * 4, 2 * HEADS * 4)
+    estimate = attribute_heads(model, text, source, measure_last)
+    whole = estimate.sum_tokens([Tokens(slice(None))])[..., 0]
+    assert torch.equal(whole, estimate.changes)
+    sums = estimate.sum_tokens(found.places)
+    assert largest(sums[1, :, 2], estimate.tokens[1][:, 5:7].sum(1)) == 0
+    both = torch.stack([sums.flatten(), found.changes.flatten()])
+    assert estimate.correlate(found) == pytest.approx(float(torch.corrcoef(both)[0, 1]))
+
+
+def test_places_are_listed_and_averaged():
+    places = (Tokens(slice(3, 4)), Tokens((5, 6)))
+    values = torch.tensor([[[1.0, 3.5], [0.25, 1.0]]], dtype=torch.float64)
+    options = {"layers": ("a",), "before": 1.0, "skipped": True}
+    found = HeadSearch(values=values, places=places, **options)
+    assert str(found).splitlines()[1:4] == [
+        "layer  head    tokens     patched   change",
+        "    0     0       5,6         3.5     +2.5",
+        "    0     1       3:4        0.25    -0.75",
+    ]
+    mean = average_searches([found, replace(found, values=values + 1)])
+    assert mean.mean.tolist() == [[[0.5, 3], [-0.25, 0.5]]]
+    assert str(mean).splitlines()[1:3] == [
+        "layer  head    tokens   change   interval",
+        "    0     0       5,6       +3   +2.5 to +3.5",
+    ]
+    other = replace(found, places=(Tokens(slice(3, 4)), Tokens((5, 7))))
+    with pytest.raises(OptionError, match="searches at other tokens"):
+        average_searches([found, other])
+
+
+def test_a_place_that_is_none_is_refused():
+    _, model, inputs = open_family("llama")
+    text, source = take_first(inputs), record(model, take_first(inputs))
+    with pytest.raises(OptionError, match="queries= has None, expected slices"):
+        search_heads(model, text, source, measure, queries=[None, slice(0, 1)])
+    with pytest.raises(OptionError, match="needs 11 tokens"):
+        search_heads(model, text, source, measure, queries=[slice(0, 1), slice(10, 11)])

@@ -58,6 +58,7 @@ LATER = {
     "read": "regard.models.read:read",
     "sources": "regard.attribution.sources:sources",
     "stats": "regard.stats",
+    "value_weights": "regard.value_weights",
     "watch": "regard.seen:watch",
 }
 

@@ -13,7 +13,6 @@ from regard.ablate.record_path import record_path
 from regard.ablate.replacement import average_outputs
 from regard.ablate.search_heads import search_heads
 from regard.ablate.trace_heads import trace_heads
-from regard.ablate.weigh_values import weigh_values
 
 __all__ = [
     "attribute_heads",
@@ -26,5 +25,4 @@ __all__ = [
     "record_path",
     "search_heads",
     "trace_heads",
-    "weigh_values",
 ]

@@ -31,6 +31,7 @@ from regard.lens.chosen_layers import (
     Layer,
     is_chosen,
     is_count,
+    is_integer,
     is_layer,
     read_layer,
     read_layers,
@@ -45,22 +46,36 @@ Positions = Place | Sequence[int] | Sequence[Place | None]  # None: no token
 
 @dataclass(frozen=True)
 class Tokens:
-    """Token positions. A slice may end beyond the last token, indices may not."""
+    """Token positions; -1 is the last. A slice may end beyond it, indices may not."""
 
     at: slice | tuple[int, ...]
 
     def holds(self, positions: Tensor) -> Tensor:
-        """Return whether each position is one of these; padding is at -1."""
+        """Return whether each position (…, N) is one of these; padding is at -1."""
+        end = positions.amax(-1, keepdim=True) + 1  # of each sequence
+
+        def find(x: int) -> Tensor:
+            return end + x if x < 0 else torch.full_like(end, x)
+
         if isinstance(self.at, tuple):
-            return torch.isin(positions, torch.tensor(self.at, device=positions.device))
-        start, stop, step = self.at.start or 0, self.at.stop, self.at.step or 1
-        inside = (positions >= start) & ((positions - start) % step == 0)
-        return inside if stop is None else inside & (positions < stop)
+            found = torch.stack([positions == find(x) for x in self.at]).any(0)
+            return found & (positions >= 0)
+        start, step = find(self.at.start or 0).clamp(min=0), self.at.step or 1
+        stop = end if self.at.stop is None else find(self.at.stop)
+        inside = (positions >= start) & (positions < stop)
+        return inside & ((positions - start) % step == 0)
 
     @property
     def must_reach(self) -> int:
-        """The last position that has to exist."""
-        return max(self.at) if isinstance(self.at, tuple) else self.at.start or 0
+        """How many tokens there have to be."""
+        some = self.at if isinstance(self.at, tuple) else (self.at.start or 0,)
+        return max(-x if x < 0 else x + 1 for x in some)
+
+    def __str__(self) -> str:
+        if isinstance(self.at, tuple):
+            return ",".join(map(str, self.at))
+        ends = (self.at.start or 0, self.at.stop, self.at.step)
+        return ":".join(str(x) for x in ends if x is not None)
 
 
 @dataclass(frozen=True)
@@ -85,7 +100,7 @@ class TokensBySequence:
 
     @property
     def must_reach(self) -> int:
-        """The last position that has to exist in the longest sequence."""
+        """How many tokens there have to be in the longest sequence."""
         return max(x.must_reach for x in self.sequences if x is not None)
 
 
@@ -106,7 +121,8 @@ def read_same_tokens(name: str, given: Any) -> Tokens | None:
         given = range(given.start, given.stop)
     refusal = OptionError(
         f"{name}={given!r}, expected positions of tokens, counted from 0: a slice, a "
-        f"range or a list of integers. Write {name}=slice(0, 4) or {name}=[3]."
+        f"range or a list of integers. Write {name}=slice(0, 4), or {name}=[-1] for "
+        "the last token."
     )
     if isinstance(given, slice):
         if not is_span(given):
@@ -115,17 +131,19 @@ def read_same_tokens(name: str, given: Any) -> Tokens | None:
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise refusal
     numbers = given.tolist() if isinstance(given, Tensor) else list(given)
-    if not numbers or not all(map(is_count, numbers)):
+    if not numbers or not all(map(is_integer, numbers)):
         raise refusal
     at = tuple(map(operator.index, numbers))
     return Tokens(at)
 
 
 def is_span(given: slice) -> bool:
-    """Return whether a slice has positions from 0 on, and at least one."""
-    numbers = [x for x in (given.start, given.stop, given.step) if x is not None]
-    empty = given.stop is not None and (given.start or 0) >= given.stop
-    return all(map(is_count, numbers)) and not empty and given.step != 0
+    """Return whether a slice has integers, goes forwards and is not surely empty."""
+    start, stop, step = given.start or 0, given.stop, given.step
+    if not all(x is None or is_integer(x) for x in (start, stop, step)):
+        return False
+    same = stop is not None and (start < 0) == (stop < 0)  # counted from the same end
+    return (step is None or step > 0) and stop != 0 and not (same and start >= stop)
 
 
 @dataclass(frozen=True)

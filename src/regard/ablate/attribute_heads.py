@@ -13,13 +13,14 @@ Next: attribute_weights.py
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from regard.ablate.ablation import Tokens
 from regard.ablate.attribute_weights import trace_gradients
 from regard.ablate.replacement import CallPlace, MeanOutputs, RecordedOutputs
 from regard.ablate.search_heads import (
@@ -46,10 +47,15 @@ class HeadAttribution(Displayed):
     @property
     def changes(self) -> Tensor:
         """The estimated change by each head, (L, H); NaN where there is no head."""
-        heads = max(len(x) for x in self.tokens)
-        found = torch.full((len(self.layers), heads), math.nan, dtype=torch.float64)
+        return self.sum_tokens([Tokens(slice(None))])[..., 0]
+
+    def sum_tokens(self, places: Sequence[Tokens]) -> Tensor:
+        """Return the estimated change by each head at each place, (L, H, P)."""
+        shape = len(self.layers), max(len(x) for x in self.tokens), len(places)
+        found = torch.full(shape, math.nan, dtype=torch.float64)
         for row, x in zip(found, self.tokens, strict=True):
-            row[: len(x)] = x.sum(1)
+            at = torch.arange(x.shape[1])
+            row[: len(x)] = torch.stack([x[:, y.holds(at)].sum(1) for y in places], 1)
         return found
 
     def correlate(self, search: HeadSearch) -> float:
@@ -59,7 +65,9 @@ class HeadAttribution(Displayed):
                 f"a search of {len(search.layers)} layers and an attribution of "
                 f"{len(self.layers)}, expected both of the same model."
             )
-        both = torch.stack([self.changes.flatten(), search.changes.flatten()])
+        at = search.places
+        mine = self.changes if at is None else self.sum_tokens(at)
+        both = torch.stack([mine.flatten(), search.changes.flatten()])
         return float(torch.corrcoef(both[:, ~both.isnan().any(0)])[0, 1])
 
     def __str__(self) -> str:

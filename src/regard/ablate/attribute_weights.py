@@ -10,7 +10,7 @@ z = weights v is the output of a head. Its gradient g has the shape of q, and no
 quadratic is kept: cells are computed when they are asked for, and the sum of a row is
 g[h, i] · z[h, i].
 
-Next: weigh_values.py
+Next: trace_heads.py
 """
 
 from __future__ import annotations

@@ -21,7 +21,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.ablate.search_heads import HeadSearch, rank_heads
+from regard.ablate.search_heads import (
+    HeadSearch,
+    Places,
+    name_columns,
+    name_row,
+    rank_heads,
+)
 from regard.display import Displayed
 from regard.errors import OptionError
 
@@ -33,28 +39,26 @@ class HeadChanges(Displayed):
     """The mean change by each head, with a confidence interval."""
 
     layers: tuple[str, ...]
-    mean: Tensor  # (L, H), float64; NaN where no head was patched
-    low: Tensor  # (L, H), the 95 % interval of the mean
+    mean: Tensor  # (L, H) or (L, H, P), float64; NaN where no head was patched
+    low: Tensor  # of the same shape, the 95 % interval of the mean
     high: Tensor
     pairs: int
+    places: Places = None  # the P places; None: all tokens at once
 
     @property
     def is_sure(self) -> Tensor:
-        """Whether the interval of each head excludes 0, (L, H)."""
+        """Whether each interval excludes 0."""
         return (self.low > 0) | (self.high < 0)
 
     def __str__(self) -> str:
         lines = [
             f"mean change over {self.pairs} pairs, 95 % confidence interval",
-            "layer  head   change   interval",
+            f"{name_columns(self.places)}   change   interval",
         ]
-        for layer, head in rank_heads(self.mean):
-            mean, low, high = (
-                float(x[layer, head]) for x in (self.mean, self.low, self.high)
-            )
-            lines.append(
-                f"{layer:5}  {head:4}  {mean:+7.4g}   {low:+.4g} to {high:+.4g}"
-            )
+        for at in rank_heads(self.mean):
+            mean, low, high = (float(x[at]) for x in (self.mean, self.low, self.high))
+            row = name_row(at, self.places)
+            lines.append(f"{row}  {mean:+7.4g}   {low:+.4g} to {high:+.4g}")
         return "\n".join(lines)
 
 
@@ -66,12 +70,16 @@ def average_searches(searches: Sequence[HeadSearch]) -> HeadChanges:
             f"{len(searches)} searches of {len(layers)} models, expected at least two "
             "searches of the same model: one pair has no confidence interval."
         )
-    changes = torch.stack([x.changes for x in searches])  # (P, L, H)
+    if any(x.places != searches[0].places for x in searches):
+        raise OptionError(
+            "searches at other tokens, expected the same queries= in all of them."
+        )
+    changes = torch.stack([x.changes for x in searches])  # (pairs, L, H, …)
     generator = torch.Generator().manual_seed(0)
     chosen = torch.randint(
         len(searches), (RESAMPLES, len(searches)), generator=generator
     )
-    means = torch.stack([changes[rows].mean(0) for rows in chosen])  # (R, L, H)
+    means = torch.stack([changes[rows].mean(0) for rows in chosen])  # (R, L, H, …)
     ends = torch.tensor(ENDS, dtype=means.dtype)
     low, high = torch.quantile(means, ends, dim=0)
     return HeadChanges(
@@ -80,4 +88,5 @@ def average_searches(searches: Sequence[HeadSearch]) -> HeadChanges:
         low=low,
         high=high,
         pairs=len(searches),
+        places=searches[0].places,
     )

@@ -51,7 +51,8 @@ def knock_out(
     mask: a formula: the heads attend only where it and the model's own mask allow it
 
     Tokens are numbered from 0 in the sequence that a layer attends over: in generation,
-    the prompt and all generated tokens. Padding (attention_mask=) is not counted.
+    the prompt and all generated tokens. Padding (attention_mask=) is not counted. -1 is
+    the last token so far: in generation the newest one, in every step.
     """
     spans = (keys, queries)
     with intervene(model, read_ablation(model, heads, layers, spans, mask=mask)):

@@ -270,10 +270,10 @@ class AblationLocator:
 
     def check_reach(self, what: str, span: Tokens | TokensBySequence | None) -> None:
         """Raise OptionError if there were fewer positions than were asked for."""
-        if span is not None and span.must_reach >= self.reached[what]:
+        if span is not None and span.must_reach > self.reached[what]:
             raise OptionError(
-                f"{what}={span.at} asks for position {span.must_reach}, but the "
-                f"longest input has {self.reached[what]}, counted from 0."
+                f"{what}={span.at} needs {span.must_reach} tokens, but the longest "
+                f"input has {self.reached[what]}; they are counted from 0."
             )
 
     def check_met(self, name: str, heard: Heard) -> None:

@@ -7,6 +7,9 @@
     found.values[layer, head]    measure of the corrupted run with that head patched
     found.before                 measure of the corrupted run
 
+With queries=[slice(0, 1), slice(1, 4)] each head is patched at one place, then at the
+other: found.values[layer, head, place].
+
 The heads of a layer are rows of one batch, and the modules before the layer are not run
 again (skip_prefix.py), so that a search costs about half a forward pass for each head.
 What is edited is verified once (verify.py): the inputs are the same in every pass. If
@@ -21,18 +24,28 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from regard.ablate.ablation import Positions, check_model, read_ablation
+from regard.ablate.ablation import (
+    Ablation,
+    Positions,
+    Tokens,
+    TokensBySequence,
+    check_model,
+    read_ablation,
+    read_tokens,
+)
 from regard.ablate.effect import check_evaluating, read_logits
 from regard.ablate.intervene import intervene
 from regard.ablate.replacement import (
     ChangedOutputs,
     MeanOutputs,
     RecordedOutputs,
+    Replacement,
     read_replacement,
 )
 from regard.ablate.skip_prefix import Prefix
@@ -49,6 +62,7 @@ from regard.lens.chosen_layers import (
 )
 
 Measure = Callable[[Tensor], Tensor]
+Places = tuple[Tokens, ...] | None
 Progress = Callable[[int, int], object]
 SHOWN = 10  # heads that print() lists
 CLOSE = 1e-4  # how far a pass that skips modules may be from one that does not
@@ -56,36 +70,48 @@ CLOSE = 1e-4  # how far a pass that skips modules may be from one that does not
 
 @dataclass(frozen=True, kw_only=True)
 class HeadSearch(Displayed):
-    """A measure with each head patched."""
+    """A measure with each head patched, at all tokens or at each of P places."""
 
     layers: tuple[str, ...]
-    values: Tensor  # (L, H), float64; NaN where no head was patched
+    values: Tensor  # (L, H) or (L, H, P), float64; NaN where no head was patched
     before: float  # without a patch
     skipped: bool  # whether modules before the patched layer were not run again
+    places: Places = None  # the P places; None: all tokens at once
 
     @property
     def changes(self) -> Tensor:
-        """What each patch changes, (L, H)."""
+        """What each patch changes, (L, H) or (L, H, P)."""
         return self.values - self.before
 
     def __str__(self) -> str:
-        change = self.changes
+        title = name_columns(self.places)
         lines = [
             f"without a patch   {self.before:.4g}",
-            "layer  head     patched   change",
+            f"{title}     patched   change",
         ]
-        for layer, head in rank_heads(change):
-            value, moved = float(self.values[layer, head]), float(change[layer, head])
-            lines.append(f"{layer:5}  {head:4}  {value:10.4g}  {moved:+7.4g}")
+        for at in rank_heads(self.changes):
+            value, moved = float(self.values[at]), float(self.changes[at])
+            lines.append(f"{name_row(at, self.places)}  {value:10.4g}  {moved:+7.4g}")
         return "\n".join(lines)
 
 
-def rank_heads(changes: Tensor) -> list[tuple[int, int]]:
-    """Return the layers and heads of the largest changes (L, H); NaN is no change."""
+def rank_heads(changes: Tensor) -> list[tuple[int, ...]]:
+    """Return the indices of the largest changes, (L, H) or more; NaN is no change."""
     sizes = changes.abs().flatten().nan_to_num(-1)
     count = min(SHOWN, int((sizes >= 0).sum()))
-    places = sizes.topk(count).indices.tolist()
-    return [divmod(at, changes.shape[1]) for at in places]
+    places = torch.unravel_index(sizes.topk(count).indices, changes.shape)
+    return list(zip(*(x.tolist() for x in places), strict=True))
+
+
+def name_columns(places: Places) -> str:
+    """Return the titles of layer, head and place."""
+    return "layer  head" if places is None else "layer  head    tokens"
+
+
+def name_row(at: Sequence[int], places: Places) -> str:
+    """Return the layer, the head and the place of a row."""
+    text = f"{at[0]:5}  {at[1]:4}"
+    return text if places is None else f"{text}  {places[at[2]]!s:>8}"
 
 
 class RepeatedInputs:
@@ -130,9 +156,10 @@ def search_heads(
     source: a recording of one sequence with values, or average_outputs(recordings)
     measure: called with logits (B, N, vocabulary); returns a number for each of B
     layers: whose heads are patched, by name or number; all layers unless given
-    queries: tokens at which heads are patched; all unless given
-    batch: heads in one forward pass
-    progress: called with the heads done and their total
+    queries: tokens at which heads are patched; all unless given. A list of slices: at
+        one of them after the other, and values are (L, H, places)
+    batch: patches in one forward pass
+    progress: called with the patches done and their total
     """
     check_model(model)
     expect_function("measure", measure, "logits")
@@ -140,8 +167,9 @@ def search_heads(
     refuse_cache(inputs)
     replacement = read_outputs_of(source)
     heads = replacement.heads
-    sequence = RepeatedInputs(model, inputs)
-    shape = len(heads), max(heads.values())
+    sequence, tokens = RepeatedInputs(model, inputs), read_tokens("queries", queries)
+    places = read_places(tokens)
+    shape = len(heads), max(heads.values()), 1 if places is None else len(places)
     values = torch.full(shape, math.nan, dtype=torch.float64)
     with torch.no_grad():
         plain = sequence.run()
@@ -150,44 +178,76 @@ def search_heads(
             raise OptionError("the measure is NaN without a patch, expected a number.")
         prefix = find_prefix(sequence, plain, list(heads))
         chosen = read_layers(layers, [name for name, _ in model.named_modules()])
-        rows = plan_passes(heads, chosen, batch)
-        known = verify_layers(sequence, [layer for _, layer, _ in rows])
-        done, total = 0, sum(len(some) for *_, some in rows)
-        for i, layer, some in rows:
-            call = layer if "#" in layer else f"{layer}#1"  # no other, and no child
-            ablation = read_ablation(
-                model, [(call, h) for h in some], None, (None, queries), replacement
-            )
+        passes = plan_passes(heads, chosen, shape[-1], batch)
+        known = verify_layers(sequence, [layer for _, layer, _ in passes])
+        done, total = 0, sum(len(rows) for *_, rows in passes)
+        for i, layer, rows in passes:
+            ablation = patch_rows(model, layer, rows, tokens, replacement)
             skipping = (
-                nullcontext() if prefix is None else prefix.skip(layer, len(some))
+                nullcontext() if prefix is None else prefix.skip(layer, len(rows))
             )
-            with skipping, intervene(model, replace(ablation, rows=some), known):
-                logits = sequence.run(len(some))
-            values[i, list(some)] = read_measure(measure, logits)
-            done += len(some)
+            with skipping, intervene(model, ablation, known):
+                logits = sequence.run(len(rows))
+            values[i, *zip(*rows, strict=True)] = read_measure(measure, logits)
+            done += len(rows)
             if progress is not None:
                 progress(done, total)
     return HeadSearch(
-        layers=tuple(heads), values=values, before=before, skipped=prefix is not None
+        layers=tuple(heads),
+        values=values[..., 0] if places is None else values,
+        before=before,
+        skipped=prefix is not None,
+        places=places,
     )
 
 
 def plan_passes(
-    heads: Mapping[str, int], chosen: Layers, batch: int
-) -> list[tuple[int, str, tuple[int, ...]]]:
-    """Return the number, the name and some heads of a layer for each pass, or raise."""
+    heads: Mapping[str, int], chosen: Layers, places: int, batch: int
+) -> list[tuple[int, str, list[tuple[int, int]]]]:
+    """Return the number and name of a layer, and some of its patches, for each pass.
+
+    A patch is (head, place). Raises OptionError if there are none.
+    """
     if not is_count(batch) or not batch:
-        raise OptionError(f"batch={batch!r}, expected heads in one pass: 1 or more.")
-    rows = [
-        (i, layer, tuple(range(first, min(first + batch, count))))
-        for i, (layer, count) in enumerate(heads.items())
-        if is_chosen(chosen, i, layer)
-        for first in range(0, count, batch)
-    ]
-    if not rows:
+        raise OptionError(f"batch={batch!r}, expected patches in a pass: 1 or more.")
+    passes = []
+    for i, (layer, count) in enumerate(heads.items()):
+        if is_chosen(chosen, i, layer):
+            rows = list(product(range(count), range(places)))
+            firsts = range(0, len(rows), batch)
+            passes += [(i, layer, rows[at : at + batch]) for at in firsts]
+    if not passes:
         last = len(heads) - 1
         raise OptionError(f"layers={chosen}: the source has layers 0 to {last}.")
-    return rows
+    return passes
+
+
+def read_places(tokens: Tokens | TokensBySequence | None) -> Places:
+    """Return the places that are patched one after the other, None if all at once."""
+    if not isinstance(tokens, TokensBySequence):
+        return None
+    places = tuple(x for x in tokens.sequences if x is not None)
+    if len(places) < len(tokens.sequences):
+        raise OptionError("queries= has None, expected slices: the places to patch.")
+    return places
+
+
+def patch_rows(
+    model: nn.Module,
+    layer: str,
+    rows: Sequence[tuple[int, int]],  # head, place
+    tokens: Tokens | TokensBySequence | None,
+    replacement: Replacement,
+) -> Ablation:
+    """Return what patches one head, at one place, in each row of a batch."""
+    call = layer if "#" in layer else f"{layer}#1"  # no other, and no child
+    some = tuple(head for head, _ in rows)
+    if isinstance(tokens, TokensBySequence):
+        tokens = TokensBySequence(tuple(tokens.sequences[at] for _, at in rows))
+    found = read_ablation(
+        model, [(call, h) for h in some], None, (None, None), replacement
+    )
+    return replace(found, rows=some, queries=tokens)
 
 
 def verify_layers(sequence: RepeatedInputs, names: Sequence[str]) -> Verdicts:

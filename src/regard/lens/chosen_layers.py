@@ -47,9 +47,14 @@ def read_layer(layer: Any, names: Sequence[str]) -> Layer:
 
 def is_count(x: Any) -> bool:
     """Return whether x is an integer of 0 or more, of Python or of NumPy."""
+    return is_integer(x) and operator.index(x) >= 0
+
+
+def is_integer(x: Any) -> bool:
+    """Return whether x is an integer, of Python or of NumPy, and not a bool."""
     try:
-        return not isinstance(x, bool) and operator.index(x) >= 0
-    except TypeError:
+        return not isinstance(x, bool) and operator.index(x) is not None
+    except TypeError:  # also an array of several numbers
         return False
 
 

@@ -9,10 +9,10 @@ A head may attend to a token and take nothing from it: the value of an attention
 nearly 0. W_O of each head is found by following z to what the head writes, without the
 names of modules (follow_write.py). Biases are no part of it.
 
-Only the norms are kept, (H, Nk). Cells are computed when they are asked for, and
-sums a strip of queries at a time, so that memory is linear in the length.
+Only the norms are kept, (H, Nk). Cells are computed when they are asked for, and their
+sums are those of stats.received, so that memory is linear in the length.
 
-Next: effect.py
+Next: direct_logits.py
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from regard.ablate.trace_heads import trace_heads
 from regard.arguments import suggest
 from regard.display import Displayed
 from regard.lens.watch import capture
-from regard.recording.head_outputs import CELLS
 from regard.recording.record import Record, Recording
+from regard.stats.columns import received
 
 EVERY = slice(None)
 
@@ -59,9 +59,9 @@ class ValueWeights(Displayed):
         return weights * norms[head, keys]
 
     def received(self, layer: int) -> Tensor:
-        """Return the sum of the cells of each key, (H, Nk), float64."""
+        """Return the sum of the cells of each key, (H, Nk)."""
         record, norms = self.find(layer)
-        return sum_weights(record) * norms.double().cpu()
+        return torch.as_tensor(received(record).values) * norms
 
     def __str__(self) -> str:
         lines = ["most attended key: its share of the attention, and value-weighted"]
@@ -69,11 +69,11 @@ class ValueWeights(Displayed):
         keys, shares, weighted = [], [], []
         for layer in range(len(self.norms)):
             record, norms = self.find(layer)
-            plain = sum_weights(record)
+            plain = torch.as_tensor(received(record).values)
             key = plain.argmax(-1, keepdim=True)  # (H, 1)
             keys.append(key[:, 0])
             shares.append(take_share(plain, key))
-            weighted.append(take_share(plain * norms.double().cpu(), key))
+            weighted.append(take_share(plain * norms, key))
         changes = nn.utils.rnn.pad_sequence(
             [a - b for a, b in zip(shares, weighted, strict=True)],
             batch_first=True,
@@ -111,17 +111,6 @@ def weigh_values(model: nn.Module, inputs: Mapping[str, Any] | Tensor) -> ValueW
         matrices = [traced.read_projection(layer, head) for head in range(heads)]
         norms[layer] = (v @ torch.stack(matrices)).norm(dim=-1)
     return ValueWeights(recording=seen.recording, norms=norms)
-
-
-def sum_weights(record: Record) -> Tensor:
-    """Return the sum of the weights on each key, (H, Nk), float64."""
-    heads, n_q, n_k = record.shape
-    step = max(1, CELLS // max(1, heads * n_k))
-    total = torch.zeros(heads, n_k, dtype=torch.float64)
-    for first in range(0, n_q, step):
-        weights = torch.as_tensor(record.weights(slice(first, first + step)))
-        total += weights.double().sum(1).cpu()
-    return total
 
 
 def take_share(sums: Tensor, key: Tensor) -> Tensor:
