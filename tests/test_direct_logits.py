@@ -79,26 +79,24 @@ def test_a_head_adds_what_the_frozen_norm_sees_of_its_write(kind, versus):
 
 G = {**GROUPED, "head_dim": 8}
 SANDWICH = {**G, "query_pre_attn_scalar": 16, "sliding_window": 5}
-FIELD = {  # class, options, last norm, what a write is multiplied by
-    "gpt2": ("GPT2LMHeadModel", OPENAI, "transformer.ln_f", 1),
-    "llama": ("LlamaForCausalLM", GROUPED, "model.norm", 1),
-    "qwen3": ("Qwen3ForCausalLM", G, "model.norm", 1),
-    "parallel": ("GPTNeoXForCausalLM", TEXT_SIZES, "gpt_neox.final_layer_norm", 1),
+FIELD = {  # class, options, last norm
+    "gpt2": ("GPT2LMHeadModel", OPENAI, "transformer.ln_f"),
+    "llama": ("LlamaForCausalLM", GROUPED, "model.norm"),
+    "qwen3": ("Qwen3ForCausalLM", G, "model.norm"),
+    "parallel": ("GPTNeoXForCausalLM", TEXT_SIZES, "gpt_neox.final_layer_norm"),
     "own softmax": (
         "BloomForCausalLM",
         {**OPENAI, "hidden_size": 32},
         "transformer.ln_f",
-        1,
     ),
     "scaled": (
         "GraniteForCausalLM",
         {**GROUPED, "residual_multiplier": 0.22, "logits_scaling": 3.0},
         "model.norm",
-        0.22,
     ),
-    "norm without weights": ("OlmoForCausalLM", GROUPED, "model.norm", 1),
-    "norm of the write": ("Gemma3ForCausalLM", SANDWICH, "model.norm", 1),
-    "no norm before": ("Olmo2ForCausalLM", GROUPED, "model.norm", 1),
+    "norm without weights": ("OlmoForCausalLM", GROUPED, "model.norm"),
+    "norm of the write": ("Gemma3ForCausalLM", SANDWICH, "model.norm"),
+    "no norm before": ("Olmo2ForCausalLM", GROUPED, "model.norm"),
 }
 
 
@@ -117,7 +115,7 @@ def freeze_by_hand(norm, x, write):
 
 @pytest.mark.parametrize("name", FIELD)
 def test_models_of_the_field(name):
-    cls, options, last, scale = FIELD[name]
+    cls, options, last = FIELD[name]
     model = Family(cls, options, (), "").build().double()
     inputs = {"input_ids": tokens()[:1]}
     found = attribute_logits(model, inputs, 7, versus=9, at=6)
@@ -138,12 +136,15 @@ def test_models_of_the_field(name):
     for at, layer in enumerate(traced.layers):
         block = model.get_submodule(layer.rpartition(".")[0])
         for head in range(4):
-            write = scale * traced.writes(layer, head)[0, 6]
             if name in ("norm of the write", "no norm before"):
-                after, whole = block.post_attention_layernorm, torch.zeros_like(write)
-                for h in range(4):
-                    whole = whole + traced.writes(layer, h)[0, 6]
-                write = freeze_by_hand(after, whole, write)  # they have no biases
+                after, out = block.post_attention_layernorm, block.self_attn.o_proj
+                z = traced.outputs(layer)[0, :, 6]  # (H, Dv)
+                alone = torch.zeros_like(z)
+                alone[head] = z[head]
+                whole, part = (out(x.flatten()).detach() for x in (z, alone))
+                write = freeze_by_hand(after, whole, part)  # they have no biases
+            else:
+                write = traced.writes(layer, head)[0, 6]
             expected = float(freeze_by_hand(norm, x, write) @ unembed)
             assert abs(float(found.heads[at, head]) - expected) < 1e-10
             assert abs(expected) > 1e-6

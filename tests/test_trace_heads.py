@@ -72,12 +72,69 @@ def test_outputs_writes_and_gradients_are_those_of_hooks(name):
         size = float(x.grad.abs().max())
         assert size > 0
         assert largest(merge(traced.output_gradients(layer)), x.grad) < 1e-5 * size
+        if name == "gemma2":  # a norm before the sum
+            with pytest.raises(OptionError, match="such as a norm"):
+                traced.writes(layer, 0)
+            with pytest.raises(OptionError, match="such as a norm"):
+                traced.write_gradients(layer)
+            continue
         size = float(out.grad.abs().max())
         assert largest(traced.write_gradients(layer), out.grad) < 1e-5 * size
         for head in range(z.shape[1]):
             expected = write_by_hand(module, x, head, z.shape[1]).detach()
             assert largest(traced.writes(layer, head), expected) < 1e-5
     assert not ACTIVE
+
+
+class ScaledLayer(nn.Module):
+    """Adds to its input what attention writes, times a scale, in one of four ways."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.mix, self.out = way, nn.Linear(8, 24), nn.Linear(8, 8)
+        self.scale, self.bias = (nn.Parameter(torch.randn(8)) for _ in range(2))
+
+    def forward(self, x):
+        q, k, v = self.mix(x).chunk(3, -1)
+        q, k, v = (y.unflatten(-1, (2, 4)).transpose(1, 2) for y in (q, k, v))
+        z = nn.functional.scaled_dot_product_attention(q, k, v)
+        write = self.out(z.transpose(1, 2).flatten(2))
+        if self.way == "sum":
+            return x + write * self.scale
+        if self.way == "addcmul":
+            return torch.addcmul(x, write, self.scale)
+        if self.way == "bias":
+            return (write + self.bias) * self.scale + x
+        if self.way == "norm":
+            write = write - write.mean(-1, keepdim=True)
+            return x + write / write.square().mean(-1, keepdim=True).sqrt() + self.bias
+        return write * 1  # "none": there is no residual stream
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("way", ["sum", "addcmul", "bias", "none", "norm"])
+def test_writes_are_what_is_added_to_the_residual_stream(way, frozen):
+    torch.manual_seed(0)
+    model, x = ScaledLayer(way).double(), torch.randn(1, 5, 8, dtype=torch.float64)
+    if frozen:
+        model.requires_grad_(requires_grad=False)
+    else:
+        x.requires_grad_()
+    with trace_heads(model) as traced:
+        out = model(x)
+        for _ in range(2):  # gradients add up
+            out.square().sum().backward(retain_graph=True)
+    if way == "norm":
+        with pytest.raises(OptionError, match="such as a norm"):
+            traced.writes(0, 1)
+        return
+    scale = 1 if way == "none" else model.scale.detach()
+    for head in range(2):
+        z = torch.zeros_like(traced.outputs(0))
+        z[:, head] = traced.outputs(0)[:, head]
+        expected = merge(z) @ model.out.weight.detach().T * scale
+        assert largest(traced.writes(0, head), expected) < 1e-12
+    assert largest(traced.write_gradients(0), 4 * out.detach()) < 1e-12
 
 
 def test_the_modules_of_torch_are_traced():

@@ -108,7 +108,7 @@ class NormHooks:
     ) -> Tensor:
         """Freeze a norm on the direct path; detach what any other norm computed."""
         finder = next(reversed(traced.finders.values()), None)
-        write = None if finder is None else finder.write
+        write = None if finder is None else finder.product
         is_between = write is not None and x.grad_fn is write.grad_fn
         direct = module is self.last or is_between
         return freeze(norm, x, out) if direct else out.detach()

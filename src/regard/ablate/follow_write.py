@@ -1,14 +1,15 @@
-"""Follow what heads output to what they write: the product with the output projection.
+"""Follow what heads output to what they add to the residual stream.
 
-    z = weights v ─▶ transpose, reshape, gate ─▶ output projection ─▶ write
+    z = weights v ─▶ gate ─▶ output projection ─▶ multiplier ─▶ residual stream + write
 
-The graph of autograd tells what was computed from z. The write is the output of the
+The graph of autograd tells what was computed from z. The product is the output of the
 first module in which z was multiplied by a matrix; if a later module adds a second
-product to it (LoRA does), the write is the output of that module. So no names of
-modules are needed.
+product to it (LoRA does), it is the output of that module. The write is what is then
+added to something else, the residual stream: with the multiplier of Granite, or the
+scale of DINOv2. It is the product if nothing is added. So no names are needed.
 
-A write is linear in z, and what head h writes is the Jacobian J times its z, found
-without a matrix by differentiating twice:
+A write is linear in z, unless there is a norm before the sum, which is refused. What
+head h writes is the Jacobian J times its z, without a matrix, by differentiating twice:
 
     g(u)  = Jᵀ u                      one backward pass, from the write to z
     J z_h = ∂ (g(u) · z_h) / ∂ u      for any u
@@ -18,19 +19,22 @@ Next: trace_heads.py
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.autograd.graph import Node
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils._pytree import tree_leaves
 
 from regard.errors import OptionError
 
 CLOSE = 1e-4  # of the largest sum, between tokens
 PRODUCT = re.compile("mm|linear|conv|einsum", re.IGNORECASE)  # names of its nodes
+SUM = re.compile("^Add(cmul|cdiv)?Backward")
 
 
 def find_between(start: Tensor, end: Tensor, *, avoid: Node | None = None) -> set[Node]:
@@ -41,8 +45,13 @@ def find_between(start: Tensor, end: Tensor, *, avoid: Node | None = None) -> se
     last = end.grad_fn
     if start.grad_fn is None or last is None:
         return set()
-    users = list_users(start.grad_fn, last, avoid)
-    found, left = set(), users.get(last, [])
+    return list_after(last, list_users([start], last, avoid))
+
+
+def list_after(node: Node, users: dict[Node, list[Node]]) -> set[Node]:
+    """Return the operations that depend on one."""
+    found: set[Node] = set()
+    left = list(users.get(node, []))
     while left:
         node = left.pop()
         if node not in found:
@@ -51,11 +60,13 @@ def find_between(start: Tensor, end: Tensor, *, avoid: Node | None = None) -> se
     return found
 
 
-def list_users(start: Node, last: Node, avoid: Node | None) -> dict[Node, list[Node]]:
-    """Return which operations use the result of one, from `start` back to `last`."""
+def list_users(
+    starts: list[Tensor], last: Node, avoid: Node | None = None
+) -> dict[Node, list[Node]]:
+    """Return which operations use the result of one, from `starts` back to `last`."""
     oldest = last._sequence_nr()  # noqa: SLF001 (what is older cannot depend on it)
-    users: dict[Node, list[Node]] = {start: []}
-    left = [start]
+    users: dict[Node, list[Node]] = {x.grad_fn: [] for x in starts if x.grad_fn}
+    left = list(users)
     while left:
         node = left.pop()
         if node is avoid or node is last or node._sequence_nr() < oldest:  # noqa: SLF001
@@ -106,45 +117,91 @@ class Jacobian:
 
 
 class WriteFinder:
-    """Finds the write of one attention call among the outputs of later modules."""
+    """Finds the product of one attention call among the outputs of later modules."""
 
     def __init__(self, z: Tensor) -> None:
         self.z = z  # (B, H, N, Dv), as the model goes on with it
-        self.write: Tensor | None = None
+        self.product: Tensor | None = None
+        self.gradient: Tensor | None = None  # by the write
 
     def look(self, out: Any) -> None:
         """Look at the output of a module that ran after the call."""
         for x in tree_leaves(out):
-            if isinstance(x, Tensor) and self.is_write(x):
-                self.write = x
+            if isinstance(x, Tensor) and self.is_product(x):
+                self.product = x
                 return
 
-    def is_write(self, x: Tensor) -> bool:
-        """Return whether this is the write, or adds a second product to it."""
-        if self.write is None:
+    def is_product(self, x: Tensor) -> bool:
+        """Return whether this is the product, or adds a second one to it."""
+        if self.product is None:
             return multiplies(find_between(x, self.z))
-        if not find_between(x, self.write):
+        if not find_between(x, self.product):
             return False
-        return multiplies(find_between(x, self.z, avoid=self.write.grad_fn))
+        return multiplies(find_between(x, self.z, avoid=self.product.grad_fn))
 
-    def find_jacobian(self, layer: str) -> Jacobian:
-        """Return the map from z to its write, or raise; before the graph is freed."""
-        z, write = self.z, self.write
-        if write is None:
+    def find_jacobian(self, layer: str, outputs: list[Tensor]) -> Jacobian:
+        """Return the map from z to its write, or raise; before the graph is freed.
+
+        outputs: what the model returned
+        """
+        z = self.z
+        if self.product is None:
             raise OptionError(
                 f"the output of {layer} was not seen to be multiplied by an output "
                 "projection. Run the model with gradients, not under torch.no_grad()."
             )
         with torch.enable_grad():
-            u = write.detach().clone().requires_grad_()
-            (back,) = torch.autograd.grad(write, z, u, create_graph=True)
+            edge = find_sum(self.product, outputs)
+            like = edge.node._input_metadata[edge.output_nr]  # noqa: SLF001
+            some = torch.randn(like.shape, generator=torch.Generator().manual_seed(0))
+            u = some.to(z.device, like.dtype).requires_grad_()
+            (back,) = torch.autograd.grad(edge, z, u, create_graph=True)
             size = (back * back.detach()).sum()
             (bent,) = torch.autograd.grad(size, z, retain_graph=True, allow_unused=True)
-        write.retain_grad()  # from here on: a gradient of ours would be kept, too
         if bent is not None and bool(bent.any()):
             raise OptionError(
                 f"between the heads of {layer} and what they write is more than a "
                 "linear map, such as a norm, so that they do not write separately. Use "
                 "regard.patch_heads to measure what each of them changes."
             )
+        # from here on: a gradient of ours would be kept, too
+        edge.node.register_prehook(partial(self.keep_gradient, edge.output_nr))
         return Jacobian(u, back)
+
+    def keep_gradient(self, at: int, gradients: tuple[Tensor | None, ...]) -> None:
+        """Add up the gradients by the write, as those of a tensor are."""
+        found, before = gradients[at], self.gradient
+        if found is not None:
+            self.gradient = found.detach() + (0 if before is None else before)
+
+
+def read_leaf(node: Node | None) -> Tensor | None:
+    """Return the tensor whose gradient a node accumulates; None for other nodes."""
+    return getattr(node, "variable", None)
+
+
+def find_sum(product: Tensor, outputs: list[Tensor]) -> GradientEdge:
+    """Return the sum of a product and the residual stream; the product without one.
+
+    It is the first sum with what does not depend on the product. A bias may be added
+    before: then it is the next such sum, if the first is used for nothing else.
+    """
+    edge = get_gradient_edge(product)
+    users = list_users(outputs, edge.node)
+    after = list_after(edge.node, users)
+
+    def is_sum(node: Node) -> bool:
+        shape = node._input_metadata[0].shape  # noqa: SLF001
+        if not SUM.search(node.name()) or math.prod(shape) != product.numel():
+            return False
+        given = [x for x, _ in node.next_functions]
+        others = [x for x in given if x not in after and x is not edge.node]
+        added = [x for x in others if not isinstance(read_leaf(x), nn.Parameter)]
+        return len(others) == len(given) - 1 and bool(added)
+
+    first = min(filter(is_sum, after), key=lambda x: x._sequence_nr(), default=None)  # noqa: SLF001
+    found = node = first
+    while node is not None and len(users[node]) == 1:
+        (node,) = users[node]
+        found = node if is_sum(node) else found
+    return edge if found is None else GradientEdge(found, 0)

@@ -4,7 +4,8 @@
         model(tokens).logits[0, -1, answer].backward()
     traced.outputs(17)              z of layer 17, (B, H, N, Dv)
     traced.output_gradients(17)     ∂ / ∂ z
-    traced.writes(17, 3)            what head 3 adds to the residual stream, W_O z
+    traced.writes(17, 3)            what head 3 adds to the residual stream: W_O z,
+                                    times the multiplier of the model, if it has one
     traced.write_gradients(17)      ∂ / ∂ write, (B, N, width): the same for all heads
 
 The model computes the same bits. Without a backward pass there are no gradients; under
@@ -23,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from regard.ablate.ablation import read_ablation
 from regard.ablate.follow_write import Jacobian, WriteFinder
@@ -63,6 +65,7 @@ class TracedHeads(TracedOutputs):
         self.finders: dict[str, WriteFinder] = {}
         self.jacobians: dict[str, Jacobian | OptionError] = {}
         self.again: set[str] = set()  # layers that attended in several passes
+        self.latest: list[Tensor] = []  # the output of the last module that ran
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -75,10 +78,10 @@ class TracedHeads(TracedOutputs):
 
     def output_gradients(self, layer: Layer) -> Tensor:
         """Return the gradients by the outputs, (B, H, N, Dv)."""
-        return expect_gradient(self.own[self.name(layer)])
+        return expect_gradient(self.own[self.name(layer)].grad)
 
     def writes(self, layer: Layer, head: int) -> Tensor:
-        """Return what a head adds to the residual stream, W_O z, (B, N, width)."""
+        """Return what a head adds to the residual stream, (B, N, width)."""
         found, z = self.find(layer, head), self.outputs(layer)
         alone = torch.zeros_like(z)
         alone[:, head] = z[:, head]
@@ -110,13 +113,8 @@ class TracedHeads(TracedOutputs):
 
     def write_gradients(self, layer: Layer) -> Tensor:
         """Return the gradients by what the heads of a layer write, (B, N, width)."""
-        name = self.name(layer)
-        write = self.finders[name].write
-        if write is None:
-            found = self.jacobians[name]
-            assert isinstance(found, OptionError)
-            raise found
-        return expect_gradient(write)
+        self.find(layer, 0)
+        return expect_gradient(self.finders[self.name(layer)].gradient)
 
     def name(self, layer: Layer) -> str:
         """Return the name of a layer, given by name or number, or raise."""
@@ -145,7 +143,8 @@ class TracedHeads(TracedOutputs):
         return self.finders[layer].z
 
     def look(self, _module: nn.Module, _args: Any, out: Any) -> None:
-        """Look for the write of the last call, in the output of a module."""
+        """Look for the product of the last call, in the output of a module."""
+        self.latest = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
         layer = next(reversed(self.finders), None)
         if layer is not None and layer not in self.jacobians:
             with self.contain(layer):
@@ -156,7 +155,7 @@ class TracedHeads(TracedOutputs):
         for layer, finder in self.finders.items():
             if layer not in self.jacobians:
                 with self.contain(layer):
-                    self.jacobians[layer] = finder.find_jacobian(layer)
+                    self.jacobians[layer] = finder.find_jacobian(layer, self.latest)
 
     @contextmanager
     def contain(self, layer: str) -> Iterator[None]:
@@ -172,14 +171,14 @@ class TracedHeads(TracedOutputs):
             )
 
 
-def expect_gradient(x: Tensor) -> Tensor:
-    """Return the gradient of a tensor, or raise."""
-    if x.grad is None:
+def expect_gradient(x: Tensor | None) -> Tensor:
+    """Return a gradient, or raise if there is none."""
+    if x is None:
         raise OptionError(
             "there is no gradient: call .backward() on a number computed from what "
             "the model returned, inside of the `with` or after it."
         )
-    return x.grad
+    return x
 
 
 @expect_with
