@@ -19,6 +19,7 @@ from regard.lens.adapters import Adapter, register
 from regard.lens.adapters.registry import BUILT_IN, REGISTERED
 from regard.lens.captured_call import CapturedCall
 from regard.lens.monkeypatch import PATCHED
+from regard.lens.padding import Given
 from regard.lens.passes import Passes, State
 
 HERE = Path(__file__).parent
@@ -473,17 +474,17 @@ def run_every_transition():
 
     for act in (
         lambda: attend("encoder", make_call(2, 0, 2)),
-        lambda: passes.begin(tokens, None, None),
+        lambda: passes.begin(Given(tokens)),
         lambda: attend("layer", make_call(3, 0, 3)),
         lambda: attend("other", make_call(3, 0, 3)),
         passes.end,
-        lambda: passes.begin(tokens[:, :1], None, None),
+        lambda: passes.begin(Given(tokens[:, :1])),
         lambda: attend("layer", make_call(1, 0, 4)),
         passes.end,
-        lambda: passes.begin(tokens, None, None),
+        lambda: passes.begin(Given(tokens)),
         lambda: attend("layer", make_call(3, 9, 3)),
         passes.end,
-        lambda: passes.begin(tokens, None, None),
+        lambda: passes.begin(Given(tokens)),
         passes.end,
     ):
         state = passes.state

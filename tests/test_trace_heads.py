@@ -106,6 +106,7 @@ class ScaledLayer(nn.Module):
         if self.way == "bias":
             return (write + self.bias) * self.scale + x
         if self.way == "norm":
+            write = write + self.bias
             write = write - write.mean(-1, keepdim=True)
             return x + write / write.square().mean(-1, keepdim=True).sqrt() + self.bias
         return write * 1  # "none": there is no residual stream

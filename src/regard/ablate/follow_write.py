@@ -175,33 +175,30 @@ class WriteFinder:
             self.gradient = found.detach() + (0 if before is None else before)
 
 
-def read_leaf(node: Node | None) -> Tensor | None:
-    """Return the tensor whose gradient a node accumulates; None for other nodes."""
-    return getattr(node, "variable", None)
-
-
 def find_sum(product: Tensor, outputs: list[Tensor]) -> GradientEdge:
     """Return the sum of a product and the residual stream; the product without one.
 
-    It is the first sum with what does not depend on the product. A bias may be added
-    before: then it is the next such sum, if the first is used for nothing else.
+    It is the first sum with what was computed otherwise, on every way to the outputs.
+    A parameter is a bias. The stream is a constant where nothing needs a gradient, as
+    is a bias then: so it is the last such sum.
     """
     edge = get_gradient_edge(product)
     users = list_users(outputs, edge.node)
     after = list_after(edge.node, users)
-
-    def is_sum(node: Node) -> bool:
+    ends = {x.grad_fn for x in outputs}
+    found: dict[bool, list[Node]] = {True: [], False: []}
+    for node in sorted(after, key=lambda x: x._sequence_nr()):  # noqa: SLF001
         shape = node._input_metadata[0].shape  # noqa: SLF001
         if not SUM.search(node.name()) or math.prod(shape) != product.numel():
-            return False
+            continue
         given = [x for x, _ in node.next_functions]
         others = [x for x in given if x not in after and x is not edge.node]
-        added = [x for x in others if not isinstance(read_leaf(x), nn.Parameter)]
-        return len(others) == len(given) - 1 and bool(added)
-
-    first = min(filter(is_sum, after), key=lambda x: x._sequence_nr(), default=None)  # noqa: SLF001
-    found = node = first
-    while node is not None and len(users[node]) == 1:
-        (node,) = users[node]
-        found = node if is_sum(node) else found
-    return edge if found is None else GradientEdge(found, 0)
+        leaves = [getattr(x, "variable", None) for x in others]  # of a parameter
+        if len(others) < len(given) - 1:
+            continue
+        if not all(isinstance(x, nn.Parameter) for x in leaves):
+            around = list_after(edge.node, {**users, node: []}) - {node}
+            if not ends & around:
+                found[None not in others].append(node)
+    best = found[True][:1] or found[False][-1:]
+    return GradientEdge(best[0], 0) if best else edge

@@ -14,7 +14,6 @@ Next: knock_out.py
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,28 +29,23 @@ from regard.ablate.ablation import (
     make_replacement,
     mark_heads,
 )
+from regard.ablate.current_pass import CurrentPass, is_owned, number
 from regard.ablate.replacement import CallPlace
 from regard.ablate.running_modules import RunningModules
 from regard.ablate.verify import Heard, Verifier
 from regard.errors import OptionError
 from regard.lens.call_edit import NOTHING, CallEdit, PendingCall
-from regard.lens.captured_call import make_four
-from regard.lens.captured_rows import CROSS
 from regard.lens.chosen_layers import is_layer
-from regard.lens.module_stack import is_decoder, is_recomputing
-from regard.lens.padding import is_paged, read_valid
+from regard.lens.module_stack import (
+    find_models,
+    find_towers,
+    is_cross,
+    is_decoder,
+    is_recomputing,
+)
+from regard.lens.padding import is_paged, name_arguments
 from regard.lens.suspects import list_silent
-
-
-class Pass(threading.local):
-    """The inputs of the forward pass in this thread (thread-local)."""
-
-    def __init__(self) -> None:
-        self.before: int | None = None  # tokens in the cache, None if there is none
-        self.valid: Tensor | None = None  # (B, N), which tokens are no padding
-        self.sizes: dict[str, tuple[int, ...]] = {}  # of a module's first array
-        self.slots: dict[str, Any] = {}  # of our own caches
-        self.numbers: dict[str, int] = {}  # calls of a module
+from regard.lens.tally import is_inside
 
 
 class AblationLocator:
@@ -64,10 +58,17 @@ class AblationLocator:
         here: RunningModules,
         verifier: Verifier,
     ) -> None:
-        self.model, self.ablation, self.here, self.now = model, ablation, here, Pass()
+        self.model, self.ablation, self.here, self.now = (
+            model,
+            ablation,
+            here,
+            CurrentPass(),
+        )
         self.verifier = verifier
+        self.models, self.towers = find_models(model), find_towers(model)
         # the caches of such a model are arguments
-        self.is_described = getattr(model, "config", None) is not None
+        described = getattr(model, "config", None) is not None
+        self.is_described = described or len(self.models) > 1
         self.order: list[str] = []  # the layers, as they first attended
         self.ran: set[str] = set()
         self.lengths: dict[str, int] = {}  # keys of the last call of a layer
@@ -82,13 +83,11 @@ class AblationLocator:
         """Store what is needed of a module's inputs, before it runs."""
         given, now = (*args, *named.values()), self.now
         self.is_paged |= is_paged(named)
-        if not self.here.stack and not is_recomputing():
-            now.numbers.clear()
-            caches = (x for x in given if callable(getattr(x, "get_seq_length", None)))
-            now.before = count_tokens(next(caches, None))
-            valid = read_padding(args, named)
-            if valid is not None or not now.before:  # later steps may have no mask
-                now.valid = valid
+        first = not self.here.stack
+        if not is_recomputing() and (first or name in self.models):
+            told = name_arguments(self.model.get_submodule(name), args, named)
+            last = not any(x != name and is_inside(x, name) for x in self.models)
+            now.begin(given, told, is_first=first, is_last=last)
         tokens = next((x.shape for x in given if isinstance(x, Tensor)), ())
         now.sizes[name], now.slots[name] = tuple(tokens), named.get("slot")
         self.ran.add(name)
@@ -135,7 +134,11 @@ class AblationLocator:
         valid: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Return the positions of a call's queries and keys, (B or 1, N)."""
-        (start, first), device, cross = place, call.like.device, is_cross(name)
+        (start, first), device, cross = (
+            place,
+            call.like.device,
+            is_cross(self.model, name),
+        )
         begin = torch.as_tensor(start, device=device)
         q_at = begin.reshape(-1, 1) + torch.arange(call.n_q, device=device)
         k_at = first + torch.arange(call.n_k, device=device)[None]
@@ -173,12 +176,29 @@ class AblationLocator:
         if slot is not None:
             return slot.start, slot.first
         start = self.now.before
+        if start and self.is_apart(name, call):
+            return 0, 0
         if start is not None:  # a sliding-window cache holds its last keys
-            return start, 0 if is_cross(name) else max(0, start + n_q - n_k)
-        if call.aligned or n_q == n_k or self.is_described or is_cross(name):
+            return start, 0 if is_cross(self.model, name) else max(0, start + n_q - n_k)
+        if (
+            call.aligned
+            or n_q == n_k
+            or self.is_described
+            or is_cross(self.model, name)
+        ):
             return 0, 0
         grown = self.lengths.get(layer) == n_k - n_q
         return (n_k - n_q if grown else None), 0
+
+    def is_apart(self, name: str, call: PendingCall) -> bool:
+        """Return whether a layer has no keys in a cache that is not empty."""
+        other = bool(self.towers) and name.startswith(self.towers)
+        config = getattr(self.model, "config", None)
+        if getattr(config, "is_encoder_decoder", False) and not is_cross(
+            self.model, name
+        ):
+            other |= not is_decoder(self.model, name)
+        return other or call.n_q == call.n_k > 1
 
     def find_valid(self, name: str, call: PendingCall, first: int) -> Tensor | None:
         """Return which tokens are no padding, None if all, or unknown.
@@ -186,7 +206,7 @@ class AblationLocator:
         The model's mask tells what is padding, but only if the call itself hides these
         keys: another model may mean something else by it.
         """
-        valid, cross = self.now.valid, is_cross(name)
+        valid, cross = self.now.valid, is_cross(self.model, name)
         if valid is None or (not cross and is_decoder(self.model, name)):
             return None
         goes_on = bool(self.now.before) and not cross
@@ -210,6 +230,7 @@ class AblationLocator:
         """Raise OptionError for a call to which the ablation cannot be applied."""
         check_heads(name, call, chosen, has_padding=valid is not None)
         check_batch(name, call, self.ablation.batch)
+        self.check_padding(name)
         whole = is_whole(self.now.sizes.get(name, ()), call.n_q, call.like.shape[0])
         folds = call.heads is None and not call.sure
         if self.ablation.replacement is not None and folds:
@@ -226,6 +247,15 @@ class AblationLocator:
             raise OptionError(
                 f"{name} attends from {call.n_q} queries to {call.n_k} keys, and which "
                 "tokens the queries are cannot be told. Leave queries= out."
+            )
+
+    def check_padding(self, name: str) -> None:
+        """Raise OptionError if the positions in a decoder count padding."""
+        inner = is_decoder(self.model, name) and not is_cross(self.model, name)
+        if self.now.is_shifted and inner and self.ablation.needs_positions:
+            raise OptionError(
+                f"{name} has padding on the left (decoder_attention_mask), so that its "
+                "tokens have other positions. Put the padding on the right."
             )
 
     def check(self) -> None:
@@ -335,60 +365,9 @@ def check_batch(name: str, call: PendingCall, expected: int | None) -> None:
         )
 
 
-def is_cross(name: str) -> bool:
-    """Return whether a layer is cross-attention, judged by its name."""
-    return CROSS.search(name) is not None
-
-
-def is_owned(
-    valid: Tensor, hidden: Tensor, call: PendingCall, first: int, *, cross: bool
-) -> bool:
-    """Return whether a call hides the padding (B, N) from all of its other tokens."""
-    batch, n = len(valid), first + call.n_k
-    valid = torch.nn.functional.pad(valid, (0, max(0, n - valid.shape[1])), value=True)
-    real = valid[:, None, None, first:n].to(hidden.device)  # (B, 1, 1, Nk)
-    if hidden.ndim == 3 and call.heads is None and hidden.shape[0] % batch == 0:
-        hidden = hidden.unflatten(0, (batch, -1))  # heads were folded into the batch
-    hidden = make_four(hidden)
-    if hidden.shape[0] not in (1, batch):
-        return False
-    done = (hidden | real).all(-1)  # (B, H, Nq)
-    if (
-        not cross and call.n_q == call.n_k
-    ):  # rows of padding may see everything, or nothing
-        odd = hidden.all(-1) | (~hidden).all(-1)
-        done = done | (odd & ~real[:, :, 0])
-    return bool(done.all())
-
-
 def is_whole(sizes: tuple[int, ...], n: int, batch: int) -> bool:
     """Return whether n queries are all tokens of a module's input."""
     if len(sizes) < 2:
         return True  # unknown
     (*_, rows, _), inner = sizes, sizes[1:-1]  # (B, N, C), (N, C), (B, Y, X, C)
     return n in (rows, math.prod(inner)) or sizes[:2] == (n, batch)  # or (N, B, C)
-
-
-def count_tokens(cache: Any) -> int | None:
-    """Return how many tokens a cache of transformers holds, None if it has no keys."""
-    try:
-        return None if cache is None else int(cache.get_seq_length())
-    except (TypeError, ValueError):  # a state of another kind than keys and values
-        return None
-
-
-def read_padding(args: tuple[Any, ...], named: Mapping[str, Any]) -> Tensor | None:
-    """Return which tokens (B, N) are no padding, from what a model was given."""
-    tokens = named.get("input_ids", args[0] if args else None)
-    mask = named.get("attention_mask", named.get("valid"))
-    return read_valid(mask, tokens if isinstance(tokens, Tensor) else None)
-
-
-def number(slots: Tensor, valid: Tensor | None) -> Tensor:
-    """Return which tokens are in these slots (B or 1, N); -1 is padding."""
-    if valid is None:
-        return slots
-    more = max(0, int(slots.max()) + 1 - valid.shape[1])  # generated since then
-    real = torch.nn.functional.pad(valid, (0, more), value=True).to(slots.device)
-    at = torch.where(real, real.cumsum(1) - 1, -1)  # (B, N)
-    return at.gather(1, slots.expand(at.shape[0], -1))

@@ -44,6 +44,7 @@ from regard.lens.captured_rows import (
 from regard.lens.growing import Growing
 from regard.lens.mask_store import MaskStore, hides
 from regard.lens.off_heap import bring, keep
+from regard.lens.padding import is_triangle
 from regard.masks.algebra import Mask
 from regard.masks.patterns import causal
 from regard.recording.record import Record
@@ -75,7 +76,7 @@ class LayerRun:
         self.rows: list[CapturedRows] = []
         self.dropped: set[int] = set()  # sequences whose padding was removed
         self.valid = call.valid
-        self.end, self.is_cross = find_place(name, call)  # behind the last row
+        self.end, self.is_cross = find_place(call)  # behind the last row
         self.first = 0  # position of the first key that the cache still holds
         call = self.cut_empty(call)
         self.forgotten: list[list[Tensor]] = []  # k, and v if kept, of those before it
@@ -301,7 +302,15 @@ class LayerRun:
         real, length = extend(valid[b], n_k).to(at.device), valid.shape[1]
         if bool(real.all()) or not (length == n_k or (grows and length < n_k)):
             return None
-        return real if self.hides_all_padding(b, real) else None
+        return real if self.is_padding(b, valid, n_k, at.device) else None
+
+    def is_padding(self, b: int, valid: Tensor, n_k: int, device: torch.device) -> bool:
+        """Return whether all rows hide what a mask calls padding."""
+        # a triangle may be causal, for as many sequences as tokens: the first one tells
+        some = {0, b} if is_triangle(valid) else {b}
+        return all(
+            self.hides_all_padding(x, extend(valid[x], n_k).to(device)) for x in some
+        )
 
     def hides_all_padding(self, b: int, real: Tensor) -> bool:
         """Return whether all rows hide the keys that are no real tokens."""

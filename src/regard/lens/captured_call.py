@@ -41,6 +41,7 @@ class CapturedCall:
     valid: Tensor | None = None  # (B, N), tokens that exist, if the call knows
     weights_taken: bool = False  # by a product: `out` is what its softmax gave
     keys_are_new: bool = False  # all keys were computed in this pass, none is cached
+    is_cross: bool = False  # the name of its module says that keys are of another text
     note: str = ""  # what a reader must know
     error: float = 0.0  # of the weights, rebuilt from q and k, if they were compared
 

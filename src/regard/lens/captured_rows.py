@@ -9,7 +9,6 @@ Next: assemble.py
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -19,8 +18,6 @@ from torch import Tensor
 from regard.lens.captured_call import CapturedCall, make_four, may_see
 from regard.lens.mask_store import hides
 from regard.lens.off_heap import Kept, bring
-
-CROSS = re.compile(r"cross|encoder_attn|EncDec|multihead_attn", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -115,12 +112,12 @@ def is_empty(call: CapturedCall, n: int) -> bool:
     return bool(hides(call.mask[..., n:]).all())
 
 
-def is_other_sequence(name: str, call: CapturedCall) -> bool:
+def is_other_sequence(call: CapturedCall) -> bool:
     """Return whether a call attends to another sequence: its keys are in no cache."""
-    return call.keys_are_new or CROSS.search(name) is not None
+    return call.keys_are_new or call.is_cross
 
 
-def find_place(name: str, call: CapturedCall) -> tuple[int, bool]:
+def find_place(call: CapturedCall) -> tuple[int, bool]:
     """Return where the rows of a first call start, and whether it is cross-attention.
 
     With fewer queries than keys, the rows follow a cache, or are in a cache of fixed
@@ -129,8 +126,8 @@ def find_place(name: str, call: CapturedCall) -> tuple[int, bool]:
     """
     n_q, n_k = call.q.shape[2], call.k.shape[2]
     if n_q == n_k or call.causal:
-        return 0, CROSS.search(name) is not None
-    if is_other_sequence(name, call):
+        return 0, call.is_cross
+    if is_other_sequence(call):
         return 0, True
     if call.mask is None:
         return (n_k - 1, False) if n_q == 1 else (0, True)

@@ -14,6 +14,7 @@ Next: watch.py
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ import torch
 from torch import nn
 
 from regard.lens.observer import Observer, compute
+from regard.lens.tally import is_inside
 
 PASSED_OVER = (  # they never attend by themselves
     nn.ModuleList,
@@ -33,6 +35,7 @@ PASSED_OVER = (  # they never attend by themselves
     nn.Identity,
 )
 FAST_PATH = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
+CROSS = re.compile(r"cross|encoder_attn|EncDec", re.IGNORECASE)
 FIRST, AGAIN = 2, 64  # wide passes: the first …, every …th
 
 
@@ -115,6 +118,14 @@ def is_decoder(model: nn.Module, name: str) -> bool:
     return bool(getattr(config, "is_encoder_decoder", False)) and "decoder" in name
 
 
+def is_cross(model: nn.Module, name: str) -> bool:
+    """Return whether a layer is cross-attention, judged by its name."""
+    parent, _, last = name.partition("#")[0].rpartition(".")
+    if last == "multihead_attn":  # of torch's decoder, beside its self-attention
+        return getattr(model.get_submodule(parent), "self_attn", None) is not None
+    return CROSS.search(name) is not None
+
+
 def find_towers(model: nn.Module) -> tuple[str, ...]:
     """Return how the names of layers begin that read pictures or sounds, not text."""
     return tuple(
@@ -122,6 +133,18 @@ def find_towers(model: nn.Module) -> tuple[str, ...]:
         for name, part in model.named_modules()
         if name and getattr(part, "main_input_name", "input_ids") != "input_ids"
     )
+
+
+def find_models(model: nn.Module) -> tuple[str, ...]:
+    """Return the names of whole models: the model, and those that a wrapper calls.
+
+    Their arguments are a cache and a mask, which the wrapper may not have.
+    """
+    parts = dict(model.named_modules())
+    told = [x for x, part in parts.items() if getattr(part, "config", None) is not None]
+    outer = [x for x in told if not any(x != y and is_inside(x, y) for y in told)]
+    able = [x for x, part in parts.items() if callable(getattr(part, "generate", None))]
+    return tuple(dict.fromkeys(["", *outer, *able]))
 
 
 class Hook:
@@ -194,10 +217,9 @@ class Hooks:
         """Hook every module; call `begin` before, and `over` after, each pass."""
         self.begin, self.over = begin, over
         self.hook_modules()
-        for name, module in self.model.named_modules():
-            # a wrapper may hand a generation to the model inside of it
-            whole = not name or callable(getattr(module, "generate", None))
-            if not whole or isinstance(module, FAST_PATH):
+        for name in find_models(self.model):
+            module = self.model.get_submodule(name)
+            if isinstance(module, FAST_PATH):
                 continue
             try:
                 self.handles[f"(pass) {name}"] = [
@@ -232,12 +254,11 @@ class Hooks:
                 self.fail(error)
 
     def enter_pass(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Begin a pass of the whole model."""
+        """Begin a pass of the whole model, or of a model in a wrapper."""
         self.stack.passes += 1
-        if self.stack.passes > 1:
-            return
-        with self.lock:
-            self.running += 1
+        if self.stack.passes == 1:
+            with self.lock:
+                self.running += 1
         assert self.begin is not None
         self.begin(module, args, kwargs)
 

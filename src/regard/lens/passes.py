@@ -22,7 +22,7 @@ from __future__ import annotations
 import enum
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from regard.lens.assemble import Continued, LayerRun
 from regard.lens.captured_call import CapturedCall
 from regard.lens.captured_rows import extend
 from regard.lens.mask_store import MaskStore
+from regard.lens.padding import Given
 
 Told = tuple[tuple[int, ...], list[int], list[int]]  # tokens, padding, which are real
 
@@ -42,17 +43,6 @@ class State(enum.Enum):
     IDLE = "no pass is running"
     BEGUN = "a pass began, and no layer has attended"
     RUNNING = "a layer has attended"
-
-
-@dataclass
-class Given:
-    """What a pass was given."""
-
-    tokens: Tensor | None = None  # (B, N)
-    valid: Tensor | None = None  # (B, N), which tokens are no padding
-    cache: Any = None  # a weak reference to the cache of keys
-    is_packed: bool = False  # several sequences in one row
-    is_paged: bool = False  # so are the keys, in a cache of many requests
 
 
 @dataclass
@@ -136,17 +126,20 @@ class Passes:
         dropped = {b for run in runs if run.session == number for b in run.dropped}
         return dict(enumerate(self.sessions[number].list_tokens(dropped)))
 
-    def begin(
-        self,
-        tokens: Tensor | None,
-        valid: Tensor | None,
-        cache: Any,
-        *,
-        is_packed: bool = False,
-        is_paged: bool = False,
-    ) -> None:
-        """Begin a pass."""
-        self.given = Given(tokens, valid, refer_to(cache), is_packed, is_paged)
+    def begin(self, given: Given) -> None:
+        """Begin a pass, or add what only the model in a wrapper was given."""
+        if self.state is State.RUNNING:
+            return
+        cache, old = given.cache, self.given
+        if self.state is State.BEGUN:
+            cache = cache if old.cache is None else old.cache()
+            given = Given(
+                given.tokens if old.tokens is None else old.tokens,
+                given.valid if old.valid is None else old.valid,
+                is_packed=given.is_packed or old.is_packed,
+                is_paged=given.is_paged or old.is_paged,
+            )
+        self.given = replace(given, cache=refer_to(cache))  # a weak reference
         self.state = State.BEGUN
         known = [] if cache is None else [n for n, _ in self.list_sessions(cache)]
         self.known = known[-1] if known else None

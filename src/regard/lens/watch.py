@@ -18,6 +18,7 @@ import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -33,9 +34,15 @@ from regard.lens.captured_rows import is_other_sequence
 from regard.lens.check_rebuild import check_rebuild, find_tolerance, fix_empty_row_lse
 from regard.lens.chosen_layers import Layers, is_chosen, read_layers
 from regard.lens.find_attention import UNSTABLE, AttentionFinder, describe_error
-from regard.lens.module_stack import Hooks, ModuleStack, find_towers, is_decoder
+from regard.lens.module_stack import (
+    Hooks,
+    ModuleStack,
+    find_towers,
+    is_cross,
+    is_decoder,
+)
 from regard.lens.observer import Observer
-from regard.lens.padding import is_packed, is_paged, read_valid
+from regard.lens.padding import read_given
 from regard.lens.passes import Passes, Told
 from regard.lens.patches import (
     patch_caches,
@@ -92,17 +99,9 @@ class Watcher:
             self.passes[thread] = Passes(on_host=self.on_host)
         return self.passes[thread]
 
-    def begin(self, _module: nn.Module, args: Any, named: Any) -> None:
+    def begin(self, module: nn.Module, args: Any, named: Any) -> None:
         """Store the tokens and the padding of a pass."""
-        tokens = named.get("input_ids", args[0] if args else None)
-        mask = named.get("attention_mask")
-        whole = isinstance(tokens, Tensor) and tokens.ndim == 2
-        tokens = tokens.detach() if whole and not tokens.is_floating_point() else None
-        cache, packed = named.get("past_key_values"), is_packed(named)
-        if packed:  # the tokens of several sequences, one behind the other
-            tokens = mask = None
-        valid, paged = read_valid(mask, tokens), is_paged(named)
-        self.mine.begin(tokens, valid, cache, is_packed=packed, is_paged=paged)
+        self.mine.begin(read_given(module, args, named))
 
     def end(self, out: Any) -> None:
         """End a pass; `out` is what it returned."""
@@ -188,6 +187,7 @@ class Watcher:
             if not error <= max(map(find_tolerance, kinds)):
                 tally.reasons["its output could not be rebuilt"] = None
         tower = bool(self.towers) and name.startswith(self.towers)
+        call = replace(call, is_cross=is_cross(self.model, name))
         run = self.mine.add(name, call, keep_v=self.keep_v, tower=tower)
         tally.kept += 1
         tally.notes |= dict.fromkeys(self.note_places(name, call, run))
@@ -200,7 +200,7 @@ class Watcher:
         if run.rows[0].start:
             found.append(notes.PIECES if len(runs) > 1 else notes.EARLIER)
         attends_to_itself = any(not x.is_cross for x in runs)
-        if run.is_cross and (attends_to_itself or not is_other_sequence(name, call)):
+        if run.is_cross and (attends_to_itself or not is_other_sequence(call)):
             found.append(notes.PLACE)
         return found
 
