@@ -401,3 +401,23 @@ def test_outputs_of_a_record_with_a_sink_are_the_definition():
     assert largest(compute_outputs(found), done.out) < 1e-14
     arrays = compute_outputs(found.to("numpy"))
     assert largest(torch.as_tensor(arrays), done.out) < 1e-14
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of flex_attention
+@pytest.mark.filterwarnings("ignore:.*flex_attention called without:UserWarning")
+@pytest.mark.parametrize("name", ["sdpa", "eager", "flex_attention"])
+def test_a_row_without_visible_keys_gets_what_replaces_it(name):
+    family, model, inputs = open_family("llama")
+    model.set_attn_implementation(name)
+    source = record(model, change_inputs(inputs))
+    caught, undo = catch(model, family.layers[1], family.out)
+    with knock_out(model, [(1, 1)], keys=[0]), patch_heads(model, source, [(1, 1)]):
+        read(model, inputs)
+    with knock_out(model, [(1, 1)], keys=[0]):
+        read(model, inputs)
+    undo()
+    patched, hidden = (x[..., D : 2 * D] for x in caught)
+    for i in range(2):
+        expected = compute_outputs(source.recording.layer(1, sequence=i))[1]
+        assert largest(patched[i], expected) < 1e-5
+    assert not hidden[:, 0].any()

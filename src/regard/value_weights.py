@@ -28,9 +28,10 @@ from regard.ablate.ablation import check_model
 from regard.ablate.effect import check_evaluating
 from regard.ablate.replacement import find_records_of
 from regard.ablate.search_heads import RepeatedInputs, rank_heads
-from regard.ablate.trace_heads import trace_heads
+from regard.ablate.trace_heads import TracedHeads, trace_into
 from regard.arguments import suggest
 from regard.display import Displayed
+from regard.lens.call_edit import Turn
 from regard.lens.watch import capture
 from regard.recording.record import Record, Recording
 from regard.stats.columns import received
@@ -96,11 +97,11 @@ def weigh_values(model: nn.Module, inputs: Mapping[str, Any] | Tensor) -> ValueW
     """
     check_model(model)
     check_evaluating(model)
-    sequence = RepeatedInputs(model, inputs)
+    sequence, traced = RepeatedInputs(model, inputs), TracedHeads(Turn.FIRST)
     with (
         capture(model, keep="qkv") as seen,
         torch.enable_grad(),
-        trace_heads(model) as traced,
+        trace_into(traced, model),
     ):
         sequence.run()
     norms = {}

@@ -33,7 +33,7 @@ from regard.ablate.trace_heads import TracedOutputs
 from regard.arguments import suggest
 from regard.display import Displayed
 from regard.errors import OptionError
-from regard.lens.call_edit import ReplacedHeads
+from regard.lens.call_edit import ReplacedHeads, Turn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ class ComparedOutputs(TracedOutputs):
     by_position = True
 
     def __init__(self, source: RecordedOutputs | MeanOutputs) -> None:
-        super().__init__()
+        super().__init__(Turn.LATE)
         self.source = source
         self.new: dict[str, Tensor] = {}
 

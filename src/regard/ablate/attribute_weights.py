@@ -36,6 +36,7 @@ from regard.ablate.trace_heads import TracedOutputs
 from regard.arguments import expect_function, suggest
 from regard.display import Displayed
 from regard.errors import OptionError
+from regard.lens.call_edit import Turn
 from regard.lens.watch import capture
 from regard.recording.head_outputs import compute_outputs
 from regard.recording.record import Record, Recording
@@ -93,7 +94,7 @@ def attribute_weights(
     inputs: of one sequence: tokens (1, N), or the keyword arguments of the model
     measure: called with logits (1, N, vocabulary); returns a number for each sequence
     """
-    kept = TracedOutputs()
+    kept = TracedOutputs(Turn.FIRST)  # z as it is computed from the recorded weights
     with capture(model, keep="qkv") as seen:
         value, slopes = trace_gradients(model, inputs, measure, kept)
     found = {name: slope[0][:, kept.real[name][0]] for name, slope in slopes.items()}

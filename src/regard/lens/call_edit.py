@@ -18,6 +18,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import partial
 from itertools import product
 from typing import Any
@@ -95,6 +96,15 @@ class Rerun:
         return self.call(q, k, v)
 
 
+class Turn(Enum):
+    """When outputs are replaced, whatever the nesting; only traces are not USUAL."""
+
+    FIRST = "as the kernel returns them"
+    USUAL = "in the order of the interventions"
+    LATE = "after all patches"
+    LAST = "after heads are removed, too: as the model goes on"
+
+
 @dataclass(frozen=True)
 class ReplacedHeads:
     """Heads and queries of a call whose outputs are replaced, and by what.
@@ -106,6 +116,7 @@ class ReplacedHeads:
     here: Tensor  # (B or 1, H, Nq, 1), bool
     outputs: Tensor | Callable[[Tensor], Tensor] | None = None
     inputs: Mapping[str, NewInput] = field(default_factory=dict)
+    turn: Turn = Turn.USUAL
 
     def apply(self, out: Tensor, rerun: Rerun | None) -> Tensor:
         """Return outputs (…, H, Nq, Dv) of a call with these heads replaced."""
@@ -135,7 +146,7 @@ class CallEdit:
 
     cells: Tensor | None = None  # (B or 1, H or 1, Nq, Nk)
     gone: Tensor | None = None  # (1, H or 1, 1, 1)
-    replaced: tuple[ReplacedHeads, ...] = ()  # in this order
+    replaced: tuple[ReplacedHeads, ...] = ()  # in this order, within a turn
 
     @property
     def is_empty(self) -> bool:
@@ -145,7 +156,16 @@ class CallEdit:
     def __or__(self, other: CallEdit) -> CallEdit:
         """Return both edits; a replacement of the other one comes last."""
         for x, y in product(self.replaced, other.replaced):
-            if (x.inputs or y.inputs) and bool((x.here & y.here).any()):
+            both = {x.turn, y.turn}
+            if not (x.inputs or y.inputs) or both & {Turn.LATE, Turn.LAST}:
+                continue
+            if Turn.FIRST in both:
+                raise OptionError(
+                    "the weights of heads with new q, k or v are not recorded, so that "
+                    "they cannot be attributed or weighed. Patch outputs: "
+                    'patch_heads(…, parts="z").'
+                )
+            if bool((x.here & y.here).any()):
                 raise OptionError(
                     "two interventions replace the same head and query, one of them "
                     'by new inputs. Name both in one call: parts="qv".'
@@ -156,21 +176,17 @@ class CallEdit:
             self.replaced + other.replaced,
         )
 
-    def clear(
-        self,
-        out: Tensor,
-        blank: Tensor | None = None,
-        rerun: Rerun | None = None,
-    ) -> Tensor:
-        """Replace outputs of (…, H, Nq, Dv); removed heads and blank rows are 0.
+    def clear(self, out: Tensor, rerun: Rerun | None = None) -> Tensor:
+        """Replace outputs of (…, H, Nq, Dv); removed heads are 0.
 
         rerun: how to run the call again; None if that is not possible
         """
-        for each in self.replaced:
-            out = each.apply(out, rerun)
-        for taken in (self.gone, blank):
-            if taken is not None:
-                out = out.masked_fill(drop_axes(taken, out.ndim), 0)
+        for turn in Turn:
+            if turn is Turn.LAST and self.gone is not None:
+                out = out.masked_fill(drop_axes(self.gone, out.ndim), 0)
+            for each in self.replaced:
+                if each.turn is turn:
+                    out = each.apply(out, rerun)
         return out
 
 
