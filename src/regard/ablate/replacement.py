@@ -140,6 +140,12 @@ class RecordedInputs:
 
     def check_record(self, record: Record, place: CallPlace) -> None:
         """Raise OptionError if the arrays of a record are not those of the call."""
+        heads = place.heads.shape[1]
+        if record.heads != heads:
+            raise OptionError(
+                f"{place.layer} has {heads} heads, and its record {record.heads}: the "
+                "source is of another model. Record it with this one."
+            )
         if "v" in self.parts and record.v is None:
             raise OptionError(
                 f"{record.name} was recorded without values. Record with "

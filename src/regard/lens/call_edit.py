@@ -67,11 +67,15 @@ class NewInput:
     taken: Tensor  # (B or 1, N), where they replace those of the call
     values: Tensor  # (B or 1, H, N, D); H: the heads of q or k, or a divisor of them
 
-    def put(self, x: Tensor) -> Tensor:
-        """Return q, k or v (B, H, N, D) of a call, with the new values."""
+    def put(self, x: Tensor, *, shared: bool) -> Tensor:
+        """Return q, k or v (B, H, N, D) of a call, with the new values.
+
+        shared: whether heads of the source may be repeated, each for a group of x
+        """
         _, heads, n, width = x.shape
         known = self.values.shape[1]
-        if heads % known or self.values.shape[2:] != (n, width):
+        fits = heads == known or (shared and not heads % known)
+        if not fits or self.values.shape[2:] != (n, width):
             raise ShapeError(
                 f"its shape is {tuple(x.shape)}, and that of the source "
                 f"{tuple(self.values.shape)}"
@@ -89,8 +93,11 @@ class Rerun:
 
     def run(self, inputs: Mapping[str, NewInput]) -> Tensor:
         """Return the output with some of q, k and v replaced."""
+        heads = self.arrays[0].shape[1]  # keys may be there once for each of them
         q, k, v = (
-            inputs[name].put(x) if name in inputs else x
+            inputs[name].put(x, shared=name != "q" and x.shape[1] == heads)
+            if name in inputs
+            else x
             for name, x in zip("qkv", self.arrays, strict=True)
         )
         return self.call(q, k, v)
