@@ -139,3 +139,15 @@ def test_what_cannot_be_attributed_is_refused():
     with pytest.raises(OptionError, match="expected a number for each"):
         attribute_heads(model, text, source, lambda logits: logits.mean())
     assert not any(x.grad is not None for x in model.parameters())
+
+
+def test_a_source_of_another_model_is_refused():
+    model, text = make_ours(), tokens(8)[:1]
+    for heads, said in ((2, "its record 2 of 16"), (8, "its record 8 of 4")):
+        config = Config(vocabulary=60, width=32, layers=3, heads=heads, context=64)
+        other = CausalTransformer(config)
+        with torch.no_grad(), watch(other, keep="qkv") as source:
+            other(text)
+        for given in (source, average_outputs(source)):
+            with pytest.raises(OptionError, match=f"4 heads of 8 numbers, and {said}"):
+                attribute_heads(model, text, given, measure)

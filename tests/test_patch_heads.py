@@ -421,3 +421,18 @@ def test_a_row_without_visible_keys_gets_what_replaces_it(name):
         expected = compute_outputs(source.recording.layer(1, sequence=i))[1]
         assert largest(patched[i], expected) < 1e-5
     assert not hidden[:, 0].any()
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")
+def test_a_compiled_model_has_the_layers_of_the_plain_one():
+    """torch.compile puts a prefix before the names of modules."""
+    _, model, inputs = open_family("llama")
+    compiled, other = torch.compile(model), change_inputs(inputs)
+    sources = record(model, other), record(compiled, other)
+    outs = []
+    for source in sources:
+        for each in (model, compiled):
+            with patch_heads(each, source, [(1, 1)]):
+                outs.append(read(each, inputs))
+    assert all(torch.equal(x, outs[0]) for x in outs)
+    assert largest(outs[0], read(model, inputs)) > 1e-4

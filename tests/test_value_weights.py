@@ -7,7 +7,7 @@ from test_trace_heads import write_by_hand
 from torch import nn
 
 import regard
-from regard.ablate import knock_out, patch_heads
+from regard.ablate import attribute_weights, knock_out, patch_heads
 from regard.ablate.active import ACTIVE
 from regard.errors import OptionError
 from regard.value_weights import weigh_values
@@ -106,3 +106,15 @@ def test_what_another_intervention_replaces_is_not_written():
         patch_heads(model, source, [(1, 1)], parts="v"),
     ):
         weigh_values(model, one)
+
+
+def test_a_call_without_values_is_told():
+    """Weights of a softmax in float32 are not those of q and k in float64."""
+    _, model, inputs = open_family("gptj")
+    one = inputs["input_ids"][:1]
+    for run in (
+        lambda: weigh_values(model.double(), one),
+        lambda: attribute_weights(model, one, lambda x: x[:, -1, 5]).cells(1, 1),
+    ):
+        with pytest.raises(OptionError, match=r"without values.* to run in float32"):
+            run()

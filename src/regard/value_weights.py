@@ -33,6 +33,7 @@ from regard.arguments import suggest
 from regard.display import Displayed
 from regard.lens.call_edit import Turn
 from regard.lens.watch import capture
+from regard.recording.head_outputs import expect_values
 from regard.recording.record import Record, Recording
 from regard.stats.columns import received
 
@@ -106,7 +107,7 @@ def weigh_values(model: nn.Module, inputs: Mapping[str, Any] | Tensor) -> ValueW
         sequence.run()
     norms = {}
     for layer in traced.layers:
-        v = torch.as_tensor(find_records_of(seen.recording, layer)[0].v)  # (Hk, Nk, Dv)
+        v = torch.as_tensor(expect_values(find_records_of(seen.recording, layer)[0]))
         heads = traced.outputs(layer).shape[1]
         v = v.detach().repeat_interleave(heads // len(v), 0)
         matrices = [traced.read_projection(layer, head) for head in range(heads)]

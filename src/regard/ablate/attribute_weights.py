@@ -38,7 +38,7 @@ from regard.display import Displayed
 from regard.errors import OptionError
 from regard.lens.call_edit import Turn
 from regard.lens.watch import capture
-from regard.recording.head_outputs import compute_outputs
+from regard.recording.head_outputs import compute_outputs, expect_values
 from regard.recording.record import Record, Recording
 
 EVERY = slice(None)
@@ -72,8 +72,8 @@ class WeightAttribution(Displayed):
     ) -> Tensor:
         """Return the cells of a head, (rows, keys)."""
         record, slope = self.find(layer)
-        assert record.v is not None
-        v = record.v[head // (record.heads // len(record.v)), keys]  # (Nk, Dv)
+        v = expect_values(record)
+        v = v[head // (record.heads // len(v)), keys]  # (Nk, Dv)
         weights = record.weights(rows, head, keys=keys)
         return torch.as_tensor(weights * (slope[head, rows] @ v.mT))
 

@@ -4,7 +4,7 @@
     a removed head   outputs 0, before the output projection
     a replaced head  outputs what it is given, at some queries, or what the same call
                      outputs with another q, k or v
-    a row without any visible key outputs 0
+    a row without any visible key outputs 0, unless it is replaced
 
 An adapter describes a call before it runs (PendingCall), and runs it under a CallEdit;
 which edit that is, is decided in regard.ablate.
