@@ -416,6 +416,18 @@ def test_dropout_is_the_same_in_the_second_run(name, parts):
         assert largest(patched, plain) < 1e-5 * max(1, float(plain.abs().max()))
         assert torch.equal(then, after)  # the model goes on as without a patch
 
+    if name == "torch":
+        return
+
+    def draw(z):
+        return z + 0 * torch.rand_like(z)
+
+    with patch_heads(model, draw, [(0, 2)]):
+        _, after = run()
+        with patch_heads(model, own, [(0, 1)], parts=parts):
+            _, then = run()
+    assert torch.equal(then, after)  # and what a patch drew is not drawn again
+
 
 @pytest.mark.parametrize("parts", ["q", "k", "v", "pattern"])
 @pytest.mark.parametrize("name", ["sdpa", "eager"])
