@@ -9,6 +9,7 @@ from test_search_heads import check_undone, measure, take_first
 from regard.ablate import (
     attribute_heads,
     average_outputs,
+    knock_out,
     patch_heads,
     search_heads,
 )
@@ -48,6 +49,38 @@ def test_an_attribution_is_the_slope_of_a_patch():
                 estimate = float(found.tokens[layer][head, rows].sum())
                 assert estimate == pytest.approx(slope, rel=1e-5, abs=1e-8)
     assert found.changes.shape == (3, HEADS)
+    check_undone(model)
+
+
+def test_an_attribution_is_the_slope_of_a_patch_in_another_intervention():
+    model, text = make_ours(), tokens(8)[:1]
+    with torch.no_grad(), watch(model, keep="qkv") as source:
+        model(tokens(8).flip(1)[:1])
+    new = compute_outputs(source.recording.layer(1))
+
+    def move(step):
+        with (
+            torch.no_grad(),
+            patch_heads(model, lambda z: z + step * (new - z), [(1, 1)]),
+        ):
+            return float(measure(model(text))[0])
+
+    found = []
+    for change in (
+        patch_heads(model, lambda z: 3 * z, [(1, 1)]),
+        patch_heads(model, lambda z: 3 * z, [(0, 2), (2, 0)]),
+        knock_out(model, [(1, 1)]),
+        knock_out(model, [(1, 1), (0, 3)], keys=[0]),
+    ):
+        with change:
+            estimate = float(
+                attribute_heads(model, text, source, measure).changes[1, 1]
+            )
+            slope = (move(1e-5) - move(-1e-5)) / 2e-5
+        assert estimate == pytest.approx(slope, rel=1e-5, abs=1e-8)
+        found.append(estimate)
+    assert found[2] == 0  # a removed head stays removed
+    assert len({f"{x:.4g}" for x in found}) == 4
     check_undone(model)
 
 
@@ -106,3 +139,15 @@ def test_what_cannot_be_attributed_is_refused():
     with pytest.raises(OptionError, match="expected a number for each"):
         attribute_heads(model, text, source, lambda logits: logits.mean())
     assert not any(x.grad is not None for x in model.parameters())
+
+
+def test_a_source_of_another_model_is_refused():
+    model, text = make_ours(), tokens(8)[:1]
+    for heads, said in ((2, "its record 2 of 16"), (8, "its record 8 of 4")):
+        config = Config(vocabulary=60, width=32, layers=3, heads=heads, context=64)
+        other = CausalTransformer(config)
+        with torch.no_grad(), watch(other, keep="qkv") as source:
+            other(text)
+        for given in (source, average_outputs(source)):
+            with pytest.raises(OptionError, match=f"4 heads of 8 numbers, and {said}"):
+                attribute_heads(model, text, given, measure)

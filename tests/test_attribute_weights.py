@@ -1,11 +1,13 @@
 """Attention × gradient against the gradients of weights that eager models return."""
 
+from functools import partial
+
 import pytest
 import torch
 from intervened_models import largest, open_family
 from test_patch_heads import record
 
-from regard.ablate import attribute_heads, attribute_weights
+from regard.ablate import attribute_heads, attribute_weights, knock_out, patch_heads
 from regard.ablate.active import ACTIVE
 from regard.errors import OptionError
 
@@ -86,3 +88,69 @@ def test_it_is_printed_and_refuses_what_it_cannot_do():
     with pytest.raises(OptionError, match="in training mode"):
         attribute_weights(model.train(), one, measure)
     assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt2-eager"])  # all in float64
+def test_patched_and_removed_heads_have_the_gradient_of_their_own_weights(name):
+    """Weights that eager attention returns are those before an output is replaced."""
+    _, model, inputs = open_family(name)
+    model, one = model.double(), {"input_ids": inputs["input_ids"][:1]}
+    source = record(model, {"input_ids": inputs["input_ids"][1:]})
+    for change in (
+        partial(patch_heads, model, lambda z: 3 * z, [(1, 1)]),
+        partial(patch_heads, model, source, [(1, 1)]),
+        partial(patch_heads, model, source, [(1, 1), (0, 2)], queries=[3, 9]),
+        partial(knock_out, model, [(1, 1)]),
+    ):
+        model.set_attn_implementation(name.partition("gpt2-")[2] or "sdpa")
+        with change():
+            found = attribute_weights(model, one, measure)
+        model.set_attn_implementation("eager")
+        with change():
+            done = model(**one, output_attentions=True)
+        grads = torch.autograd.grad(measure(done.logits).sum(), done.attentions)
+        for layer, (weights, slope) in enumerate(
+            zip(done.attentions, grads, strict=True)
+        ):
+            expected = (weights * slope)[0].detach()
+            for head in range(4):
+                assert largest(found.cells(layer, head), expected[head]) < 1e-9
+            assert largest(found.heads[layer], expected.sum((1, 2))) < 1e-9
+            assert float(expected.abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt2-eager"])
+def test_keys_that_are_hidden_have_no_part(name):
+    """Against finite differences: all weights of a query are scaled."""
+    _, model, inputs = open_family(name)
+    model, one = model.double(), inputs["input_ids"][:1]
+
+    def scale(size, head, query):
+        with (
+            torch.no_grad(),
+            patch_heads(model, lambda z: size * z, [head], queries=[query]),
+        ):
+            return float(measure(model(one).logits)[0])
+
+    for heads, keys in (([(1, 1)], [0]), (None, slice(2, 5)), ([(0, 3), (1, 0)], [1])):
+        with knock_out(model, heads, keys=keys):
+            found = attribute_weights(model, one, measure)
+            for layer, head, query in ((0, 3, 4), (0, 3, 0), (1, 1, 9), (1, 0, 9)):
+                more, less = (scale(1 + x, (layer, head), query) for x in (1e-5, -1e-5))
+                slope = (more - less) / 2e-5
+                row = float(found.rows(layer)[head, query])
+                assert row == pytest.approx(slope, rel=1e-5, abs=1e-8)
+                cells = found.cells(layer, head)
+                assert float(cells[query].sum()) == pytest.approx(row, abs=1e-9)
+        for layer, head in heads or [(1, 2)]:
+            assert not found.cells(layer, head)[:, keys].any()
+
+
+def test_weights_of_heads_with_new_inputs_are_refused():
+    _, model, inputs = open_family("llama")
+    source = record(model, {"input_ids": inputs["input_ids"][:1]})
+    with (
+        pytest.raises(OptionError, match="heads with new q, k or v are not recorded"),
+        patch_heads(model, source, [(1, 1)], parts="v"),
+    ):
+        attribute_weights(model, inputs["input_ids"][:1], measure)

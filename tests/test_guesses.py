@@ -1078,6 +1078,14 @@ def test_a_block_that_is_not_entered_says_so(name):
         model(ids)
 
 
+def test_a_block_that_is_entered_twice_says_so():
+    block = regard.patch_heads(torch.nn.Linear(2, 2), lambda z: z)
+    with pytest.raises(OptionError, match="no attention was seen"), block:
+        pass
+    with pytest.raises(CallError, match=r"Write `with patch_heads\(…\):` again"), block:
+        pass
+
+
 def test_a_type_error_inside_of_a_function_is_not_hidden():
     def wrong(*_):
         return 1 + "a"

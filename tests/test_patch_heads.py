@@ -401,3 +401,38 @@ def test_outputs_of_a_record_with_a_sink_are_the_definition():
     assert largest(compute_outputs(found), done.out) < 1e-14
     arrays = compute_outputs(found.to("numpy"))
     assert largest(torch.as_tensor(arrays), done.out) < 1e-14
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of flex_attention
+@pytest.mark.filterwarnings("ignore:.*flex_attention called without:UserWarning")
+@pytest.mark.parametrize("name", ["sdpa", "eager", "flex_attention"])
+def test_a_row_without_visible_keys_gets_what_replaces_it(name):
+    family, model, inputs = open_family("llama")
+    model.set_attn_implementation(name)
+    source = record(model, change_inputs(inputs))
+    caught, undo = catch(model, family.layers[1], family.out)
+    with knock_out(model, [(1, 1)], keys=[0]), patch_heads(model, source, [(1, 1)]):
+        read(model, inputs)
+    with knock_out(model, [(1, 1)], keys=[0]):
+        read(model, inputs)
+    undo()
+    patched, hidden = (x[..., D : 2 * D] for x in caught)
+    for i in range(2):
+        expected = compute_outputs(source.recording.layer(1, sequence=i))[1]
+        assert largest(patched[i], expected) < 1e-5
+    assert not hidden[:, 0].any()
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")
+def test_a_compiled_model_has_the_layers_of_the_plain_one():
+    """torch.compile puts a prefix before the names of modules."""
+    _, model, inputs = open_family("llama")
+    compiled, other = torch.compile(model), change_inputs(inputs)
+    sources = record(model, other), record(compiled, other)
+    outs = []
+    for source in sources:
+        for each in (model, compiled):
+            with patch_heads(each, source, [(1, 1)]):
+                outs.append(read(each, inputs))
+    assert all(torch.equal(x, outs[0]) for x in outs)
+    assert largest(outs[0], read(model, inputs)) > 1e-4

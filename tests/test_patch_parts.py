@@ -10,6 +10,7 @@ import torch
 import transformers
 from intervened_models import (
     FAMILIES,
+    GROUPED,
     HEADS,
     WIDTH,
     D,
@@ -382,3 +383,76 @@ def test_the_modules_of_torch_are_replaced_in():
         own = model(second)
     assert largest(outputs, parts) < 1e-12
     assert largest(outputs, own) > 1e-3
+
+
+@pytest.mark.parametrize("parts", ["q", "k", "v"])
+@pytest.mark.parametrize("name", ["llama", "llama-eager", "torch"])
+def test_dropout_is_the_same_in_the_second_run(name, parts):
+    """Without another source nothing changes, in training mode, to the last layer."""
+    if name == "torch":
+        torch.manual_seed(0)
+        layer = torch.nn.TransformerEncoderLayer(32, 4, 64, 0.3, batch_first=True)
+        model, text = torch.nn.TransformerEncoder(layer, 2), torch.randn(2, 7, 32)
+    else:
+        _, model, inputs = open_family(name)
+        model.config.attention_dropout, text = 0.3, inputs["input_ids"]
+        for module in model.modules():
+            if hasattr(module, "attention_dropout"):
+                module.attention_dropout = 0.3
+    own = record_ours(model.eval(), text)
+    model.train()
+
+    def run():
+        torch.manual_seed(5)
+        with torch.no_grad():
+            out = model(text)
+        return getattr(out, "logits", out), torch.rand(3)
+
+    plain, after = run()
+    assert largest(plain, run()[0]) == 0
+    for queries in (None, [6]):
+        with patch_heads(model, own, [(0, 1)], parts=parts, queries=queries):
+            patched, then = run()
+        assert largest(patched, plain) < 1e-5 * max(1, float(plain.abs().max()))
+        assert torch.equal(then, after)  # the model goes on as without a patch
+
+    if name == "torch":
+        return
+
+    def draw(z):
+        return z + 0 * torch.rand_like(z)
+
+    with patch_heads(model, draw, [(0, 2)]):
+        _, after = run()
+        with patch_heads(model, own, [(0, 1)], parts=parts):
+            _, then = run()
+    assert torch.equal(then, after)  # and what a patch drew is not drawn again
+
+
+@pytest.mark.parametrize("parts", ["q", "k", "v", "pattern"])
+@pytest.mark.parametrize("name", ["sdpa", "eager"])
+def test_a_source_with_other_heads_is_refused(name, parts):
+    def build(heads, keys):
+        options = {**GROUPED, "head_dim": D}
+        options |= {"num_attention_heads": heads, "num_key_value_heads": keys}
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**options))
+        model.set_attn_implementation(name)
+        return stir(model)
+
+    model, text = build(4, 2), tokens(9)
+    for heads, keys in ((2, 2), (2, 1), (8, 2)):
+        source = record(build(heads, keys), {"input_ids": text})
+        with (
+            pytest.raises(OptionError, match=f"has 4 heads, and its record {heads}"),
+            patch_heads(model, source, [(1, 3)], parts=parts),
+        ):
+            read(model, {"input_ids": text})
+    if name == "eager" and parts != "q":  # sdpa gets keys for each head
+        source = record(build(4, 1), {"input_ids": text})
+        with (
+            pytest.raises(
+                OptionError, match=r"is \(2, 2, 9, 8\), and that of the source"
+            ),
+            patch_heads(model, source, [(1, 3)], parts=parts),
+        ):
+            read(model, {"input_ids": text})

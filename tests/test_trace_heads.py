@@ -13,10 +13,12 @@ from intervened_models import (
     stir,
 )
 from test_circuits import SIZES
+from test_patch_heads import catch as catch_inputs
+from test_patch_heads import change_inputs, record
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from regard.ablate import patch_heads, trace_heads
+from regard.ablate import knock_out, patch_heads, trace_heads
 from regard.ablate.active import ACTIVE
 from regard.errors import OptionError
 from regard.nn.decoder import CausalTransformer
@@ -209,3 +211,33 @@ def test_what_was_not_traced_is_said():
         traced.outputs(0)
     assert not ACTIVE
     assert not any(x._forward_hooks for x in model.modules())
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-eager", "bloom"])
+def test_outputs_are_those_that_the_model_goes_on_with_in_any_nesting(name):
+    family, model, inputs = open_family(name)
+    source, layer = record(model, change_inputs(inputs)), family.layers[1]
+    changes = [
+        partial(patch_heads, model, source, [(1, 1)]),
+        partial(knock_out, model, [(1, 1)]),
+    ]
+    if name != "bloom":
+        changes.append(partial(patch_heads, model, source, [(1, 1)], parts="v"))
+    with torch.no_grad(), trace_heads(model) as plain:
+        model(**inputs)
+    caught, undo = catch_inputs(model, layer, family.out)
+    for change in changes:
+        for outside in (True, False):
+            trace = trace_heads(model)
+            order = (trace, change()) if outside else (change(), trace)
+            with order[0] as one, order[1] as other:
+                model(**inputs)
+            traced = one if outside else other
+            z = traced.outputs(1)  # (B, H, N, D)
+            entered = caught[-1].detach()
+            assert torch.equal(z.transpose(1, 2).flatten(2), entered)
+            assert largest(z[:, 1], plain.outputs(1)[:, 1]) > 1e-3
+            writes = sum(traced.writes(1, head) for head in range(4))
+            weight = find_projection(model, layer, family.out).weight.detach()
+            assert largest(writes, entered @ weight.T) < 1e-4
+    undo()

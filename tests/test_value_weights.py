@@ -7,6 +7,7 @@ from test_trace_heads import write_by_hand
 from torch import nn
 
 import regard
+from regard.ablate import attribute_weights, knock_out, patch_heads
 from regard.ablate.active import ACTIVE
 from regard.errors import OptionError
 from regard.value_weights import weigh_values
@@ -82,3 +83,38 @@ def test_a_gate_is_refused_because_each_token_has_another_projection():
     with pytest.raises(OptionError, match="in training mode"):
         weigh_values(model.train(), x)
     assert torch.is_grad_enabled()
+
+
+def test_what_another_intervention_replaces_is_not_written():
+    _, model, inputs = open_family("llama")
+    one = inputs["input_ids"][:1]
+    plain = weigh_values(model, one)
+    with regard.watch(model, keep="qkv") as source, torch.no_grad():
+        model(one.flip(1))
+    for change, size in (
+        (patch_heads(model, lambda z: 3 * z, [(1, 1)]), 3),
+        (patch_heads(model, source, [(1, 1)]), 0),
+        (knock_out(model, [(1, 1)]), 0),
+    ):
+        with change:
+            found = weigh_values(model, one)
+        for head in range(4):
+            expected = plain.cells(1, head) * (size if head == 1 else 1)
+            assert largest(found.cells(1, head), expected) < 1e-5
+    with (
+        pytest.raises(OptionError, match="heads with new q, k or v are not recorded"),
+        patch_heads(model, source, [(1, 1)], parts="v"),
+    ):
+        weigh_values(model, one)
+
+
+def test_a_call_without_values_is_told():
+    """Weights of a softmax in float32 are not those of q and k in float64."""
+    _, model, inputs = open_family("gptj")
+    one = inputs["input_ids"][:1]
+    for run in (
+        lambda: weigh_values(model.double(), one),
+        lambda: attribute_weights(model, one, lambda x: x[:, -1, 5]).cells(1, 1),
+    ):
+        with pytest.raises(OptionError, match=r"without values.* to run in float32"):
+            run()

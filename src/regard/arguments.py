@@ -189,6 +189,11 @@ class Block(AbstractContextManager[Yielded]):
         self.name, self.manager, self.entered = name, manager, False
 
     def __enter__(self) -> Yielded:
+        if self.entered:
+            raise CallError(
+                f"this {self.name}(…) was entered before, and works once. Write "
+                f"`with {self.name}(…):` again."
+            )
         self.entered = True
         return self.manager.__enter__()
 

@@ -28,10 +28,12 @@ from regard.ablate.ablation import check_model
 from regard.ablate.effect import check_evaluating
 from regard.ablate.replacement import find_records_of
 from regard.ablate.search_heads import RepeatedInputs, rank_heads
-from regard.ablate.trace_heads import trace_heads
+from regard.ablate.trace_heads import TracedHeads, trace_into
 from regard.arguments import suggest
 from regard.display import Displayed
+from regard.lens.call_edit import Turn
 from regard.lens.watch import capture
+from regard.recording.head_outputs import expect_values
 from regard.recording.record import Record, Recording
 from regard.stats.columns import received
 
@@ -96,16 +98,16 @@ def weigh_values(model: nn.Module, inputs: Mapping[str, Any] | Tensor) -> ValueW
     """
     check_model(model)
     check_evaluating(model)
-    sequence = RepeatedInputs(model, inputs)
+    sequence, traced = RepeatedInputs(model, inputs), TracedHeads(Turn.FIRST)
     with (
         capture(model, keep="qkv") as seen,
         torch.enable_grad(),
-        trace_heads(model) as traced,
+        trace_into(traced, model),
     ):
         sequence.run()
     norms = {}
     for layer in traced.layers:
-        v = torch.as_tensor(find_records_of(seen.recording, layer)[0].v)  # (Hk, Nk, Dv)
+        v = torch.as_tensor(expect_values(find_records_of(seen.recording, layer)[0]))
         heads = traced.outputs(layer).shape[1]
         v = v.detach().repeat_interleave(heads // len(v), 0)
         matrices = [traced.read_projection(layer, head) for head in range(heads)]

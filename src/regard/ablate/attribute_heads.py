@@ -33,7 +33,7 @@ from regard.ablate.trace_heads import TracedOutputs
 from regard.arguments import suggest
 from regard.display import Displayed
 from regard.errors import OptionError
-from regard.lens.call_edit import ReplacedHeads
+from regard.lens.call_edit import ReplacedHeads, Turn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ class ComparedOutputs(TracedOutputs):
     by_position = True
 
     def __init__(self, source: RecordedOutputs | MeanOutputs) -> None:
-        super().__init__()
+        super().__init__(Turn.LATE)
         self.source = source
         self.new: dict[str, Tensor] = {}
 
@@ -113,6 +113,13 @@ def attribute_heads(
     before, slopes = trace_gradients(model, inputs, measure, kept)
     tokens = []
     for layer, slope in slopes.items():
+        shapes = [(x.shape[1], x.shape[3]) for x in (slope, kept.new[layer])]
+        if shapes[0] != shapes[1]:
+            raise OptionError(
+                f"{layer} has {shapes[0][0]} heads of {shapes[0][1]} numbers, and its "
+                f"record {shapes[1][0]} of {shapes[1][1]}: the source is of another "
+                "model. Record it with this one."
+            )
         apart = kept.new[layer] - kept.own[layer].detach()  # (1, H, N, D)
         parts = (apart * slope).sum(-1)[0, :, kept.real[layer][0]]
         tokens.append(parts.double().cpu())

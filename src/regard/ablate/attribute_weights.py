@@ -36,8 +36,9 @@ from regard.ablate.trace_heads import TracedOutputs
 from regard.arguments import expect_function, suggest
 from regard.display import Displayed
 from regard.errors import OptionError
+from regard.lens.call_edit import Turn
 from regard.lens.watch import capture
-from regard.recording.head_outputs import compute_outputs
+from regard.recording.head_outputs import compute_outputs, expect_values
 from regard.recording.record import Record, Recording
 
 EVERY = slice(None)
@@ -71,8 +72,8 @@ class WeightAttribution(Displayed):
     ) -> Tensor:
         """Return the cells of a head, (rows, keys)."""
         record, slope = self.find(layer)
-        assert record.v is not None
-        v = record.v[head // (record.heads // len(record.v)), keys]  # (Nk, Dv)
+        v = expect_values(record)
+        v = v[head // (record.heads // len(v)), keys]  # (Nk, Dv)
         weights = record.weights(rows, head, keys=keys)
         return torch.as_tensor(weights * (slope[head, rows] @ v.mT))
 
@@ -93,7 +94,7 @@ def attribute_weights(
     inputs: of one sequence: tokens (1, N), or the keyword arguments of the model
     measure: called with logits (1, N, vocabulary); returns a number for each sequence
     """
-    kept = TracedOutputs()
+    kept = TracedOutputs(Turn.FIRST)  # z as it is computed from the recorded weights
     with capture(model, keep="qkv") as seen:
         value, slopes = trace_gradients(model, inputs, measure, kept)
     found = {name: slope[0][:, kept.real[name][0]] for name, slope in slopes.items()}

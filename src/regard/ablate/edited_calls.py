@@ -13,12 +13,13 @@ Next: intercept.py
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from regard.ablate.active import edited
@@ -30,6 +31,36 @@ from regard.lens.adapters.adapter import Adapter
 from regard.lens.adapters.hear import describe_failure, run_muted
 from regard.lens.adapters.registry import patch_places
 from regard.lens.call_edit import CallEdit
+
+
+class RandomStates:
+    """The states of the random generators, so that dropout can be repeated."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.modules: list[tuple[Any, tuple[torch.device, ...]]] = [(torch, ())]
+        if device.type != "cpu":
+            at = () if device.type == "mps" else (device,)  # there is one mps
+            self.modules.append((torch.get_device_module(device), at))
+        self.states = self.read()
+
+    def read(self) -> list[Tensor]:
+        """Return the states of now."""
+        return [module.get_rng_state(*at) for module, at in self.modules]
+
+    def write(self, states: list[Tensor]) -> None:
+        """Go on with these states."""
+        for (module, at), state in zip(self.modules, states, strict=True):
+            module.set_rng_state(state, *at)
+
+    @contextmanager
+    def repeat(self) -> Iterator[None]:
+        """Draw the same numbers again in the `with`, then go on as before it."""
+        now = self.read()
+        self.write(self.states)
+        try:
+            yield
+        finally:
+            self.write(now)
 
 
 class EditedCalls:
@@ -90,10 +121,13 @@ class EditedCalls:
     ) -> Any:
         """Run a call under an edit, or without it if the adapter fails."""
         done: list[Any] = []  # what the function returned, or raised
+        again = [x.here.device for x in edit.replaced if x.inputs]
+        random = RandomStates(again[0]) if again else None
 
         def keep(*args: Any, **named: Any) -> Any:
             if done:  # the call is run again, with other inputs: no watch hears it
-                with _disable_current_modes():
+                same = nullcontext() if random is None else random.repeat()
+                with _disable_current_modes(), same:
                     return inspect.unwrap(original)(*args, **named)
             try:
                 done.append(original(*args, **named))

@@ -14,7 +14,7 @@
 What a head outputs is z = weights v, before the output projection. The model keeps its
 kernels: they run as before, then the outputs of the chosen heads are replaced. Those of
 other heads and queries of the layer are the same to the bit. For q, k and v the call
-is run a second time, with these arrays of the source at the chosen heads. A watch
+is run a second time, with these arrays of the source and the same dropout. A watch
 records the calls as they ran. A replacement that cannot be made exactly raises
 OptionError.
 

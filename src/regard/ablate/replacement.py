@@ -28,6 +28,8 @@ from regard.lens.call_edit import NewInput, ReplacedHeads
 from regard.recording.head_outputs import compute_outputs
 from regard.recording.record import Record, Recording
 
+COMPILED = "_orig_mod."  # in the names of modules of torch.compile(model)
+
 
 @dataclass(frozen=True, kw_only=True)
 class CallPlace:
@@ -76,7 +78,8 @@ def count_recorded_heads(recording: Recording) -> dict[str, int]:
 def find_records_of(recording: Recording, layer: str) -> list[Record]:
     """Return the records of a layer, one for each sequence that it read."""
     pairs = zip(recording.records, recording.sequences, strict=True)
-    found = {n: record for record, n in pairs if record.name == layer}
+    name = layer.replace(COMPILED, "")
+    found = {n: x for x, n in pairs if x.name.replace(COMPILED, "") == name}
     if not found:
         raise OptionError(
             f"the source has no record of {layer}; it has {recording.layers}. Record "
@@ -140,6 +143,12 @@ class RecordedInputs:
 
     def check_record(self, record: Record, place: CallPlace) -> None:
         """Raise OptionError if the arrays of a record are not those of the call."""
+        heads = place.heads.shape[1]
+        if record.heads != heads:
+            raise OptionError(
+                f"{place.layer} has {heads} heads, and its record {record.heads}: the "
+                "source is of another model. Record it with this one."
+            )
         if "v" in self.parts and record.v is None:
             raise OptionError(
                 f"{record.name} was recorded without values. Record with "

@@ -32,7 +32,7 @@ from regard.ablate.intervene import intervene
 from regard.ablate.replacement import CallPlace
 from regard.arguments import expect_with, suggest
 from regard.errors import OptionError
-from regard.lens.call_edit import ReplacedHeads
+from regard.lens.call_edit import ReplacedHeads, Turn
 from regard.lens.chosen_layers import Layer
 
 
@@ -41,7 +41,8 @@ class TracedOutputs:
 
     by_position = False
 
-    def __init__(self) -> None:
+    def __init__(self, turn: Turn) -> None:
+        self.turn = turn  # among other interventions
         self.own: dict[str, Tensor] = {}
         self.real: dict[str, Tensor] = {}  # (B, N), queries that are no padding
 
@@ -49,7 +50,7 @@ class TracedOutputs:
         """Return a function that keeps the outputs of a call."""
         self.real[place.layer] = place.q_taken
         every = torch.ones_like(place.here)  # padding, too
-        return ReplacedHeads(every, partial(self.keep, place.layer))
+        return ReplacedHeads(every, partial(self.keep, place.layer), turn=self.turn)
 
     def keep(self, layer: str, z: Tensor) -> Tensor:
         """Return the same outputs; gradients pass through what is kept."""
@@ -60,8 +61,8 @@ class TracedOutputs:
 class TracedHeads(TracedOutputs):
     """What the heads of a model output and wrote in one forward pass."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, turn: Turn = Turn.LAST) -> None:
+        super().__init__(turn)
         self.finders: dict[str, WriteFinder] = {}
         self.jacobians: dict[str, Jacobian | OptionError] = {}
         self.again: set[str] = set()  # layers that attended in several passes

@@ -4,7 +4,7 @@
     a removed head   outputs 0, before the output projection
     a replaced head  outputs what it is given, at some queries, or what the same call
                      outputs with another q, k or v
-    a row without any visible key outputs 0
+    a row without any visible key outputs 0, unless it is replaced
 
 An adapter describes a call before it runs (PendingCall), and runs it under a CallEdit;
 which edit that is, is decided in regard.ablate.
@@ -18,6 +18,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import partial
 from itertools import product
 from typing import Any
@@ -66,11 +67,15 @@ class NewInput:
     taken: Tensor  # (B or 1, N), where they replace those of the call
     values: Tensor  # (B or 1, H, N, D); H: the heads of q or k, or a divisor of them
 
-    def put(self, x: Tensor) -> Tensor:
-        """Return q, k or v (B, H, N, D) of a call, with the new values."""
+    def put(self, x: Tensor, *, shared: bool) -> Tensor:
+        """Return q, k or v (B, H, N, D) of a call, with the new values.
+
+        shared: whether heads of the source may be repeated, each for a group of x
+        """
         _, heads, n, width = x.shape
         known = self.values.shape[1]
-        if heads % known or self.values.shape[2:] != (n, width):
+        fits = heads == known or (shared and not heads % known)
+        if not fits or self.values.shape[2:] != (n, width):
             raise ShapeError(
                 f"its shape is {tuple(x.shape)}, and that of the source "
                 f"{tuple(self.values.shape)}"
@@ -88,11 +93,23 @@ class Rerun:
 
     def run(self, inputs: Mapping[str, NewInput]) -> Tensor:
         """Return the output with some of q, k and v replaced."""
+        heads = self.arrays[0].shape[1]  # keys may be there once for each of them
         q, k, v = (
-            inputs[name].put(x) if name in inputs else x
+            inputs[name].put(x, shared=name != "q" and x.shape[1] == heads)
+            if name in inputs
+            else x
             for name, x in zip("qkv", self.arrays, strict=True)
         )
         return self.call(q, k, v)
+
+
+class Turn(Enum):
+    """When outputs are replaced, whatever the nesting; only traces are not USUAL."""
+
+    FIRST = "as the kernel returns them"
+    USUAL = "in the order of the interventions"
+    LATE = "after all patches"
+    LAST = "after heads are removed, too: as the model goes on"
 
 
 @dataclass(frozen=True)
@@ -106,6 +123,7 @@ class ReplacedHeads:
     here: Tensor  # (B or 1, H, Nq, 1), bool
     outputs: Tensor | Callable[[Tensor], Tensor] | None = None
     inputs: Mapping[str, NewInput] = field(default_factory=dict)
+    turn: Turn = Turn.USUAL
 
     def apply(self, out: Tensor, rerun: Rerun | None) -> Tensor:
         """Return outputs (…, H, Nq, Dv) of a call with these heads replaced."""
@@ -135,7 +153,7 @@ class CallEdit:
 
     cells: Tensor | None = None  # (B or 1, H or 1, Nq, Nk)
     gone: Tensor | None = None  # (1, H or 1, 1, 1)
-    replaced: tuple[ReplacedHeads, ...] = ()  # in this order
+    replaced: tuple[ReplacedHeads, ...] = ()  # in this order, within a turn
 
     @property
     def is_empty(self) -> bool:
@@ -145,7 +163,16 @@ class CallEdit:
     def __or__(self, other: CallEdit) -> CallEdit:
         """Return both edits; a replacement of the other one comes last."""
         for x, y in product(self.replaced, other.replaced):
-            if (x.inputs or y.inputs) and bool((x.here & y.here).any()):
+            both = {x.turn, y.turn}
+            if not (x.inputs or y.inputs) or both & {Turn.LATE, Turn.LAST}:
+                continue
+            if Turn.FIRST in both:
+                raise OptionError(
+                    "the weights of heads with new q, k or v are not recorded, so that "
+                    "they cannot be attributed or weighed. Patch outputs: "
+                    'patch_heads(…, parts="z").'
+                )
+            if bool((x.here & y.here).any()):
                 raise OptionError(
                     "two interventions replace the same head and query, one of them "
                     'by new inputs. Name both in one call: parts="qv".'
@@ -156,21 +183,17 @@ class CallEdit:
             self.replaced + other.replaced,
         )
 
-    def clear(
-        self,
-        out: Tensor,
-        blank: Tensor | None = None,
-        rerun: Rerun | None = None,
-    ) -> Tensor:
-        """Replace outputs of (…, H, Nq, Dv); removed heads and blank rows are 0.
+    def clear(self, out: Tensor, rerun: Rerun | None = None) -> Tensor:
+        """Replace outputs of (…, H, Nq, Dv); removed heads are 0.
 
         rerun: how to run the call again; None if that is not possible
         """
-        for each in self.replaced:
-            out = each.apply(out, rerun)
-        for taken in (self.gone, blank):
-            if taken is not None:
-                out = out.masked_fill(drop_axes(taken, out.ndim), 0)
+        for turn in Turn:
+            if turn is Turn.LAST and self.gone is not None:
+                out = out.masked_fill(drop_axes(self.gone, out.ndim), 0)
+            for each in self.replaced:
+                if each.turn is turn:
+                    out = each.apply(out, rerun)
         return out
 
 

@@ -17,14 +17,20 @@ from regard.recording.record import Record
 CELLS = 2**22  # weights of a strip, of all heads
 
 
-def compute_outputs(record: Record) -> Array:
-    """Return the output of every head and query, (H, Nq, Dv)."""
-    v = record.v
-    if v is None:
+def expect_values(record: Record) -> Array:
+    """Return the values of a record, (Hk, Nk, Dv), or raise if it has none."""
+    if record.v is None:
         raise OptionError(
             f"{record.name} was recorded without values, so what its heads output is "
-            'not known. Record with regard.watch(model, keep="qkv"), without dropout.'
+            'not known. Record with regard.watch(model, keep="qkv"), without dropout; '
+            "a model in float64 with a softmax in float32 has to run in float32."
         )
+    return record.v
+
+
+def compute_outputs(record: Record) -> Array:
+    """Return the output of every head and query, (H, Nq, Dv)."""
+    v = expect_values(record)
     heads, n_q, n_k = record.shape
     xp, step = namespace(v=v), max(1, CELLS // max(1, heads * n_k))
     strips = []

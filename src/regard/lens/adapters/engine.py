@@ -119,7 +119,7 @@ def run_engine(  # noqa: PLR0917 (its signature)
         return original(q, k, v, mask, **options).out
 
     done = original(q, k, v, mask, **options)
-    return replace(done, out=edit.clear(done.out, rerun=Rerun(run, (q, k, v))))
+    return replace(done, out=edit.clear(done.out, Rerun(run, (q, k, v))))
 
 
 def write_both(

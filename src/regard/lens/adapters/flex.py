@@ -67,7 +67,7 @@ def run_flex(  # noqa: PLR0917 (its signature)
         return original(q, k, v, bend, *rest, **named)[0]
 
     out, *more = original(q, k, v, bend, *rest, **named)
-    return (edit.clear(out, rerun=Rerun(run, (q, k, v))), *more)
+    return (edit.clear(out, Rerun(run, (q, k, v))), *more)
 
 
 def bend_less(bend: Callable[..., Tensor], cells: Tensor) -> Callable[..., Tensor]:

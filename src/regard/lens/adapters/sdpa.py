@@ -66,7 +66,7 @@ def run_sdpa(  # noqa: PLR0917 (the signature of the kernel)
         return original(q, k, v, mask, dropout_p, causal, **options)
 
     arrays = (query, key, value)
-    return edit.clear(run(*arrays), rerun=Rerun(run, arrays))
+    return edit.clear(run(*arrays), Rerun(run, arrays))
 
 
 SDPA = Adapter(

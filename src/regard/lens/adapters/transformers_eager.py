@@ -11,7 +11,6 @@ Next: sdpa.py
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -76,16 +75,18 @@ def run_eager(  # noqa: PLR0917 (their signature)
         mask, blank = lower(mask[..., :n_k], edit.cells)
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Any:
-        with nullcontext() if blank is None else SafeSoftmax():
-            return original(module, q, k, v, mask, *args, **options)
+        if blank is None:
+            out, *rest = original(module, q, k, v, mask, *args, **options)
+            return (out.transpose(1, 2), *rest)
+        with SafeSoftmax():
+            out, weights, *rest = original(module, q, k, v, mask, *args, **options)
+        weights = None if weights is None else weights.masked_fill(blank, 0)
+        return (out.transpose(1, 2).masked_fill(blank, 0), weights, *rest)
 
     arrays = (query, key, value)
-    rerun = Rerun(lambda *new: run(*new)[0].transpose(1, 2), arrays)
-    out, weights, *rest = run(*arrays)
-    out = edit.clear(out.transpose(1, 2), blank, rerun).transpose(1, 2)
-    if weights is not None and blank is not None:
-        weights = weights.masked_fill(blank, 0)
-    return (out, weights, *rest)
+    out, *rest = run(*arrays)
+    out = edit.clear(out, Rerun(lambda *new: run(*new)[0], arrays))
+    return (out.transpose(1, 2), *rest)
 
 
 EAGER = Adapter(
