@@ -26,10 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.atlas.search_settings import read_search_plan
-from regard.atlas.tally import FEW, SURE, Numbers, student
+from regard.atlas.tally import Numbers
 from regard.atomic_file import write_atomically
 from regard.display import Displayed
 from regard.errors import FileError, OptionError
+from regard.student import FEW, SURE, student
 
 HEADS = ("layer", "name", "head", "change", "half", "share", "estimate", "sure")
 PAIRS = ("line", "clean", "corrupted", "correlation", "set_aside")
@@ -147,7 +148,7 @@ class PairSearch(Displayed):
         if count < FEW:
             return np.full(self.changes.shape[1], math.nan)
         error = self.changes.std(0, ddof=1) / math.sqrt(count)
-        return np.asarray(student(sure, np.array(count - 1.0)) * error)
+        return np.asarray(student(sure, count - 1) * error)
 
     @property
     def is_sure(self) -> NDArray[np.bool_]:
