@@ -75,7 +75,7 @@ def list_scores(model):
         found += [score_composition(first, second, by=by) for by in "qkv"]
         for values in (second.ov_eigenvalues, second.qk_eigenvalues):
             found += [float(values.real.sum()), float(values.abs().sum())]
-    return torch.tensor(found)
+    return torch.tensor(found, dtype=torch.float64)
 
 
 def test_the_factors_are_those_of_dense_matrices_with_the_norms_in_them(model):
