@@ -19,7 +19,7 @@ from torch import Tensor
 import regard
 from regard.ablate import average_searches, search_heads
 
-PAIRS, LAYERS = 4, range(17, 30)  # earlier layers change little
+PAIRS, LAYERS = 8, range(17, 30)  # earlier layers change little
 NAMES = ("Mary", "John", "Tom", "Anna", "Paul", "Sarah", "James", "Emma")
 PLACES = ("shop", "park", "school", "office", "station")
 TEXT = "When {0} and {1} went to the {2}, {3} gave a drink to"

@@ -12,10 +12,10 @@ from regard.atlas.tally import (
     NOWHERE,
     join_pieces,
     merge_tallies,
-    student,
     tally_document,
 )
 from regard.errors import FileError
+from regard.student import student
 
 LAYERS = ("first", "second")
 NAMES = ("sink", "previous")

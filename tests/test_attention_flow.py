@@ -1,13 +1,20 @@
 """Attention flow and rollout of records, against dense graphs and products."""
 
+from dataclasses import replace
+
 import networkx as nx
 import numpy as np
 import pytest
+import torch
 from test_text_rollout import roll_densely
 from test_text_tint import N, draw
+from transformers import T5Config, T5ForConditionalGeneration
 
+import regard
 from regard.errors import OptionError
 from regard.masks.patterns import causal, window
+from regard.nn.decoder import CausalTransformer
+from regard.plain.config import Config
 from regard.stats import attention_flow as flows
 from regard.stats import maximize_flow, roll_out
 
@@ -73,5 +80,73 @@ def test_what_has_no_flow_is_refused():
         maximize_flow(records, 9)
     with pytest.raises(OptionError, match="no product of these layers: it needs at"):
         roll_out(records[:1], 3)
-    with pytest.raises(OptionError, match="edges=0, expected 1 or more"):
-        maximize_flow(records, 3, edges=0)
+    for edges in (0, 2.5, True, "8"):
+        message = f"edges={edges!r}, expected a whole number, 1 or more"
+        with pytest.raises(OptionError, match=message):
+            maximize_flow(records, 3, edges=edges)
+    assert maximize_flow(records, 3, edges=np.int64(9)).low.shape == (9,)
+
+
+def name_layers(*names):
+    return [
+        replace(record, name=name)
+        for record, name in zip(draw_layers(5, len(names)), names, strict=True)
+    ]
+
+
+def test_the_stacks_of_an_encoder_and_a_decoder_have_no_product():
+    """Texts of equal length: all layers have the same positions."""
+    config = T5Config(vocab_size=40, d_model=16, d_kv=4, d_ff=16, num_layers=2)
+    config.num_heads = 4
+    model = T5ForConditionalGeneration(config).eval()
+    text = torch.arange(1, 7)[None]
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(input_ids=text, decoder_input_ids=text)
+    layers = seen.layer(slice(None))
+    assert len(layers) == 6
+    encoder = [x for x in layers if x.name.startswith("encoder")]
+    assert roll_out(encoder, 5).sum() == pytest.approx(1, abs=1e-5)
+    with pytest.raises(OptionError, match="are of different stacks; choose the layers"):
+        roll_out([x for x in layers if "EncDec" not in x.name], 5)
+    for some in (layers, [x for x in layers if x.name.startswith("decoder")]):
+        with pytest.raises(OptionError, match="there is no product of these layers"):
+            maximize_flow(some, 5)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("layers.0.self_attn", "layers.0.multihead_attn"),
+        ("layers.0.self_attn", "layers.0.encoder_attn"),
+        ("h.0.attn", "h.0.crossattention"),
+        ("vision_model.encoder.layers.0", "text_model.encoder.layers.0"),
+    ],
+)
+def test_layers_over_two_sequences_are_known_by_their_names(names):
+    with pytest.raises(OptionError, match="choose the layers of one"):
+        roll_out(name_layers(*names), 3)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("layers.0.multihead_attn", "layers.1.multihead_attn"),
+        ("bert.encoder.layer.0", "bert.encoder.layer.1"),
+        ("cross_encoder.0", "cross_encoder.1"),
+        ("contextual.0", "first"),
+        ("shared#1", "shared#2"),
+    ],
+)
+def test_the_layers_of_one_stack_have_a_product_whatever_it_is_called(names):
+    assert roll_out(name_layers(*names), 3).sum() == pytest.approx(1)
+
+
+def test_the_records_of_two_texts_have_no_product():
+    config = Config(vocabulary=40, context=16, width=16, layers=2, heads=2)
+    model = CausalTransformer(config).eval()
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(torch.arange(12).reshape(2, 6))
+    with pytest.raises(OptionError, match=r"more than once.*sequence=0"):
+        roll_out(seen.recording.records, 5)
+    one = seen.layer(slice(None), sequence=1)
+    assert roll_out(one, 5).sum() == pytest.approx(1, abs=1e-5)

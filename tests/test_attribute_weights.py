@@ -6,6 +6,7 @@ import pytest
 import torch
 from intervened_models import largest, open_family
 from test_patch_heads import record
+from transformers import BartConfig, BartForConditionalGeneration
 
 from regard.ablate import attribute_heads, attribute_weights, knock_out, patch_heads
 from regard.ablate.active import ACTIVE
@@ -14,6 +15,21 @@ from regard.errors import OptionError
 
 def measure(logits):
     return logits[:, -1, 7] - logits[:, -1, 9]
+
+
+def test_layers_with_fewer_heads_end_with_nan():
+    options = {"vocab_size": 40, "d_model": 16, "encoder_layers": 1}
+    options |= {"decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    config = BartConfig(**options, encoder_attention_heads=2, decoder_attention_heads=4)
+    model = BartForConditionalGeneration(config).eval()
+    text = torch.arange(4, 10)[None]
+    inputs = {"input_ids": text, "decoder_input_ids": text, "use_cache": False}
+    found = attribute_weights(model, inputs, measure)
+    assert found.heads.shape == (3, 4)
+    assert found.heads.isnan().sum(1).tolist() == [2, 0, 0]
+    for layer, heads in enumerate((2, 4, 4)):
+        assert torch.equal(found.heads[layer, :heads], found.rows(layer).sum(1))
+    assert len(str(found).splitlines()) == 2 + 10
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ from regard.recording.head_outputs import compute_outputs
 SIZES = {"vocabulary": 50, "context": 32, "width": 24, "layers": 2, "heads": 4}
 KINDS = {
     "gpt2": Config(**SIZES, bias=False),
+    "untied": Config(**SIZES, bias=False, tied=False),
+    "last": Config(**SIZES, bias=False, norm_first=False),
     "llama": Config(
         **SIZES, kv_heads=2, norm="rms", position="rotary", bias=False, tied=False
     ),
@@ -40,6 +42,75 @@ def normalise(model, x):
     return layer_norm(x, x.shape[-1:], eps=model.config.eps)
 
 
+def read_densely(model, layer, head):
+    """Return scale · W_QK and W_OV of a head, and the unembedding, with the norms."""
+    config, block = model.config, model.blocks[layer]
+    d, eye = config.head, torch.eye(config.width, dtype=torch.float64)
+    q, k, v = block.attention.qkv.weight.detach().split(
+        [config.heads * d, config.shared * d, config.shared * d]
+    )
+    read = read_last = eye
+    out = model.embed.weight if config.tied else model.head.weight
+    if config.norm_first:
+        middle = eye - (config.norm == "layer") / config.width
+        read = block.attention_norm.weight.diag() @ middle
+        read_last = model.norm.weight.diag() @ middle
+    write = (
+        eye - 1 / config.width if config.norm_first and config.norm == "layer" else eye
+    )
+    group = head // (config.heads // config.shared)
+    mine, theirs = (slice(x * d, (x + 1) * d) for x in (head, group))
+    scale = d**-0.5 * (config.gain**2 if config.position == "rotary" else 1.0)
+    qk = scale * (q[mine] @ read).mT @ (k[theirs] @ read)
+    ov = write @ block.attention.out.weight[:, mine] @ v[theirs] @ read
+    return qk.detach(), ov.detach(), (out @ read_last).detach()
+
+
+def list_scores(model):
+    """Return every score of a model in one row."""
+    vocabulary, found = read_vocabulary(model), []
+    for head in range(4):
+        first, second = (read_circuit(model, layer, head) for layer in (0, 1))
+        found += [score_copying(x, vocabulary) for x in (first, second)]
+        found += [score_composition(first, second, by=by) for by in "qkv"]
+        for values in (second.ov_eigenvalues, second.qk_eigenvalues):
+            found += [float(values.real.sum()), float(values.abs().sum())]
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def test_the_factors_are_those_of_dense_matrices_with_the_norms_in_them(model):
+    norm = torch.linalg.matrix_norm
+    vocabulary = read_vocabulary(model)
+    for head in range(4):
+        circuit = read_circuit(model, 1, head)
+        qk, ov, out = read_densely(model, 1, head)
+        for dense, found in (
+            (qk, circuit.scale * circuit.q.mT @ circuit.k),
+            (ov, circuit.o @ circuit.v),
+            (model.embed.weight.detach().mT @ out, vocabulary.through),
+        ):
+            assert float((dense - found).abs().max()) < 1e-10
+        _, earlier, _ = read_densely(model, 0, head)
+        found = score_composition(read_circuit(model, 0, head), circuit, by="k")
+        right = float(norm(qk @ earlier) / (norm(qk) * norm(earlier)))
+        assert abs(found - right) < 1e-10
+
+
+def test_models_with_the_same_logits_have_the_same_scores():
+    """LayerNorm removes what is added to every number of the residual stream."""
+    torch.manual_seed(0)
+    model = stir(CausalTransformer(KINDS["untied"]), 0.3).double().eval()
+    text = tokens(6)[:1] % 50
+    with torch.no_grad():
+        logits, scores = model(text), list_scores(model)
+        model.embed.weight += 2
+        for block in model.blocks:
+            weight = block.attention.out.weight
+            weight += torch.linspace(-3, 3, weight.shape[1])
+        assert float((model(text) - logits).abs().max()) < 1e-10
+    assert float((list_scores(model) - scores).abs().max()) < 1e-10
+
+
 def sort_values(values):
     """Return complex numbers in an order: by size, then by angle."""
     found = sorted(values.tolist(), key=lambda z: (-round(abs(z), 9), round(z.imag, 9)))
@@ -55,7 +126,7 @@ def test_the_matrices_give_the_scores_and_the_writes_of_a_running_model(model):
     x = model.embed.weight[text[0]]
     if model.config.position == "learned":
         x = x + model.positions.weight[:6]
-    x = normalise(model, x.detach())
+    x = normalise(model, x.detach()) if model.config.norm_first else x.detach()
     z = compute_outputs(record)
     for head in range(4):
         circuit = read_circuit(model, 0, head)
@@ -83,9 +154,8 @@ def test_the_copying_score_is_that_of_the_vocabulary_squared(model):
     vocabulary = read_vocabulary(model)
     for head in range(4):
         circuit = read_circuit(model, 1, head)
-        embed, gain = model.embed.weight, model.norm.weight
-        out = embed if model.config.tied else model.head.weight
-        dense = (out * gain) @ circuit.o @ circuit.v @ embed.mT  # (50, 50)
+        embed, (*_, out) = model.embed.weight, read_densely(model, 1, head)
+        dense = out @ circuit.o @ circuit.v @ embed.mT  # (50, 50)
         values = torch.linalg.eigvals(dense.detach())
         right = float(values.real.sum() / values.abs().sum())
         assert score_copying(circuit, vocabulary) == pytest.approx(right, abs=1e-7)

@@ -1,5 +1,6 @@
 """Every head patched in turn, against patches that are made one at a time."""
 
+import math
 import re
 from dataclasses import replace
 
@@ -289,33 +290,69 @@ def test_the_text_lists_the_largest_changes():
 
 
 def make_search(changes):
-    changes = torch.tensor(changes, dtype=torch.float64)
+    changes = torch.as_tensor(changes, dtype=torch.float64)
     return HeadSearch(layers=("a", "b"), values=changes, before=0.0, skipped=True)
 
 
-def test_intervals_over_pairs_hold_the_mean_as_often_as_they_say():
+@pytest.mark.parametrize("pairs", [8, 16])
+def test_intervals_over_pairs_hold_the_mean_as_often_as_they_say(pairs):
     """Changes of known mean: the interval misses it in about 5 % of the heads."""
     generator = torch.Generator().manual_seed(1)
-    many = torch.randn(40, 2, 1000, generator=generator, dtype=torch.float64) + 0.3
+    many = torch.randn(pairs, 2, 2000, generator=generator, dtype=torch.float64) + 0.3
     found = average_searches([make_search(x.tolist()) for x in many])
     assert torch.allclose(found.mean, many.mean(0))
-    missed = ((found.low > 0.3) | (found.high < 0.3)).double().mean()
-    assert 0.03 < float(missed) < 0.09
-    wide = average_searches([make_search(x.tolist()) for x in many[:10]])
-    assert float((wide.high - wide.low).mean() / (found.high - found.low).mean()) > 1.7
+    held = ((found.low < 0.3) & (found.high > 0.3)).double().mean()
+    assert 0.93 < float(held) < 0.97
+    right = {8: 2.364624, 16: 2.131450}[pairs] * many.std(0) / pairs**0.5  # of SciPy
+    assert torch.allclose((found.high - found.low) / 2, right, rtol=1e-3)
+
+
+def test_heads_without_an_effect_are_sure_in_one_experiment_of_twenty():
+    """The interval is for all heads at once; with one for each, 17 of 20 would be."""
+    generator = torch.Generator().manual_seed(2)
+    wrong = 0
+    for _ in range(200):
+        many = torch.randn(8, 2, 20, generator=generator, dtype=torch.float64)
+        many[:, 0, 0] = math.nan  # not patched, so that it counts as no head
+        wrong += bool(average_searches(list(map(make_search, many))).is_sure.any())
+    assert 1 <= wrong <= 20
+    many[:, 1, 3] += 30
+    found = average_searches(list(map(make_search, many)))
+    assert found.is_sure.nonzero().tolist() == [[1, 3]]
+
+
+def test_fewer_than_eight_pairs_have_a_mean_and_no_interval():
+    first = [[1.0, -5.0], [0.1, math.nan]]
+    searches = [make_search(first)] * 7
+    few, enough = average_searches(searches), average_searches([*searches, *searches])
+    assert bool(few.low.isnan().all() and few.high.isnan().all())
+    assert not bool(few.is_sure.any())
+    assert bool(enough.is_sure[0].all())
+    assert str(few).splitlines() == [
+        "mean change over 7 pairs",
+        "layer  head   change",
+        "    0     1       -5",
+        "    0     0       +1",
+        "    1     0     +0.1",
+        "An interval needs at least 8 pairs.",
+    ]
+    with pytest.raises(OptionError, match="1 searches of 1 models"):
+        average_searches([make_search(first)])
 
 
 def test_an_average_lists_the_largest_changes_and_which_are_sure():
     nan = float("nan")
     first, second = [[1.0, -5.0], [0.1, nan]], [[2.0, -5.5], [-0.1, nan]]
-    found = average_searches([make_search(x) for x in (first, second)])
-    lines = str(found).splitlines()
-    assert lines[0] == "mean change over 2 pairs, 95 % confidence interval"
-    assert lines[2] == "    0     1    -5.25   -5.5 to -5"
-    assert len(lines) == 5  # not the head that was not patched
+    found = average_searches([make_search(x) for x in (first, second) * 4])
+    assert str(found).splitlines() == [
+        "mean change over 8 pairs, 95 % confidence interval",
+        "layer  head   change   interval",
+        "    0     1    -5.25   -5.473 to -5.027 *",
+        "    0     0     +1.5   +1.053 to +1.947 *",
+        "    1     0       +0   -0.08937 to +0.08937",
+        "* 0 is outside of an interval for all of them at once: 2 of 3",
+    ]
     assert found.is_sure.tolist() == [[True, True], [False, False]]
-    with pytest.raises(OptionError, match="1 searches of 1 models"):
-        average_searches([make_search(first)])
 
 
 def test_a_search_of_some_layers_is_a_part_of_the_whole_search():
@@ -388,8 +425,8 @@ def test_places_are_listed_and_averaged():
     mean = average_searches([found, replace(found, values=values + 1)])
     assert mean.mean.tolist() == [[[0.5, 3], [-0.25, 0.5]]]
     assert str(mean).splitlines()[1:3] == [
-        "layer  head    tokens   change   interval",
-        "    0     0       5,6       +3   +2.5 to +3.5",
+        "layer  head    tokens   change",
+        "    0     0       5,6       +3",
     ]
     other = replace(found, places=(Tokens(slice(3, 4)), Tokens((5, 7))))
     with pytest.raises(OptionError, match="searches at other tokens"):

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +21,13 @@ from tiny_models import SPECIAL, WORDS, make_tokenizer, save_tiny
 from regard.__main__ import main
 from regard.ablate.attribute_heads import attribute_heads
 from regard.ablate.search_heads import search_heads
-from regard.atlas.pairs import Pair, PairShard
+from regard.atlas.pairs import Pair, PairShard, read_prompt_pairs
 from regard.atlas.runners import RunnerOptions
 from regard.atlas.search_pairs import search_pairs
 from regard.atlas.search_results import PairSearch, read_search, unpack_shard
-from regard.atlas.search_settings import SearchSettings
+from regard.atlas.search_settings import SearchSettings, begin_search
 from regard.atlas.search_worker import SearchWorker
+from regard.atlas.settings import fingerprint
 from regard.errors import FileError, OptionError
 from regard.seen import watch
 
@@ -104,9 +105,10 @@ def test_every_number_is_that_of_a_search_of_one_pair(plain):
         low, high = stats.t.interval(sure, 9, mean, stats.sem(changes))
         np.testing.assert_allclose(plain.half(sure), (high - low) / 2, rtol=2e-3)
     np.testing.assert_array_equal(plain.is_sure, (low > 0) | (high < 0))
-    np.testing.assert_allclose(
-        plain.share, mean / (ends[:, 0].mean() - ends[:, 1].mean()), rtol=1e-4
-    )
+    way = ends[:, 0] - ends[:, 1]
+    low, high = stats.t.interval(0.95, 9, way.mean(), stats.sem(way))
+    share = mean / way.mean() if low > 0 or high < 0 else np.full(8, np.nan)
+    np.testing.assert_allclose(plain.share, share, rtol=1e-4)
     over = np.corrcoef(estimates.mean(0), mean)[0, 1]
     assert plain.correlation == pytest.approx(over, abs=1e-4)
     ones = [np.corrcoef(a, b)[0, 1] for a, b in zip(estimates, changes, strict=True)]
@@ -245,6 +247,65 @@ def test_a_folder_of_another_search_is_refused(tmp_path, folder, plain):
         go(PAIRS, tmp_path / "b", precision="half")
 
 
+def test_a_model_that_changed_is_refused_when_a_search_goes_on(tmp_path):
+    save_tiny("phi", tmp_path / "phi")
+    plan = SearchSettings(model=str(tmp_path / "phi"), pairs="", count=3)
+    (tmp_path / "out").mkdir()
+    begin_search(tmp_path / "out", plan)
+    begin_search(tmp_path / "out", plan)
+    path = tmp_path / "phi" / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(OptionError, match=r"is another model than .*out began with"):
+        begin_search(tmp_path / "out", plan)
+
+
+def test_a_function_that_returns_other_weights_is_refused(tmp_path, monkeypatch):
+    search_pairs(MODEL, PAIRS, tmp_path, crew=LOOP)
+    first, second, *_ = sorted((tmp_path / "results").glob("*.json"))
+    second.unlink()
+    monkeypatch.setenv("SEARCH_SEED", "1")
+    with pytest.raises(OptionError, match="search_model:make returned other weights"):
+        search_pairs(MODEL, PAIRS, tmp_path, crew=LOOP)
+    assert first.exists()
+    assert not second.exists()
+    monkeypatch.delenv("SEARCH_SEED")
+    search_pairs(MODEL, PAIRS, tmp_path, crew=LOOP)
+    assert second.exists()
+
+
+def test_a_fingerprint_covers_the_middle_of_a_file(tmp_path):
+    """A small file completely, a large one in blocks at equal distances."""
+    for size, changed in ((5_000_000, 1), (300_000_000, 400_000)):
+        path = tmp_path / "model.gguf"
+        with path.open("wb") as file:
+            file.truncate(size)
+        found = {fingerprint(str(path))}
+        assert found == {fingerprint(str(path))}
+        for at in (0, size // 2, size // 2 + 70_000, size - changed):
+            with path.open("r+b") as file:
+                file.seek(at)
+                file.write(b"1" * changed)
+            found.add(fingerprint(str(path)))
+        assert len(found) == 5
+        path.unlink()
+
+
+def test_a_pair_that_is_given_twice_is_refused_whatever_its_line():
+    known = read_prompt_pairs(PAIRS)
+    assert len(known) == 10
+    with pytest.raises(OptionError, match=r"pair 1 is a copy of pair 1\. Rem"):
+        read_prompt_pairs([*known, *known])
+
+
+def test_an_empty_answer_is_named(tmp_path):
+    for i, texts in enumerate((("", "B"), ("A", ""))):
+        pairs, out = [Pair("abc", "abd", *texts)], tmp_path / str(i)
+        with pytest.raises(OptionError, match="Line 1: answer or wrong is empty, exp"):
+            search_pairs(MODEL, pairs, out, crew=LOOP)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -304,6 +365,21 @@ def make_search(count):
         estimates=np.tile([0.1, -0.2, 1.2], (count, 1)),
         aside=((9, "a reason"),),
     )
+
+
+def test_a_share_is_unknown_if_the_way_from_corrupted_to_clean_may_be_0(tmp_path):
+    sides = np.where(np.arange(8) % 2, 0.5, -0.5)
+    found = replace(make_search(8), corrupted=1.999 + sides)
+    assert np.isnan(found.share).all()
+    assert "*unknown    +1.200" in str(found)
+    assert "share      of the way from the corrupted to the clean run: unk" in str(
+        found
+    )
+    found.save(tmp_path)
+    assert {x["share"] for x in read_table(tmp_path / "heads.csv")} == {"nan"}
+    far = replace(make_search(8), corrupted=1 + sides)
+    np.testing.assert_allclose(far.share, [0, -0.5, 1.5])
+    assert np.isnan(make_search(7).share).all()
 
 
 def test_a_search_is_printed_as_a_table():

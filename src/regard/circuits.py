@@ -3,10 +3,14 @@
     logits = scale · x_iᵀ (W_Qᵀ W_K) x_j        QK: which tokens it attends to
     write  = (W_O W_V) x_j                      OV: what it adds to the residual stream
 
-x is what the head reads: the residual stream after its norm, without the gain, which is
-multiplied into W_Q, W_K and W_V. Both matrices are (width, width) of rank d, the width
-of a head. They are kept as factors, and every number here is computed from (d, d)
-matrices:
+x is the residual stream, divided by the size that the norm before the head measures.
+The gain of the norm is multiplied into W_Q, W_K and W_V. LayerNorm also subtracts the
+mean, which no layer reads then: a matrix A that reads the stream is A C, and W_O C W_O.
+
+    C = I - 1 1ᵀ / width        A C: each row of A minus its mean
+
+Both matrices are (width, width) of rank d, the width of a head. They are kept as
+factors, and every number here is computed from (d, d) matrices:
 
     eigenvalues of A B     those of B A, and zeros
     ‖A B‖²                 trace of (Aᵀ A)(B Bᵀ)
@@ -32,7 +36,7 @@ from regard.nn.decoder import CausalTransformer
 
 @dataclass(frozen=True, eq=False)
 class Circuit:
-    """The weights of one head, with the gain of the norm before it."""
+    """The weights of one head, with the gain and the centring of the norm before it."""
 
     q: Tensor  # (d, width)
     k: Tensor  # (d, width)
@@ -82,9 +86,17 @@ def read_circuit(model: CausalTransformer, layer: int, head: int) -> Circuit:
     gain = block.attention_norm.weight.detach().double() if config.norm_first else 1.0
     group = head // (h // shared)
     mine, theirs = slice(head * d, (head + 1) * d), slice(group * d, (group + 1) * d)
+    q, k, v = (centre(model, x * gain) for x in (q[mine], k[theirs], v[theirs]))
     o = block.attention.out.weight.detach().double()[:, mine]
     scale = d**-0.5 * (config.gain**2 if config.position == "rotary" else 1.0)
-    return Circuit(q[mine] * gain, k[theirs] * gain, v[theirs] * gain, o, scale)
+    return Circuit(q, k, v, centre(model, o.mT).mT, scale)
+
+
+def centre(model: CausalTransformer, rows: Tensor) -> Tensor:
+    """Return rows (n, width) times C if LayerNorms read the stream, else the rows."""
+    config = model.config
+    is_centred = config.norm == "layer" and config.norm_first
+    return rows - rows.mean(-1, keepdim=True) if is_centred else rows
 
 
 def check_place(model: CausalTransformer, layer: int, head: int) -> None:
@@ -108,7 +120,7 @@ def read_vocabulary(model: CausalTransformer) -> Vocabulary:
     embed = model.embed.weight.detach().double()  # (vocabulary, width)
     out = embed if model.config.tied else model.head.weight.detach().double()
     gain = model.norm.weight.detach().double() if model.config.norm_first else 1.0
-    return Vocabulary(embed.mT @ (out * gain))
+    return Vocabulary(embed.mT @ centre(model, out * gain))
 
 
 def score_copying(circuit: Circuit, vocabulary: Vocabulary) -> float:

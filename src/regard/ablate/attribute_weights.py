@@ -15,12 +15,14 @@ Next: trace_heads.py
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from regard.ablate.ablation import check_model, read_ablation
 from regard.ablate.effect import check_evaluating
@@ -54,8 +56,9 @@ class WeightAttribution(Displayed):
 
     @property
     def heads(self) -> Tensor:
-        """The sum of the cells of each head, (L, H), float64."""
-        return torch.stack([x.sum(1) for x in map(self.rows, range(len(self.slopes)))])
+        """The sum of the cells of each head, (L, H), float64; NaN: no head."""
+        sums = [self.rows(layer).sum(1) for layer in range(len(self.slopes))]
+        return pad_sequence(sums, batch_first=True, padding_value=math.nan)
 
     def find(self, layer: int) -> tuple[Record, Tensor]:
         """Return the record and the slopes of a layer, by its number."""

@@ -33,8 +33,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from regard.atlas.tally import SUMS, SURE, Numbers, Tally
+from regard.atlas.tally import SUMS, Numbers, Tally
 from regard.stats.registry import find_statistic
+from regard.student import SURE
 
 RATES = 0.58 * 0.5 ** np.arange(16)  # the λ of the mixture, down to 2e-5
 SHARES = 1 / np.arange(1, 17) / np.sum(1 / np.arange(1, 17))  # their weights

@@ -35,6 +35,7 @@ from regard.atlas.runners import RunnerOptions
 from regard.atlas.settings import (
     STUDENT,
     Settings,
+    explain_other_model,
     fingerprint,
     read_about,
     read_interval,
@@ -143,7 +144,7 @@ def begin(
                 f"regard atlas run {folder}"
             )
     if fingerprint(known.model) != about["model"]:
-        raise OptionError(f"{known.model} is another model than {folder} began with.")
+        raise OptionError(explain_other_model(known.model, folder))
     corpus = open_corpus(manifest)
     if corpus.digest != about["corpus"]:
         raise FileError(f"{manifest} is another corpus than {folder} began with.")

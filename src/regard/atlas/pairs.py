@@ -70,12 +70,12 @@ def read_prompt_pairs(source: str | Path | Sequence[Pair]) -> tuple[Pair, ...]:
         found = tuple(replace(x, line=x.line or i) for i, x in numbered)
     if not found:
         raise OptionError("there are no pairs, expected one in each line of the file.")
-    first: dict[Pair, int] = {}
+    first: dict[Pair, Pair] = {}
     for pair in found:
-        if (line := first.setdefault(pair, pair.line)) != pair.line:
+        if (known := first.setdefault(pair, pair)) is not pair:
             raise OptionError(
-                f"pair {pair.line} is a copy of pair {line}. Remove it: each pair "
-                "counts as one independent sample."
+                f"pair {pair.line} is a copy of pair {known.line}. Remove it: each "
+                "pair counts as one independent sample."
             )
     return found
 
@@ -146,6 +146,8 @@ def find_next_token(prompt: str, tokens: list[int], text: str, words: Words) -> 
 
     The text alone may be encoded otherwise: some tokenizers add a space or a token.
     """
+    if not text:
+        raise OptionError("answer or wrong is empty, expected a text of one token")
     both = words.encode(prompt + text)
     if both[:-1] == tokens:
         return both[-1]

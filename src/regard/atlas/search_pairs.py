@@ -26,8 +26,10 @@ from regard.atlas.search_results import (
     read_search,
     read_shards,
     store_shard,
+    unpack_shard,
 )
 from regard.atlas.search_settings import SearchSettings, begin_search
+from regard.errors import OptionError
 
 
 @dataclass(frozen=True)
@@ -80,12 +82,24 @@ def search_pairs(
         if missing:
             with closing((crew or RunnerOptions()).run(plan, missing)) as found:
                 for data in found:
+                    expect_same_weights(unpack_shard(data), done, plan)
                     result = store_shard(results, data)
                     done[result.number] = result
                     progress(count_done(done, plan, damaged))
         search = read_search(folder)
         search.save(folder)
         return search
+
+
+def expect_same_weights(
+    result: ShardResult, done: dict[int, ShardResult], plan: SearchSettings
+) -> None:
+    """Raise OptionError if a function returned other weights than before."""
+    if any(x.weights != result.weights for x in done.values()):
+        raise OptionError(
+            f"{plan.model} returned other weights than for the pairs that are done. "
+            "Let it return the same in every process, or choose another folder."
+        )
 
 
 def count_done(

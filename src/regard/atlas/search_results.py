@@ -3,7 +3,7 @@
     results/000003-5f3a90c1.json    shard 3; the last part is the CRC-32
     change[p, h]                    of the measure of pair p, by patching head h
     mean[h] ± t s[h] / √P           over P pairs: Student's interval, s with P - 1
-    share[h]                        mean[h] / (mean of clean - mean of corrupted)
+    share[h]                        mean[h] / mean of clean - corrupted
 
 Pairs are in the order of their lines, whichever worker ran them when, so that the means
 are the same to the bit. A file with a wrong CRC is set aside, and its shard runs again.
@@ -26,10 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.atlas.search_settings import read_search_plan
-from regard.atlas.tally import FEW, SURE, Numbers, student
+from regard.atlas.tally import Numbers
 from regard.atomic_file import write_atomically
 from regard.display import Displayed
 from regard.errors import FileError, OptionError
+from regard.student import FEW, SURE, student
 
 HEADS = ("layer", "name", "head", "change", "half", "share", "estimate", "sure")
 PAIRS = ("line", "clean", "corrupted", "correlation", "set_aside")
@@ -59,6 +60,7 @@ class ShardResult:
     heads: tuple[int, ...]  # of each layer
     pairs: tuple[PairChanges, ...]
     aside: tuple[tuple[int, str], ...]  # line, reason
+    weights: str = ""  # digest of the parameters that a function returned
 
 
 def pack_shard(result: ShardResult) -> bytes:
@@ -86,7 +88,8 @@ def unpack_shard(data: bytes) -> ShardResult:
             raise ValueError("rows that do not fit")
         aside = tuple((int(line), str(why)) for line, why in found["aside"])
         layers = tuple(map(str, found["layers"]))
-        return ShardResult(int(found["number"]), layers, heads, pairs, aside)
+        number, weights = int(found["number"]), str(found.get("weights", ""))
+        return ShardResult(number, layers, heads, pairs, aside, weights)
     except WRONG as error:
         raise FileError(f"it is no result of a search: {str(error)!a:.200}") from error
 
@@ -143,11 +146,7 @@ class PairSearch(Displayed):
 
     def half(self, sure: float = SURE) -> Numbers:
         """Return half of the interval of each mean, (R,); NaN below 8 pairs."""
-        count = len(self.lines)
-        if count < FEW:
-            return np.full(self.changes.shape[1], math.nan)
-        error = self.changes.std(0, ddof=1) / math.sqrt(count)
-        return np.asarray(student(sure, np.array(count - 1.0)) * error)
+        return find_half_of(self.changes, sure)
 
     @property
     def is_sure(self) -> NDArray[np.bool_]:
@@ -156,8 +155,13 @@ class PairSearch(Displayed):
 
     @property
     def share(self) -> Numbers:
-        """The mean change, as a share of the way from corrupted to clean, (R,)."""
-        return np.asarray(self.mean / (self.clean.mean() - self.corrupted.mean()))
+        """The mean change, as a share of the way from corrupted to clean, (R,).
+
+        NaN if the interval of this way contains 0, or is not known.
+        """
+        way = (self.clean - self.corrupted)[:, None]  # (P, 1)
+        is_known = np.abs(way.mean(0)) > find_half_of(way, SURE)
+        return self.mean / np.where(is_known, way.mean(0), math.nan)
 
     @property
     def correlation(self) -> float:
@@ -201,9 +205,10 @@ class PairSearch(Displayed):
             layer, head = self.places[row]
             low, high = (self.mean[row] + x * half[row] for x in (-1, 1))
             interval = f"{low:+.3f} to {high:+.3f}" if count >= FEW else "unknown"
+            part = "unknown" if np.isnan(share[row]) else f"{share[row]:.1%}"
             lines.append(
                 f"{layer:5}  {head:4}  {self.mean[row]:+6.3f}   {interval:16} "
-                f"{'*' if sure[row] else ' '} {share[row]:6.1%}    {guess[row]:+6.3f}"
+                f"{'*' if sure[row] else ' '}{part:>7}    {guess[row]:+6.3f}"
             )
         return "\n".join([*lines, "", *self.explain()])
 
@@ -218,6 +223,8 @@ class PairSearch(Displayed):
         ]
         if len(self.lines) < FEW:
             lines[-1] = f"An interval needs at least {FEW} pairs."
+        elif np.isnan(self.share).all():
+            lines[1] += ": unknown, as this way may be 0"
         ones = self.correlations
         lines.append(
             f"Correlation of estimate and change over heads: {self.correlation:.2f} "
@@ -232,6 +239,15 @@ class PairSearch(Displayed):
         if self.left:
             lines.append(f"Pairs that were not run yet: {self.left}")
         return lines
+
+
+def find_half_of(samples: Numbers, sure: float) -> Numbers:
+    """Return half of the interval of the mean of (P, R), (R,); NaN below 8 samples."""
+    count = len(samples)
+    if count < FEW:
+        return np.full(samples.shape[1], math.nan)
+    error = samples.std(0, ddof=1) / math.sqrt(count)
+    return np.asarray(student(sure, count - 1) * error)
 
 
 def correlate(a: Numbers, b: Numbers) -> float:

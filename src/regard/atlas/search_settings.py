@@ -14,7 +14,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from regard.atlas.settings import PRECISIONS, check_count, fingerprint
+from regard.atlas.settings import (
+    PRECISIONS,
+    check_count,
+    explain_other_model,
+    fingerprint,
+)
 from regard.atomic_file import write_atomically
 from regard.errors import FileError, OptionError
 
@@ -64,7 +69,7 @@ def begin_search(folder: Path, plan: SearchSettings) -> None:
                 "the same, or choose another folder."
             )
     if weights != theirs:
-        raise OptionError(f"{plan.model} is another model than {folder} began with.")
+        raise OptionError(explain_other_model(plan.model, folder))
 
 
 def read_search_plan(folder: Path) -> tuple[SearchSettings, str]:

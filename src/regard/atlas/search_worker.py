@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from regard.ablate.attribute_heads import attribute_heads
 from regard.ablate.effect import read_logits
 from regard.ablate.search_heads import search_heads
 from regard.atlas.chunks import KILLER, explain_error
-from regard.atlas.model import open_model_with_logits
+from regard.atlas.model import is_function, open_model_with_logits
 from regard.atlas.pairs import Pair, PairShard, encode_pair
 from regard.atlas.search_results import PairChanges, ShardResult, pack_shard
 from regard.atlas.search_settings import SearchSettings
@@ -46,6 +47,17 @@ def check_causal(network: nn.Module, tokens: Tensor, logits: Tensor) -> None:
         raise OptionError("the model reads ahead, expected a causal language model")
 
 
+def digest_weights(network: nn.Module) -> str:
+    """Return a digest of every parameter and buffer of a network."""
+    digest = blake2b(digest_size=16)
+    for name, x in network.state_dict().items():
+        if isinstance(x, Tensor):
+            digest.update(f"{name}\0{x.dtype}\0{tuple(x.shape)}\0".encode())
+            flat = x.detach().cpu().contiguous().flatten()
+            digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
 class SearchWorker:
     """A plan and its loaded model, which runs any shard of pairs."""
 
@@ -56,6 +68,8 @@ class SearchWorker:
         self.model = open_model_with_logits(
             plan.model, precision=plan.precision, device=plan.device
         )
+        named = is_function(plan.model)  # begin_search reads the files of the others
+        self.weights = digest_weights(self.model.network) if named else ""
 
     def __call__(self, shard: PairShard, *, skip: Collection[str] = ()) -> bytes:
         """Return the result of a shard, packed as a file.
@@ -83,6 +97,7 @@ class SearchWorker:
                 heads=tuple(layers.values()),
                 pairs=tuple(found),
                 aside=tuple(aside),
+                weights=self.weights,
             )
         )
 

@@ -35,7 +35,8 @@ from regard.stats.registry import (
 
 PRECISIONS = ("float32", "bfloat16", "float16", "float64")
 STOPS = ("tokens", "until_interval")  # they change when a run stops, but no number
-EDGE = 1 << 20  # bytes at both ends of a weight file used in its fingerprint
+WHOLE = 1 << 28  # bytes up to which a weight file is read completely
+BLOCK, BLOCKS = 1 << 16, 1024  # of a larger one: blocks at equal distances
 LISTS = ("corpus", "statistics")
 STUDENT, SEQUENCE = "student", "sequence"  # kinds of confidence intervals
 
@@ -176,9 +177,11 @@ def make_settings(found: dict[str, Any]) -> Settings:
 
 
 def fingerprint(model: str) -> str:
-    """Return a fingerprint of a model's weights, without reading all of them.
+    """Return a fingerprint of a model's weights, without reading all of a large one.
 
-    It covers the name, size and both ends of every file; for a function, its name.
+    It covers the name and size of every file; all of its bytes up to 256 MB, and
+    1,024 blocks of 64 KiB of a larger one, with both ends. So a change of less than
+    size / 1,024 in a row may be missed in a large file. For a function: its name.
     """
     try:
         path = find_model(model)
@@ -191,11 +194,21 @@ def fingerprint(model: str) -> str:
     for file in files:
         size = file.stat().st_size
         digest.update(f"{file.name}\0{size}\0".encode())
+        count = BLOCKS if size > WHOLE else -(-size // BLOCK)
         with file.open("rb") as data:
-            digest.update(data.read(EDGE))
-            data.seek(max(0, size - EDGE))
-            digest.update(data.read(EDGE))
+            for i in range(count):
+                if size > WHOLE:
+                    data.seek((size - BLOCK) * i // (BLOCKS - 1))
+                digest.update(data.read(BLOCK))
     return digest.hexdigest()
+
+
+def explain_other_model(model: str, folder: Path) -> str:
+    """Return what to do if a folder holds another fingerprint."""
+    return (
+        f"{model} is another model than {folder} began with, or an earlier version of "
+        "regard began it. Give the same files, or choose another folder."
+    )
 
 
 def write_about(plan: Settings, corpus: str, interval: str = STUDENT) -> str:

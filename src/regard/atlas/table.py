@@ -30,10 +30,11 @@ from numpy.typing import NDArray
 from regard.atlas.confidence import find_half
 from regard.atlas.settings import SEQUENCE, STUDENT, read_interval
 from regard.atlas.store import OTHER, WRONG, encode_result, unpack
-from regard.atlas.tally import SURE, Numbers, Tally
+from regard.atlas.tally import Numbers, Tally
 from regard.atomic_file import write_atomically
 from regard.errors import FileError, OptionError
 from regard.stats.registry import find_statistic
+from regard.student import SURE
 
 TABLE, EXAMPLES = "table.parquet", "examples.json"
 KINDS = {

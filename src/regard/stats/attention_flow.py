@@ -28,6 +28,7 @@ import numpy as np
 
 from regard.arrays import to_numpy
 from regard.errors import OptionError
+from regard.recording.indices import read_whole
 from regard.recording.record import Record
 from regard.stats.nonfinite import mark_nonfinite
 from regard.stats.rollout import Floats, find_row
@@ -64,8 +65,8 @@ def maximize_flow(
         seen.layer(slice(None))
     edges: weights that are kept of each row; with N of them the flow is exact
     """
-    if edges < 1:
-        raise OptionError(f"edges={edges}, expected 1 or more.")
+    if (read_whole(edges) or 0) < 1:
+        raise OptionError(f"edges={edges!r}, expected a whole number, 1 or more.")
     row = find_row(records, token)
     layers = [keep_largest(record, edges) for record in records]
     n = records[0].shape[1]

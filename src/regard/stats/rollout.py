@@ -5,7 +5,9 @@
 
 I stands for the residual stream, with the same share as the heads. R is never stored: a
 vector is multiplied by each layer in turn, by the fused kernel, in memory linear in N.
-It is defined where every layer has one query and one key for the same tokens.
+It is defined for one stack of layers over one sequence: every layer has one query and
+one key for the same tokens, and is called once. Encoders, decoders and cross-attention
+are told apart by their names, because they may have the same positions.
 
 Next: attention_flow.py
 """
@@ -13,6 +15,7 @@ Next: attention_flow.py
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,6 +28,9 @@ from regard.stats.nonfinite import mark_nonfinite
 from regard.stats.replay import replay_rows
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+CROSS = re.compile(r"(?i)cross(?!_?encoder)|encoder_attn|enc_?dec|encoder_decoder")
+KINDS = "encoder|decoder|vision|visual|image|audio|text|language"
+STACK = re.compile(rf"(?i)(?<![a-z])({KINDS})(?![a-z])")
 CELLS = 2**34  # most cells of all layers: about a minute
 
 
@@ -58,6 +64,8 @@ def find_rollout_obstacle(records: Sequence[Record]) -> str:
     """Return why a rollout over these layers is not defined; "" if it is."""
     if len(records) < 2:
         return "it needs at least two layers that read these tokens"
+    if why := find_other_stack([record.name for record in records]):
+        return why
     first = to_numpy(records[0].q_positions)
     for record in records:
         for positions in (record.q_positions, record.k_positions):
@@ -71,6 +79,29 @@ def find_rollout_obstacle(records: Sequence[Record]) -> str:
                 )
     if sum(math.prod(x.shape) for x in records) > CELLS:
         return "it would take minutes for so many tokens"
+    return ""
+
+
+def find_other_stack(names: Sequence[str]) -> str:
+    """Return why layers are not one stack over one sequence; "" if they are."""
+    if len({*names}) < len(names):
+        twice = next(x for i, x in enumerate(names) if x in names[:i])
+        return (
+            f"{twice} is there more than once, expected the layers of one sequence: "
+            "seen.layer(slice(None), sequence=0)"
+        )
+    for name in names:
+        sibling = name.replace("multihead_attn", "self_attn")  # of PyTorch's decoder
+        if CROSS.search(name) or (sibling != name and sibling in names):
+            return (
+                f"{name} is cross-attention, whose keys are another sequence; choose "
+                "the layers of one stack"
+            )
+        if STACK.findall(name) != STACK.findall(names[0]):
+            return (
+                f"{name} and {names[0]} are of different stacks; choose the layers of "
+                "one of them"
+            )
     return ""
 
 
