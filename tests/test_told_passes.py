@@ -319,3 +319,26 @@ def test_the_padding_of_a_decoder_is_on_the_right(side):
             decoder_input_ids=inputs["decoder_input_ids"][1:, :4],
         )
     assert largest(found[1, :4], alone[0]) < 1e-6
+
+
+def test_a_module_of_torch_alone_begins_a_pass_each_time():
+    """Such a module has no hooks: torch would run it differently."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2).double().eval()
+    x, other = torch.randn(2, 1, 6, 32).double()
+    with torch.no_grad(), regard.watch(model, keep="qkv") as source:
+        model(other)
+    with torch.no_grad():
+        plain = model(x)
+        for way in (knock_out(model, [(1, 1)]), patch_heads(model, source, [(1, 1)])):
+            with way:
+                first, second = model(x), model(x)
+            assert torch.equal(first, second)
+            assert largest(first, plain) > 0.1
+        with regard.watch(model) as seen:
+            model(x)
+            model(other)
+    names = [x.name for x in seen.recording.records]
+    assert names == ["layers.0.self_attn", "layers.1.self_attn"] * 2
+    assert seen.recording.sequences == (0, 0, 1, 1)

@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from regard.ablate.active import ACTIVE, edited
 from regard.ablate.edited_calls import EditedCalls
 from regard.ablate.edited_products import PRODUCTS, EditedProducts
-from regard.ablate.running_modules import CLOSED, RunningModules
+from regard.ablate.running_modules import CLOSED, RunningModules, Visit
 from regard.ablate.verify import Verifier
 from regard.lens.adapters.registry import list_adapters
 from regard.lens.adapters.sdpa import SDPA, expect_sdpa
@@ -201,6 +201,7 @@ def name_closed(
     names: Mapping[int, str],
     mode: Mode,
     here: RunningModules,
+    visit: Visit,
 ) -> Callable[..., Any]:
     """Return a `forward` for modules that torch runs differently when hooked.
 
@@ -211,6 +212,8 @@ def name_closed(
         name = names.get(id(module))
         if name is None:
             return original(module, *args, **named)
+        if not here.stack:  # a pass of such a module alone
+            visit(name, args, named)
         with here.inside(name, mode):
             return original(module, *args, **named)
 
@@ -218,7 +221,9 @@ def name_closed(
 
 
 @contextmanager
-def open_modules(model: nn.Module, mode: Mode, here: RunningModules) -> Iterator[None]:
+def open_modules(
+    model: nn.Module, mode: Mode, here: RunningModules, visit: Visit
+) -> Iterator[None]:
     """Follow the torch modules that have a fast path."""
     names = {
         id(module): name
@@ -227,6 +232,6 @@ def open_modules(model: nn.Module, mode: Mode, here: RunningModules) -> Iterator
     }
     with ExitStack() as stack:
         for kind in CLOSED if names else ():
-            make = partial(name_closed, names=names, mode=mode, here=here)
+            make = partial(name_closed, names=names, mode=mode, here=here, visit=visit)
             stack.enter_context(put(kind, "forward", make))
         yield

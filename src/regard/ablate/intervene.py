@@ -44,7 +44,7 @@ def intervene(
     with ExitStack() as stack:
         stack.enter_context(run_uncompiled())
         stack.enter_context(calls.patch(model))
-        stack.enter_context(open_modules(model, mode, here))
+        stack.enter_context(open_modules(model, mode, here, locator.visit))
         stack.callback(hooks.detach)
         hooks.attach()
         stack.callback(ACTIVE.remove, locator)

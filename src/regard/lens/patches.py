@@ -17,7 +17,13 @@ from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
 from torch.nn import functional as F  # noqa: N812
 
-from regard.lens.module_stack import FAST_PATH, ModuleStack, is_recomputing, is_tracing
+from regard.lens.module_stack import (
+    FAST_PATH,
+    ModuleStack,
+    PassHook,
+    is_recomputing,
+    is_tracing,
+)
 from regard.lens.monkeypatch import put
 from regard.lens.observer import compute
 
@@ -120,8 +126,10 @@ def run_samples(watcher: Any, before: Callable[..., Any], args: Any, named: Any)
 
 
 @contextmanager
-def patch_fast_paths(model: nn.Module, stack: ModuleStack) -> Iterator[None]:
+def patch_fast_paths(model: nn.Module, watcher: Any) -> Iterator[None]:
     """Name the torch modules that run differently when they have hooks."""
+    stack, hooks = watcher.stack, watcher.hooks
+    begin, end = (PassHook(hooks, x) for x in (hooks.enter_pass, hooks.leave_pass))
     names = {
         id(module): name
         for name, module in model.named_modules()
@@ -134,8 +142,16 @@ def patch_fast_paths(model: nn.Module, stack: ModuleStack) -> Iterator[None]:
             name = names.get(id(module))
             if name is None or is_tracing() or is_recomputing():
                 return original(module, *args, **named)
-            with stack.inside(name, hear=True):
-                return original(module, *args, **named)
+            if not name:  # the whole model, which has no hooks
+                begin(module, args, named)
+            out = None
+            try:
+                with stack.inside(name, hear=True):
+                    out = original(module, *args, **named)
+                return out
+            finally:
+                if not name:
+                    end(module, args, out)
 
         return forward
 

@@ -301,7 +301,7 @@ def capture(
         with ExitStack() as stack:
             stack.enter_context(run_uncompiled())
             stack.enter_context(patch_sdpa(watcher))
-            stack.enter_context(patch_fast_paths(model, watcher.stack))
+            stack.enter_context(patch_fast_paths(model, watcher))
             stack.enter_context(patch_adapters(model, watcher))
             stack.enter_context(patch_methods(model, watcher))
             stack.enter_context(patch_caches(watcher))
