@@ -38,6 +38,7 @@ from regard.lens.call_edit import NOTHING, CallEdit, PendingCall
 from regard.lens.chosen_layers import is_layer
 from regard.lens.module_stack import (
     find_models,
+    find_module,
     find_towers,
     is_cross,
     is_decoder,
@@ -85,7 +86,7 @@ class AblationLocator:
         self.is_paged |= is_paged(named)
         first = not self.here.stack
         if not is_recomputing() and (first or name in self.models):
-            told = name_arguments(self.model.get_submodule(name), args, named)
+            told = name_arguments(find_module(self.model, name), args, named)
             last = not any(x != name and is_inside(x, name) for x in self.models)
             now.begin(given, told, is_first=first, is_last=last)
         tokens = next((x.shape for x in given if isinstance(x, Tensor)), ())

@@ -118,11 +118,16 @@ def is_decoder(model: nn.Module, name: str) -> bool:
     return bool(getattr(config, "is_encoder_decoder", False)) and "decoder" in name
 
 
+def find_module(model: nn.Module, name: str) -> nn.Module:
+    """Return a module by its name, also of a scripted model."""
+    return dict(model.named_modules())[name]
+
+
 def is_cross(model: nn.Module, name: str) -> bool:
     """Return whether a layer is cross-attention, judged by its name."""
     parent, _, last = name.partition("#")[0].rpartition(".")
     if last == "multihead_attn":  # of torch's decoder, beside its self-attention
-        return getattr(model.get_submodule(parent), "self_attn", None) is not None
+        return getattr(find_module(model, parent), "self_attn", None) is not None
     return CROSS.search(name) is not None
 
 
@@ -218,7 +223,7 @@ class Hooks:
         self.begin, self.over = begin, over
         self.hook_modules()
         for name in find_models(self.model):
-            module = self.model.get_submodule(name)
+            module = find_module(self.model, name)
             if isinstance(module, FAST_PATH):
                 continue
             try:
