@@ -246,7 +246,12 @@ def test_the_last_token_of_each_sequence_is_no_padding(side):
         expected = read(model, padded)
     with knock_out(model, keys=[-3], queries=slice(-2, None)):
         assert largest(read(model, padded), expected) == 0
-    assert bool(((read(model, padded) - expected).abs().amax((1, 2)) > 1e-4).all())
+    plain = read(model, padded)
+    assert bool(((plain - expected).abs().amax((1, 2)) > 1e-4).all())
+    with knock_out(model, keys=[0], queries=[-8]):  # the shorter one has no such token
+        found = read(model, padded)
+    assert torch.equal(found[1], plain[1])
+    assert largest(found[0], plain[0]) > 1e-4
 
 
 def test_a_watch_goes_on_after_a_cut_inside_of_it():
