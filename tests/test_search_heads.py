@@ -420,8 +420,11 @@ def test_places_are_listed_and_averaged():
     assert str(found).splitlines()[1:4] == [
         "layer  head    tokens     patched   change",
         "    0     0       5,6         3.5     +2.5",
-        "    0     1       3:4        0.25    -0.75",
+        "    0     1         3        0.25    -0.75",
     ]
+    texts = ("4", "0:4", "-2:", "1:9:2", "3,5")
+    given = (slice(4, 5), slice(4), slice(-2, None), slice(1, 9, 2), (3, 5))
+    assert tuple(map(str, map(Tokens, given))) == texts
     mean = average_searches([found, replace(found, values=values + 1)])
     assert mean.mean.tolist() == [[[0.5, 3], [-0.25, 0.5]]]
     assert str(mean).splitlines()[1:3] == [

@@ -74,8 +74,11 @@ class Tokens:
     def __str__(self) -> str:
         if isinstance(self.at, tuple):
             return ",".join(map(str, self.at))
-        ends = (self.at.start or 0, self.at.stop, self.at.step)
-        return ":".join(str(x) for x in ends if x is not None)
+        start, stop = self.at.start or 0, self.at.stop
+        if stop == start + 1:
+            return str(start)
+        text = f"{start}:{'' if stop is None else stop}"
+        return text if self.at.step is None else f"{text}:{self.at.step}"
 
 
 @dataclass(frozen=True)
