@@ -6,11 +6,14 @@ import pytest
 import torch
 from intervened_models import (
     FAMILIES,
+    GROUPED,
     WIDTH,
+    Family,
     find_projection,
     largest,
     open_family,
     stir,
+    tokens,
 )
 from test_circuits import SIZES
 from test_patch_heads import catch as catch_inputs
@@ -18,11 +21,19 @@ from test_patch_heads import change_inputs, record
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from regard.ablate import knock_out, patch_heads, trace_heads
+from regard.ablate import (
+    attribute_heads,
+    attribute_weights,
+    knock_out,
+    patch_heads,
+    search_heads,
+    trace_heads,
+)
 from regard.ablate.active import ACTIVE
 from regard.errors import OptionError
 from regard.nn.decoder import CausalTransformer
 from regard.plain.config import Config
+from regard.seen import watch
 
 TEXT = torch.tensor([[3, 14, 15, 9, 2, 6]])
 
@@ -241,3 +252,33 @@ def test_outputs_are_those_that_the_model_goes_on_with_in_any_nesting(name):
             weight = find_projection(model, layer, family.out).weight.detach()
             assert largest(writes, entered @ weight.T) < 1e-4
     undo()
+
+
+def test_layers_of_linear_attention_are_left_out_of_traces():
+    """They have no weights; an ablation of all heads names them instead."""
+    sizes = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "head_dim": 8}
+    sizes |= {"linear_num_key_heads": 2, "linear_num_value_heads": 2}
+    sizes |= {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
+    kinds = ["linear_attention", "full_attention"]
+    options = {**GROUPED, **sizes, "layer_types": kinds}
+    model = Family("Qwen3NextForCausalLM", options, (), "").build()
+    text, other = tokens(8)[:, None]
+    with torch.no_grad(), watch(model, keep="qkv") as source:
+        model(other)
+    with trace_heads(model) as traced:
+        model(text)
+    assert traced.layers == ("model.layers.1.self_attn",)
+
+    def measure(logits):
+        return logits[:, -1, 5]
+
+    found = attribute_heads(model, text, source, measure)
+    searched = search_heads(model, text, source, measure)
+    assert found.layers == searched.layers == traced.layers
+    assert attribute_weights(model, text, measure).heads.shape == (1, 4)
+    with (
+        torch.no_grad(),
+        pytest.raises(OptionError, match="linear_attn ran, but its attention was not"),
+        knock_out(model),
+    ):
+        model(text)

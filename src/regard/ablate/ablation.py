@@ -167,6 +167,11 @@ class Ablation:
         return not self.hides and self.replacement is None
 
     @property
+    def reads(self) -> bool:
+        """Whether outputs are only kept: a trace, which has a turn of its own."""
+        return getattr(self.replacement, "turn", None) is not None
+
+    @property
     def hides(self) -> bool:
         """Whether the chosen heads cannot attend to some keys."""
         hidden = self.keys is not None or self.mask is not None

@@ -293,7 +293,7 @@ class AblationLocator:
         """Raise OptionError if a module that ran was not seen attending."""
         seen = {x.partition("#")[0] for x in self.order}
         for name in list_silent(self.model, self.ran, seen):
-            if not self.ablation.asked:
+            if not (self.ablation.asked or self.ablation.reads):
                 raise OptionError(
                     f"{name} ran, but its attention was not seen, so nothing was cut "
                     "from it. Name the others with layers=[…] to leave it out."
