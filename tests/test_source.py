@@ -428,7 +428,10 @@ def test_meta_names_everything_there_is(open_source):
     assert (meta["model"], meta["title"]) == ("Bart", "Bart")
     titled = replace(recording, notes={"title": "bart-base"})
     assert MapSource(titled).meta()["title"] == "bart-base"
-    keys = "layer.0 has other keys than queries; it needs layers over the same tokens"
+    keys = (
+        "cross is cross-attention, whose keys are another sequence; choose the layers "
+        "of one stack"
+    )
     few = "it needs at least two layers that read these tokens"
     values = 'record the values with regard.watch(model, keep="qkv")'
     ways = [{"value": values, "rollout": x} for x in (keys, few)]
