@@ -58,6 +58,10 @@ def tokens(n=10):
     return torch.randint(3, 60, (2, n), generator=torch.Generator().manual_seed(1))
 
 
+def draw(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+
+
 @dataclass(frozen=True)
 class Family:
     name: str  # of the class
@@ -113,7 +117,7 @@ FAMILIES = {
         IMAGE,
         each("vit.layers.{}.attention"),
         "o_proj",
-        lambda: {"pixel_values": torch.randn(2, 3, 16, 16)},
+        lambda: {"pixel_values": draw(2, 3, 16, 16)},
         causal=lambda name: False,
     ),
     "bloom": Family(
@@ -156,7 +160,7 @@ FAMILIES = {
         ),
         "out_proj",
         lambda: {
-            "input_features": torch.randn(2, 8, 24),
+            "input_features": draw(2, 8, 24),
             "decoder_input_ids": tokens(7),
         },
         causal=lambda name: "decoder" in name and "self" in name,
