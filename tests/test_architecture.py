@@ -173,7 +173,7 @@ ONLY_IN = {
 LIMITS = {  # lines of Python, without exercises; they only go down
     "__init__": 81,
     "__main__": 42,
-    "ablate": 3_702,
+    "ablate": 3_690,
     "arguments": 220,
     "arrays": 160,
     "atlas": 4_863,

@@ -59,13 +59,8 @@ class AblationLocator:
         here: RunningModules,
         verifier: Verifier,
     ) -> None:
-        self.model, self.ablation, self.here, self.now = (
-            model,
-            ablation,
-            here,
-            CurrentPass(),
-        )
-        self.verifier = verifier
+        self.model, self.ablation, self.here = model, ablation, here
+        self.verifier, self.now = verifier, CurrentPass()
         self.models, self.towers = find_models(model), find_towers(model)
         # the caches of such a model are arguments
         described = getattr(model, "config", None) is not None
@@ -135,11 +130,7 @@ class AblationLocator:
         valid: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Return the positions of a call's queries and keys, (B or 1, N)."""
-        (start, first), device, cross = (
-            place,
-            call.like.device,
-            is_cross(self.model, name),
-        )
+        (start, first), device, cross = place, call.like.device, self.is_cross(name)
         begin = torch.as_tensor(start, device=device)
         q_at = begin.reshape(-1, 1) + torch.arange(call.n_q, device=device)
         k_at = first + torch.arange(call.n_k, device=device)[None]
@@ -180,24 +171,21 @@ class AblationLocator:
         if start and self.is_apart(name, call):
             return 0, 0
         if start is not None:  # a sliding-window cache holds its last keys
-            return start, 0 if is_cross(self.model, name) else max(0, start + n_q - n_k)
-        if (
-            call.aligned
-            or n_q == n_k
-            or self.is_described
-            or is_cross(self.model, name)
-        ):
+            return start, 0 if self.is_cross(name) else max(0, start + n_q - n_k)
+        if call.aligned or n_q == n_k or self.is_described or self.is_cross(name):
             return 0, 0
         grown = self.lengths.get(layer) == n_k - n_q
         return (n_k - n_q if grown else None), 0
+
+    def is_cross(self, name: str) -> bool:
+        """Return whether a layer is cross-attention."""
+        return is_cross(self.model, name)
 
     def is_apart(self, name: str, call: PendingCall) -> bool:
         """Return whether a layer has no keys in a cache that is not empty."""
         other = bool(self.towers) and name.startswith(self.towers)
         config = getattr(self.model, "config", None)
-        if getattr(config, "is_encoder_decoder", False) and not is_cross(
-            self.model, name
-        ):
+        if getattr(config, "is_encoder_decoder", False) and not self.is_cross(name):
             other |= not is_decoder(self.model, name)
         return other or call.n_q == call.n_k > 1
 
@@ -207,7 +195,7 @@ class AblationLocator:
         The model's mask tells what is padding, but only if the call itself hides these
         keys: another model may mean something else by it.
         """
-        valid, cross = self.now.valid, is_cross(self.model, name)
+        valid, cross = self.now.valid, self.is_cross(name)
         if valid is None or (not cross and is_decoder(self.model, name)):
             return None
         goes_on = bool(self.now.before) and not cross
@@ -252,7 +240,7 @@ class AblationLocator:
 
     def check_padding(self, name: str) -> None:
         """Raise OptionError if the positions in a decoder count padding."""
-        inner = is_decoder(self.model, name) and not is_cross(self.model, name)
+        inner = is_decoder(self.model, name) and not self.is_cross(name)
         if self.now.is_shifted and inner and self.ablation.needs_positions:
             raise OptionError(
                 f"{name} has padding on the left (decoder_attention_mask), so that its "

@@ -66,7 +66,7 @@ class TracedHeads(TracedOutputs):
         self.finders: dict[str, WriteFinder] = {}
         self.jacobians: dict[str, Jacobian | OptionError] = {}
         self.again: set[str] = set()  # layers that attended in several passes
-        self.latest: list[Tensor] = []  # the output of the last module that ran
+        self.latest: Any = None  # the output of the last module that ran
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -145,7 +145,7 @@ class TracedHeads(TracedOutputs):
 
     def look(self, _module: nn.Module, _args: Any, out: Any) -> None:
         """Look for the product of the last call, in the output of a module."""
-        self.latest = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+        self.latest = out
         layer = next(reversed(self.finders), None)
         if layer is not None and layer not in self.jacobians:
             with self.contain(layer):
@@ -153,10 +153,11 @@ class TracedHeads(TracedOutputs):
 
     def finish(self, *_: Any) -> None:
         """Find the maps from z to the writes, before .backward() frees the graph."""
+        outputs = [x for x in tree_leaves(self.latest) if isinstance(x, Tensor)]
         for layer, finder in self.finders.items():
             if layer not in self.jacobians:
                 with self.contain(layer):
-                    self.jacobians[layer] = finder.find_jacobian(layer, self.latest)
+                    self.jacobians[layer] = finder.find_jacobian(layer, outputs)
 
     @contextmanager
     def contain(self, layer: str) -> Iterator[None]:
