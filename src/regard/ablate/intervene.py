@@ -22,6 +22,7 @@ from regard.ablate.intercept import Mode, open_modules
 from regard.ablate.locate import AblationLocator
 from regard.ablate.running_modules import AblationHooks, RunningModules
 from regard.ablate.verify import Verdicts, Verifier
+from regard.lens.attention_interface import follow_interface
 from regard.lens.patches import run_uncompiled
 from regard.lens.trace import find_storages
 
@@ -43,6 +44,7 @@ def intervene(
     hooks = AblationHooks(model, mode, here, locator.visit)
     with ExitStack() as stack:
         stack.enter_context(run_uncompiled())
+        stack.enter_context(follow_interface())
         stack.enter_context(calls.patch(model))
         stack.enter_context(open_modules(model, mode, here, locator.visit))
         stack.callback(hooks.detach)

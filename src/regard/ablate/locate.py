@@ -45,7 +45,7 @@ from regard.lens.module_stack import (
     is_recomputing,
 )
 from regard.lens.padding import is_paged, name_arguments
-from regard.lens.suspects import list_silent
+from regard.lens.suspects import find_folded, list_silent
 from regard.lens.tally import is_inside
 
 
@@ -219,6 +219,7 @@ class AblationLocator:
         """Raise OptionError for a call to which the ablation cannot be applied."""
         check_heads(name, call, chosen, has_padding=valid is not None)
         check_batch(name, call, self.ablation.batch)
+        self.check_folded(name, call)
         self.check_padding(name)
         whole = is_whole(self.now.sizes.get(name, ()), call.n_q, call.like.shape[0])
         folds = call.heads is None and not call.sure
@@ -236,6 +237,17 @@ class AblationLocator:
             raise OptionError(
                 f"{name} attends from {call.n_q} queries to {call.n_k} keys, and which "
                 "tokens the queries are cannot be told. Leave queries= out."
+            )
+
+    def check_folded(self, name: str, call: PendingCall) -> None:
+        """Raise OptionError if heads are counted as queries: others would be cut."""
+        sizes = self.now.sizes.get(name, ())
+        known = call.sure and call.heads is not None and len(sizes) == 3
+        if known and (folded := find_folded(self.model, name, call.like, sizes[1])):
+            raise OptionError(
+                f"{name} attends with {call.heads} heads and {call.n_q} queries, but "
+                f"its projections have {folded} times as many heads for {sizes[1]} "
+                "tokens. Heads cannot be identified. Leave this layer out."
             )
 
     def check_padding(self, name: str) -> None:

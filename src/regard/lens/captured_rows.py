@@ -122,7 +122,7 @@ def find_place(call: CapturedCall) -> tuple[int, bool]:
 
     With fewer queries than keys, the rows follow a cache, or are in a cache of fixed
     size, or attend to another sequence. In the first two cases each row of the mask
-    ends one key later than the row before.
+    ends one key later than the row before, in every sequence but those with padding.
     """
     n_q, n_k = call.q.shape[2], call.k.shape[2]
     if n_q == n_k or call.causal:
@@ -132,10 +132,17 @@ def find_place(call: CapturedCall) -> tuple[int, bool]:
     if call.mask is None:
         return (n_k - 1, False) if n_q == 1 else (0, True)
     kept = CapturedRows(call.q, call.q, call.mask, call.causal, n_q, 0, 0, n_k)
-    rows = write_rows(kept, 0, n_k)
-    seen = may_see(rows[0]).int()
-    ends = torch.where(seen.any(-1), n_k - 1 - seen.flip(-1).argmax(-1), -1)
-    real = ends[ends >= 0]
-    if len(real) and bool((real.diff() == 1).all()):
-        return int(ends[-1]) - n_q + 1, False
-    return 0, True
+    starts = {find_first_row(kept, call.blind, b) for b in range(len(call.q))} - {None}
+    start = starts.pop() if len(starts) == 1 else None
+    return (0, True) if start is None else (start, False)
+
+
+def find_first_row(rows: CapturedRows, blind: Tensor | None, b: int) -> int | None:
+    """Return the position of the first row of a sequence, None if its mask hides it."""
+    seen = may_see(write_rows(rows, b, rows.n_k)[0])
+    if blind is not None:
+        seen = seen & ~blind[b, :, None]
+    real = seen.any(-1).nonzero().flatten()
+    ends = rows.n_k - 1 - seen[real].int().flip(-1).argmax(-1)
+    starts = (ends - real).unique().tolist()
+    return starts[0] if len(starts) == 1 and starts[0] >= 0 else None

@@ -13,6 +13,10 @@ PIECES = (
 PLACE = "where its queries stand among its keys could not be told"
 PACKED = "several sequences are packed into one, and are not told apart"
 PAGED = "its requests, batched with a paged cache, could not be told apart"
+FOLDED = (
+    "its heads seem to be counted as queries: its projections have {} times as many "
+    "heads"
+)
 SILENT = "it ran, but no softmax was heard in it"
 SAMPLES = "vmap runs it once per sample, and its samples are not alike"
 ALTERED = "an intervention changed what heads output; they are recorded without it"

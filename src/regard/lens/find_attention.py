@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from regard.lens.attention_interface import unpack_rows
 from regard.lens.captured_call import PIECE, CapturedCall
 from regard.lens.fused import read_flex, read_fused
 from regard.lens.layout import Axis
@@ -261,6 +262,7 @@ class AttentionFinder:
             self.pending.remove(call)
         try:
             made = None if call.reason else make_call(call, taken, notes)
+            made = None if made is None else unpack_rows(made)
         except Exception as error:
             self.listener.drop(call.module, describe_error(error), attention=True)
             raise

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from regard.engine.device_operators import read_lse
+from regard.lens.attention_interface import unpack_rows
 from regard.lens.captured_call import CapturedCall, make_four, see_logits
 from regard.lens.operators import FAST_PATHS, VARLEN, read_name
 from regard.lens.scores import HIDDEN
@@ -63,7 +64,7 @@ def read_fused(func: Any, args: Any, kwargs: Any, out: Any) -> CapturedCall | st
         causal=causal,
         note="dropout was applied to the weights" if done is None else "",
     )
-    return average_blind_rows(call)
+    return average_blind_rows(unpack_rows(call))
 
 
 def ask_for_lse(func: Any, args: Any) -> Any:

@@ -113,6 +113,8 @@ def place_axes(
     """
     call = replace(call, keys_are_new=are_rows(views[1].axes(), 2))
     (b, h, n_q, d), (b_k, h_k, n_k, _) = call.q.shape, call.k.shape
+    if views[0].shape[1] != h:  # the layer itself gave the axes of the call
+        return call, Placement(keys=h_k)
     d_v = 0 if call.v is None else call.v.shape[3]
     parts = (("q", n_q), ("k", n_k), ("d", d), ("dv", d_v))
     axes = FusedAxes(b, h, h_k, *(name_part(*part) for part in parts))

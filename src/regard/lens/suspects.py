@@ -15,7 +15,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from torch import nn
+from torch import Tensor, nn
+
+from regard.lens.module_stack import find_module
 
 CLASS = re.compile(r"attention(?!\w*output)", re.IGNORECASE)
 BEFORE, AFTER = r"(to_|lin_|w_?|in_proj_|proj_)?", r"(_?proj|_?linear|_lin|z)?"
@@ -55,6 +57,22 @@ def list_silent(model: nn.Module, ran: set[str], heard: set[str]) -> Iterator[st
         ):
             last = name
             yield name
+
+
+def find_folded(model: nn.Module, name: str, q: Tensor, tokens: int) -> int | None:
+    """Return how many heads seem to be rows of one head in q (…, H, Nq, D), or None.
+
+    The projections of a module imply its heads: H · D is the width of what one of them
+    takes. If only r · H · D is, and there are r rows for each token, then r heads were
+    folded into rows, and neither heads nor queries are what they seem.
+    """
+    heads, rows, width = q.shape[-3:]
+    if rows <= tokens or rows % tokens:
+        return None
+    parts = find_module(model, name).modules()
+    widths = {getattr(part, "in_features", 0) for part in parts}
+    folded = rows // tokens * heads * width in widths and heads * width not in widths
+    return rows // tokens if folded else None
 
 
 def is_in(name: str, other: str) -> bool:

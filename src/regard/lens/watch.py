@@ -28,6 +28,7 @@ from regard.errors import OptionError
 from regard.lens.about_model import describe_model
 from regard.lens.adapters.hear import patch_adapters
 from regard.lens.assemble import LayerRun
+from regard.lens.attention_interface import follow_interface
 from regard.lens.call_edit import ALTERING
 from regard.lens.captured_call import CapturedCall, join_samples
 from regard.lens.captured_rows import is_other_sequence
@@ -52,7 +53,7 @@ from regard.lens.patches import (
     run_uncompiled,
 )
 from regard.lens.placement import Placement
-from regard.lens.suspects import list_silent
+from regard.lens.suspects import find_folded, list_silent
 from regard.lens.tally import Tally, find_compiled, is_inside
 from regard.lens.trace import find_storages
 from regard.recording.record import Covered, Record, Recording
@@ -197,6 +198,11 @@ class Watcher:
         runs = self.mine.runs[name]
         found = [notes.ALTERED] if ALTERING.outputs else []
         found += [notes.PACKED] if self.mine.given.is_packed else []
+        tokens = self.mine.given.tokens
+        if tokens is not None:
+            module = name.partition("#")[0]
+            folded = find_folded(self.model, module, call.q, tokens.shape[1])
+            found += [notes.FOLDED.format(folded)] if folded else []
         if run.rows[0].start:
             found.append(notes.PIECES if len(runs) > 1 else notes.EARLIER)
         attends_to_itself = any(not x.is_cross for x in runs)
@@ -300,6 +306,7 @@ def capture(
     try:
         with ExitStack() as stack:
             stack.enter_context(run_uncompiled())
+            stack.enter_context(follow_interface())
             stack.enter_context(patch_sdpa(watcher))
             stack.enter_context(patch_fast_paths(model, watcher))
             stack.enter_context(patch_adapters(model, watcher))

@@ -12,7 +12,9 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from regard.engine.sdpa_with_lse import repeat_heads
 from regard.lens.adapters.adapter import Adapter
+from regard.lens.attention_interface import unpack_heads
 from regard.lens.call_edit import (
     CallEdit,
     PendingCall,
@@ -34,6 +36,7 @@ def expect_sdpa(  # noqa: PLR0917 (the signature of the kernel)
     **_options: Any,
 ) -> PendingCall:
     """Return what is known of a call before it runs."""
+    query, attn_mask = unpack_heads(query, attn_mask)
     return PendingCall(
         like=query,
         heads=query.shape[1] if query.ndim == 4 else None,
@@ -57,7 +60,10 @@ def run_sdpa(  # noqa: PLR0917 (the signature of the kernel)
     **options: Any,
 ) -> Tensor:
     """Run the kernel with an edited mask."""
-    mask, causal = attn_mask, is_causal
+    (own, rows), causal = query.shape[-3:-1], is_causal
+    query, mask = unpack_heads(query, attn_mask)
+    if is_packed := query.shape[-3] != own:
+        key, value = (repeat_heads(x, query) for x in (key, value))
     if edit.cells is not None:
         mask = drop_axes(hide(mask, edit.cells, causal=causal), query.ndim)
         causal = False
@@ -66,7 +72,8 @@ def run_sdpa(  # noqa: PLR0917 (the signature of the kernel)
         return original(q, k, v, mask, dropout_p, causal, **options)
 
     arrays = (query, key, value)
-    return edit.clear(run(*arrays), Rerun(run, arrays))
+    out = edit.clear(run(*arrays), Rerun(run, arrays))
+    return out.reshape(len(out), own, rows, -1) if is_packed else out
 
 
 SDPA = Adapter(
