@@ -9,6 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import regard
 from regard.errors import OptionError
+from regard.lens import about_model
 
 NEW = 5  # generated tokens
 SIZE = {
@@ -213,3 +214,20 @@ def test_heads_that_seem_to_be_queries_are_reported_and_not_edited():
     refused = pytest.raises(OptionError, match="1 heads and 20 queries")
     with refused, torch.no_grad(), regard.knock_out(model, heads=[(0, 0)]):
         model(ids)
+
+
+@pytest.mark.parametrize(("newest", "lines"), [("4.99", 1), ("5.3", 1), ("5.99", 0)])
+def test_a_library_that_is_newer_than_the_tested_ones_is_reported(
+    newest, lines, monkeypatch, tmp_path
+):
+    monkeypatch.setitem(about_model.TESTED, "transformers", newest)
+    model = make("Llama")
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(**make_prompt(padded=False))
+    seen.save(tmp_path / "seen.regard")
+    says = f"transformers {transformers.__version__} is newer than {newest}"
+    for text in (str(seen), str(regard.open(tmp_path / "seen.regard"))):
+        assert text.startswith("LlamaForCausalLM: 2 of 2 attention layers seen")
+        assert text.count(says) == lines
+    assert says in seen._repr_html_() or not lines
+    assert not list(seen.audit())

@@ -23,6 +23,7 @@ from regard.doctor.examined import Examination, Trial, write_error
 from regard.doctor.memory_and_time import check_memory, check_times
 from regard.doctor.statistics_results import check_recorded_statistics
 from regard.doctor.watched_families import check_families
+from regard.doctor.watched_generations import check_generations
 from regard.errors import OptionError
 
 DeviceCheck = Callable[[torch.device], Iterator[Trial]]
@@ -31,6 +32,7 @@ CHECKS: dict[str, DeviceCheck] = {  # the promise: its check
     "the device computes in the precision of its dtypes": check_arithmetic,
     "the engine agrees with the definition": check_engine,
     "watched models are unchanged, and their weights are right": check_families,
+    "generations are recorded and edited as they run": check_generations,
     "statistics agree with the definition": check_recorded_statistics,
     "memory is linear in the sequence length": check_memory,
     "the cost is close to that of the bare kernel": check_times,

@@ -1,4 +1,4 @@
-"""Check the lens on eight small model families: the same bits, and the right weights.
+"""Check the lens on ten small model families: the same bits, and the right weights.
 
     bits       outputs watched == outputs unwatched, bit by bit, and generations too
     weights    those recorded == those that the eager attention of a copy returns
@@ -7,7 +7,7 @@ The models have random weights, far enough from zero that attention is not unifo
 model does not repeat its own bits on a device, the device is not deterministic, and the
 result is "not run".
 
-Next: statistics_results.py
+Next: watched_generations.py
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ LAYERS = {
 }
 SHARED = {**TEXT, **LAYERS, "num_key_value_heads": 2}
 WINDOWED = {**SHARED, "sliding_window": 12}
+GEMMA = {**WINDOWED, "head_dim": 16}
 GPT2 = {"n_embd": WIDTH, "n_layer": 2, "n_head": HEADS, "n_positions": 128}
 T5 = {"d_model": WIDTH, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": HEADS}
 WHISPER = {
@@ -109,6 +110,8 @@ FAMILIES = (
     SmallFamily("LlamaForCausalLM", SHARED, draw_text, generates=True),
     SmallFamily("Qwen3ForCausalLM", SHARED, draw_text, generates=True),
     SmallFamily("MistralForCausalLM", WINDOWED, draw_text, generates=True),
+    SmallFamily("Gemma2ForCausalLM", GEMMA, draw_text, generates=True),
+    SmallFamily("Gemma3ForCausalLM", GEMMA, draw_text, generates=True),
     SmallFamily("BertModel", {**TEXT, **LAYERS}, draw_text),
     SmallFamily("T5ForConditionalGeneration", {**START, **T5}, draw_answer),
     SmallFamily("ViTModel", PICTURE, draw_image),
@@ -118,14 +121,23 @@ FAMILIES = (
 
 def check_families(device: torch.device) -> Iterator[Trial]:
     """Watch every family on a device."""
+    yield from try_families(SAME, check_family, device)
+
+
+def try_families(
+    promise: str,
+    check: Callable[[SmallFamily, torch.device], Iterator[Trial]],
+    device: torch.device,
+) -> Iterator[Trial]:
+    """Yield the trials of every family; an exception is the end of one family."""
     for family in FAMILIES:
-        trial = Trial(SAME, family.name, str(device))
+        trial = Trial(promise, family.name, str(device))
         if find_spec("transformers") is None:
             reason = 'transformers is not installed: pip install "regard[hf]"'
             yield trial.end("not run", says=reason)
             continue
         try:
-            yield from check_family(family, device)
+            yield from check(family, device)
         except Exception as error:  # noqa: BLE001 (an unknown device)
             yield trial.end("broken", says=write_error(error))
 
@@ -163,16 +175,21 @@ def run_family(
     """Return the outputs of a forward pass, and the logits of a generation."""
     with torch.no_grad():
         outputs = flatten_outputs(model(**inputs).to_tuple())
-        if family.generates:
-            made = model.generate(
-                **inputs,
-                max_new_tokens=NEW,
-                do_sample=False,
-                output_logits=True,
-                return_dict_in_generate=True,
-            )
-            outputs += [made.sequences, *made.logits]
-    return outputs
+    return outputs + run_generation(model, inputs) if family.generates else outputs
+
+
+def run_generation(model: Any, inputs: dict[str, Tensor], **cache: str) -> list[Tensor]:
+    """Return the sequences that a model generates, and the logits of each step."""
+    with torch.no_grad():
+        made = model.generate(
+            **inputs,
+            **cache,
+            max_new_tokens=NEW,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+    return [made.sequences, *made.logits]
 
 
 def flatten_outputs(found: Any) -> list[Tensor]:

@@ -69,6 +69,7 @@ class LayerRun:
         *,
         keep_v: bool,
         on_host: bool = False,
+        valid: Tensor | None = None,
     ) -> None:
         self.name, self.store, self.on_host = name, store, on_host
         self.scale, self.softcap, self.sink = call.scale, call.softcap, call.sink
@@ -76,7 +77,7 @@ class LayerRun:
         self.rows: list[CapturedRows] = []
         self.dropped: set[int] = set()  # sequences whose padding was removed
         self.valid = call.valid
-        self.end, self.is_cross = find_place(call)  # behind the last row
+        self.end, self.is_cross = find_place(call, valid)  # behind the last row
         self.first = 0  # position of the first key that the cache still holds
         call = self.cut_empty(call)
         self.forgotten: list[list[Tensor]] = []  # k, and v if kept, of those before it

@@ -117,12 +117,14 @@ def is_other_sequence(call: CapturedCall) -> bool:
     return call.keys_are_new or call.is_cross
 
 
-def find_place(call: CapturedCall) -> tuple[int, bool]:
+def find_place(call: CapturedCall, valid: Tensor | None) -> tuple[int, bool]:
     """Return where the rows of a first call start, and whether it is cross-attention.
+
+    valid: (B, N), which tokens of its pass are not padding, if they are known
 
     With fewer queries than keys, the rows follow a cache, or are in a cache of fixed
     size, or attend to another sequence. In the first two cases each row of the mask
-    ends one key later than the row before, in every sequence but those with padding.
+    ends one key later than the row before, except rows of padding.
     """
     n_q, n_k = call.q.shape[2], call.k.shape[2]
     if n_q == n_k or call.causal:
@@ -132,17 +134,20 @@ def find_place(call: CapturedCall) -> tuple[int, bool]:
     if call.mask is None:
         return (n_k - 1, False) if n_q == 1 else (0, True)
     kept = CapturedRows(call.q, call.q, call.mask, call.causal, n_q, 0, 0, n_k)
-    starts = {find_first_row(kept, call.blind, b) for b in range(len(call.q))} - {None}
-    start = starts.pop() if len(starts) == 1 else None
-    return (0, True) if start is None else (start, False)
+    padding = None
+    if call.blind is not None and valid is not None and valid.shape == call.blind.shape:
+        padding = call.blind & ~valid.to(call.blind.device)
+    starts = {x for b in range(len(call.q)) for x in list_starts(kept, padding, b)}
+    start = starts.pop() if len(starts) == 1 else -1
+    return (0, True) if start < 0 else (start, False)
 
 
-def find_first_row(rows: CapturedRows, blind: Tensor | None, b: int) -> int | None:
-    """Return the position of the first row of a sequence, None if its mask hides it."""
+def list_starts(rows: CapturedRows, padding: Tensor | None, b: int) -> list[int]:
+    """Return where the first row of a sequence stands, as each of its rows says."""
     seen = may_see(write_rows(rows, b, rows.n_k)[0])
-    if blind is not None:
-        seen = seen & ~blind[b, :, None]
+    if padding is not None:
+        seen = seen & ~padding[b, :, None]
     real = seen.any(-1).nonzero().flatten()
     ends = rows.n_k - 1 - seen[real].int().flip(-1).argmax(-1)
-    starts = (ends - real).unique().tolist()
-    return starts[0] if len(starts) == 1 and starts[0] >= 0 else None
+    found: list[int] = (ends - real).unique().tolist()
+    return found

@@ -174,7 +174,14 @@ class Passes:
             last = self.follow(last)
         how = None if last is None else last.continue_with(call, self.find_told(last))
         if how is None or last is None:
-            last = LayerRun(name, call, self.store, keep_v=keep_v, on_host=self.on_host)
+            last = LayerRun(
+                name,
+                call,
+                self.store,
+                keep_v=keep_v,
+                on_host=self.on_host,
+                valid=self.given.valid,
+            )
             runs.append(last)
             last.session = self.current if self.is_inside else len(self.sessions)
         if begun:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 import regard.lens.coverage_notes as notes
 from regard.errors import OptionError
-from regard.lens.about_model import describe_model
+from regard.lens.about_model import describe_model, list_untested
 from regard.lens.adapters.hear import patch_adapters
 from regard.lens.assemble import LayerRun
 from regard.lens.attention_interface import follow_interface
@@ -290,6 +290,7 @@ class Watcher:
         heard |= self.hooks.heard.keys()
         for name in list_silent(self.model, self.hooks.ran, heard):
             yield Covered(name=name, via="", reason=notes.SILENT)
+        yield from list_untested()
 
 
 @contextmanager

@@ -33,11 +33,11 @@ class Coverage(tuple[Covered, ...], Displayed):
         )
 
     def describe_others(self) -> list[str]:
-        """Return lines about softmaxes that are not attention."""
+        """Return lines about what is not attention: other softmaxes, versions."""
         others = [x for x in self if not x.attention]
         calls = sum(x.calls for x in others)
         lines = [f"{calls} other softmaxes: gates, routers or outputs"] if calls else []
-        return lines + [x.reason for x in others if not x.via]
+        return lines + [x.reason or x.note for x in others if not x.via]
 
 
 def write_coverage(layers: Iterable[Covered]) -> str:
