@@ -6,7 +6,20 @@ from hypothesis import strategies as st
 from regard import masks
 
 
-def leaves(n_q, n_k, q_start, batch):
+def by_part(b, h, q, k):
+    """Differ by batch and head in whole tiles: even ones see all, odd ones the past."""
+    return ((b + h) % 2 == 0) | (k <= q)
+
+
+def make_array(n_q, n_k, q_start, lead, some):
+    """An array whose tiles are often empty or full, by batch, head, both or neither."""
+    cells = np.tri(n_q, n_k, q_start, dtype=bool) | np.asarray(some).reshape(
+        *lead, 1, 1
+    )
+    return masks.array(cells, q_start=q_start)
+
+
+def leaves(n_q, n_k, q_start, batch, heads):
     """Every primitive, with data that reaches all positions of the call."""
     far = max(n_k, q_start + n_q)
     small = st.integers(0, far)
@@ -32,13 +45,28 @@ def leaves(n_q, n_k, q_start, batch):
             lambda step: masks.where(lambda b, h, q, k: (q + 2 * k) % step == 0),
             st.integers(1, 4),
         ),
+        st.builds(
+            masks.where,
+            st.sampled_from(
+                [
+                    by_part,
+                    lambda b, h, q, k: h != k % 3,
+                    lambda b, h, q, k: (b == 1) & (q >= 0),
+                ]
+            ),
+        ),
+        st.tuples(st.sampled_from([1, batch]), st.sampled_from([1, heads])).flatmap(
+            lambda lead: st.lists(
+                st.booleans(), min_size=lead[0] * lead[1], max_size=lead[0] * lead[1]
+            ).map(lambda some: make_array(n_q, n_k, q_start, lead, some))
+        ),
     )
 
 
 def formulas(n_q, n_k, q_start, batch=1, heads=1):
     """Leaves combined with & | ~, and sometimes one for each head."""
     inner = st.recursive(
-        leaves(n_q, n_k, q_start, batch),
+        leaves(n_q, n_k, q_start, batch, heads),
         lambda some: st.one_of(
             st.builds(lambda a, b: a & b, some, some),
             st.builds(lambda a, b: a | b, some, some),
@@ -55,6 +83,6 @@ def calls(draw, most=24):
     """A formula and the call it fits: (formula, (B, H, Nq, Nk), q_start)."""
     n_q, n_k = draw(st.integers(1, most)), draw(st.integers(1, most))
     q_start = draw(st.integers(0, most))
-    batch, heads = draw(st.integers(1, 2)), draw(st.sampled_from([1, 2, 4]))
+    batch, heads = draw(st.integers(1, 3)), draw(st.integers(1, 4))
     formula = draw(formulas(n_q, n_k, q_start, batch, heads))
     return formula, (batch, heads, n_q, n_k), q_start

@@ -53,8 +53,6 @@ class TiledMask:
     def list_tiles(self, side: Side, like: Tensor) -> Iterator[Lists]:
         """Yield the lists of successive blocks, on the device of `like`."""
         kinds = self.prove()
-        if kinds.shape[0] == 1 and self.differs_by_head():
-            kinds = np.broadcast_to(kinds, (self.shape[0], *kinds.shape[1:]))
         if side == "columns":
             kinds = np.swapaxes(kinds, 1, 2)
         undecided = (kinds == UNDECIDED).sum((0, 2)).cumsum()
@@ -68,7 +66,7 @@ class TiledMask:
         proved = prove_tiles(
             self.mask, self.shape, block=self.block, q_start=self.start
         )
-        kinds: Numbers = proved.kinds[0]
+        kinds: Numbers = proved.split().kinds[0]
         for axis in (1, 2):
             if self.shape[axis] % self.block[axis - 1]:
                 last = np.take(kinds, [-1], axis)
@@ -80,14 +78,6 @@ class TiledMask:
                     axis,
                 )
         return kinds
-
-    def differs_by_head(self) -> bool:
-        """Return whether cells may differ by head, even where no proof does."""
-        zero = np.zeros((1, 1, 1, 1), int)
-        heads = np.arange(self.shape[0])[None, :, None, None]
-        mask = self.mask.place(np.empty(0))
-        cells = mask(zero, heads, zero + self.start, zero)
-        return bool(cells.ndim == 4 and cells.shape[1] > 1)
 
     def make_lists(
         self, kinds: Numbers, first: int, last: int, side: Side, like: Tensor

@@ -74,7 +74,10 @@ def is_composite(func: Any) -> bool:
     if found is None:
         key = torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001
         found = getattr(func, "_schema", None) is not None
-        found = found and func.has_kernel_for_dispatch_key(key)
+        # not `func.has_kernel…`: torch has Python kernels of native_batch_norm and
+        # upsample_nearest, and running a key without a C++ kernel kills the process
+        has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001
+        found = found and has_kernel(func.name(), key)
         found = found and all(x.alias_info is None for x in func._schema.returns)  # noqa: SLF001
         COMPOSITE[func] = found
     return found

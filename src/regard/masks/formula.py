@@ -214,6 +214,16 @@ def check_extents(formula: Formula, shape: tuple[int, ...], q_start: Start) -> N
         )
 
 
+def find_batch_axes(formula: Any, lead: tuple[int, int], q: Array, k: Array) -> Any:
+    """Return `lead`, with 1 for batches or heads by which values cannot differ.
+
+    q, k: a position of each, (1, 1, 1, 1)
+    """
+    xp, (batch, heads) = namespace(q=q), lead
+    b, h = (xp.broadcast_to(0 * q, s) for s in ((batch, 1, 1, 1), (1, heads, 1, 1)))
+    return np.broadcast_shapes(tuple(formula(b, h, q, k).shape), (1, 1, 1, 1))[:2]
+
+
 def covers(known: tuple[int, int], q_start: Start, n_q: int) -> bool:
     """Return whether every query position lies in the known range."""
     starts = np.asarray(to_numpy(q_start) if is_array(q_start) else q_start)

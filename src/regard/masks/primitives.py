@@ -258,7 +258,8 @@ def find_extent(values: Array, q_start: int) -> Extent:
 def look_up(values: Array, *at: Array) -> Array:
     """Return values[b, h, q, k], where an axis of size 1 broadcasts."""
     where = zip(at, values.shape, strict=True)
-    return values[tuple(i if n > 1 else 0 * i for i, n in where)]
+    zero = 0 * at[-1]  # not 0 * i: cells would have an axis by which they do not differ
+    return values[tuple(i if n > 1 else zero for i, n in where)]
 
 
 def write_data(x: Any) -> str:

@@ -6,6 +6,9 @@ All tiles are proved in one vectorized step, from the first and last position of
 million tiles (131,072 tokens in blocks of 128) take about a second. `settle` evaluates
 the mask in the undecided tiles, in batches, so that all that remain are truly mixed.
 
+A proof that holds for all heads has one entry for them, but a tile that it leaves open
+may be full in one head and empty in another. `split` gives each its own entry.
+
 Next: algebra.py
 """
 
@@ -19,7 +22,7 @@ import numpy as np
 
 from regard.arrays import Array, is_array, to_numpy
 from regard.errors import OptionError
-from regard.masks.formula import Start
+from regard.masks.formula import Start, find_batch_axes
 
 Numbers = np.ndarray[Any, Any]
 
@@ -64,6 +67,7 @@ class Tiles:
     """The kind of each tile of a mask over (..., H, Nq, Nk)."""
 
     mask: Provable
+    lead: tuple[int, int]  # batches and heads
     edges: Edges
     kinds: Numbers  # int8 (B or 1, H or 1, query tiles, key tiles)
     rows: tuple[slice, ...]  # query indices of each row of tiles
@@ -74,9 +78,18 @@ class Tiles:
         empty, full = ((self.kinds == kind).all((0, 1)) for kind in (EMPTY, FULL))
         return np.where(empty, EMPTY, np.where(full, FULL, UNDECIDED))
 
+    def split(self) -> Tiles:
+        """Return tiles of every batch and head by which undecided cells may differ."""
+        if not (self.kinds == UNDECIDED).any():
+            return self
+        q, k = self.edges.q_first[:1, :, :1], self.edges.k_first[..., :1]
+        lead = find_batch_axes(self.mask, self.lead, q, k)
+        shape = np.broadcast_shapes(self.kinds.shape, (*lead, 1, 1))
+        return replace(self, kinds=np.broadcast_to(self.kinds, shape))
+
     def settle(self) -> Tiles:
         """Evaluate the mask in every undecided tile; those that remain are mixed."""
-        kinds = self.kinds.copy()
+        kinds = self.split().kinds.copy()
         where = np.argwhere(kinds == UNDECIDED)
         q_first, q_last, k_first, k_last = self.edges
         n_rows = int((q_last - q_first).max(initial=0)) + 1
@@ -131,7 +144,8 @@ def prove_tiles(
     np.copyto(kinds, FULL, where=full)
     np.copyto(kinds, EMPTY, where=empty)
     rows, keys = to_slices(q_first, q_last), to_slices(k_first, k_last)
-    return Tiles(mask, edges, kinds, rows, keys)
+    batch, heads = (1, 1, *shape)[-4:-2]
+    return Tiles(mask, (batch, heads), edges, kinds, rows, keys)
 
 
 def split_blocks(n: int, block: int) -> tuple[Numbers, Numbers]:
