@@ -118,13 +118,31 @@ def test_every_file_of_the_roadmap_exists():
         ), what
 
 
-def test_failures_of_the_roadmap_are_in_the_log():
-    log, text = read("log.md"), read("docs/roadmap.md")
-    dates = set(re.findall(r"(?m)^\| (\d{4}-\d\d-\d\d) \|", text))
-    assert dates <= set(re.findall(r"(?m)^## (\d{4}-\d\d-\d\d)", log))
-    for number in ("112 s to compile", "0.886", "off by 818", "errors of 0.02 in lse"):
-        assert number in text.replace("\n", " ")
-        assert number in log.replace("\n", " ")
+DECISIONS = sorted(
+    x
+    for x in (ROOT / "docs/decisions").glob("*.md")
+    if x.stem not in ("index", "failed")
+)
+
+
+@pytest.mark.parametrize("path", DECISIONS, ids=lambda path: path.stem)
+def test_a_decision_is_short_and_says_when_why_and_where_it_is_tested(path):
+    text = path.read_text("utf-8")
+    assert re.match(r"# .+\n\n\d{4}-\d\d-\d\d\n\n", text)
+    assert len(text.splitlines()) <= 25
+    assert len(re.findall(r"\d+", text)) > 3  # a number decided it
+    cited = re.findall(r"`((?:tests|benchmarks|fuzz|\.ci)/[\w./]+)`", text)
+    assert cited
+    assert [name for name in cited if not (ROOT / name).exists()] == []
+
+
+def test_failed_attempts_are_one_table_in_the_order_of_their_dates():
+    assert len(DECISIONS) > 30
+    lines = read("docs/decisions/failed.md").splitlines()
+    rows = [x.strip("| ").split(" | ") for x in lines if x.startswith("| 2")]
+    assert len(rows) > 70
+    assert all(len(row) == 3 and all(row) for row in rows)
+    assert rows == sorted(rows, key=lambda row: row[0])
 
 
 # -- versions ------------------------------------------------------------------------------
