@@ -3,7 +3,8 @@
     ```python    runs, block after block of a page in one scope, as a reader would;
                  on the pages of questions each by itself, as a reader would copy it
     ```py        an excerpt: runs too, with the names that its page takes for granted
-    ```text      below code of the page: what it printed; else a transcript
+    ```text      below code of the page: all that it printed, where a line "…" stands for
+                 what was left out; else a transcript
     regard …     in any other block: a command and options that exist
 
 A block that cannot run has a line above it, <!-- not run: why -->, and is counted here.
@@ -222,13 +223,24 @@ class Reader:
         self.printed = out.getvalue()
 
     def compare(self, shown):
-        """Find the lines that are shown in what the block above them printed."""
-        wanted = [line.rstrip() for line in shown.rstrip("\n").split("\n")]
-        lines = [line.rstrip() for line in self.printed.split("\n")]
-        starts = range(len(lines) - len(wanted) + 1)
-        assert any(
-            all(map(agree, wanted, lines[at : at + len(wanted)])) for at in starts
-        ), f"{self.page} shows\n{shown}\nand its code prints\n{self.printed}"
+        """Compare what is shown with all that the block above it printed."""
+        wanted, lines = (
+            [line.rstrip() for line in text.strip("\n").split("\n")]
+            for text in (shown, self.printed)
+        )
+        assert fit(wanted, lines), (
+            f"{self.page} shows\n{shown}\nand its code prints\n{self.printed}"
+        )
+
+
+def fit(wanted, lines):
+    """Tell whether lines agree with those that are wanted, with any number for a "…"."""
+    if "…" not in wanted:
+        return len(wanted) == len(lines) and all(map(agree, wanted, lines))
+    at = wanted.index("…")
+    if len(lines) < at or not all(map(agree, wanted[:at], lines)):
+        return False
+    return any(fit(wanted[at + 1 :], lines[x:]) for x in range(at, len(lines) + 1))
 
 
 def agree(one, other):
@@ -357,8 +369,23 @@ def test_what_a_page_shows_and_does_not_print_is_noticed():
     reader = Reader("page", {}, {})
     reader.run({"kind": "python", "text": "print('a 1.00')\nprint('b')"})
     reader.compare("a 1.01\nb")
-    with pytest.raises(AssertionError, match="page shows"):
-        reader.compare("b\na 1.00")
+    reader.compare("…\nb")
+    reader.compare("a 1.01\n…")
+    for shown in ("b\na 1.00", "a 1.00", "b", "…\na 1.00", "b\n…"):
+        with pytest.raises(AssertionError, match="page shows"):
+            reader.compare(shown)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/all.md"])
+def test_a_head_that_is_named_stands_in_the_output_of_the_page(page):
+    """What a page calls an induction head, its own code has shown to be one."""
+    blocks = read_blocks(ROOT / page)
+    printed = "\n".join(x["text"] for x in blocks if x["kind"] == "text")
+    prose = BLOCK.sub("", (ROOT / page).read_text("utf-8"))
+    named = set(re.findall(r"[Hh]eads? (\d+\.\d+)", prose))
+    assert named <= set(re.findall(r"head (\d+\.\d+)", printed))
+    rows = re.findall(r"(?m)^layer  head .*\n +(\d+) +(\d+)", printed)
+    assert [".".join(row) for row in rows] == ["18.6"]  # the strongest
 
 
 # -- commands ---------------------------------------------------------------------------

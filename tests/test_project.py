@@ -79,25 +79,18 @@ def test_a_workflow_is_pinned_and_may_do_nothing_by_default(path):
 def test_every_file_that_a_workflow_runs_exists():
     text = "".join(path.read_text("utf-8") for path in WORKFLOWS)
     files = set(re.findall(r"(?:\.ci|benchmarks)/[\w.]+", text))
-    assert {".ci/run", ".ci/release.py", "benchmarks/support.py"} <= files
+    assert {".ci/run", ".ci/release", "benchmarks/support.py"} <= files
     assert [name for name in files if not (ROOT / name).exists()] == []
 
 
-def test_a_release_is_attested_before_it_is_published():
+def test_no_job_of_a_release_may_do_more_than_its_part():
     jobs = load(GITHUB / "workflows/release.yml")["jobs"]
-    assert jobs["attest"]["permissions"] == {
-        "id-token": "write",
-        "attestations": "write",
+    assert {name: job["permissions"] for name, job in jobs.items()} == {
+        "build": {"contents": "read"},
+        "pypi": {"id-token": "write"},  # signs the attestations, too
+        "github": {"contents": "write"},
     }
-    assert [jobs[x]["needs"] for x in ("attest", "pypi", "github")] == [
-        "build",
-        "attest",
-        "pypi",
-    ]
-    writers = [
-        n for n, x in jobs.items() if x["permissions"].get("contents") == "write"
-    ]
-    assert writers == ["github"]
+    assert [jobs[x]["needs"] for x in ("pypi", "github")] == ["build", "pypi"]
 
 
 # -- roadmap -------------------------------------------------------------------------------
@@ -118,13 +111,31 @@ def test_every_file_of_the_roadmap_exists():
         ), what
 
 
-def test_failures_of_the_roadmap_are_in_the_log():
-    log, text = read("log.md"), read("docs/roadmap.md")
-    dates = set(re.findall(r"(?m)^\| (\d{4}-\d\d-\d\d) \|", text))
-    assert dates <= set(re.findall(r"(?m)^## (\d{4}-\d\d-\d\d)", log))
-    for number in ("112 s to compile", "0.886", "off by 818", "errors of 0.02 in lse"):
-        assert number in text.replace("\n", " ")
-        assert number in log.replace("\n", " ")
+DECISIONS = sorted(
+    x
+    for x in (ROOT / "docs/decisions").glob("*.md")
+    if x.stem not in ("index", "failed")
+)
+
+
+@pytest.mark.parametrize("path", DECISIONS, ids=lambda path: path.stem)
+def test_a_decision_is_short_and_says_when_why_and_where_it_is_tested(path):
+    text = path.read_text("utf-8")
+    assert re.match(r"# .+\n\n\d{4}-\d\d-\d\d\n\n", text)
+    assert len(text.splitlines()) <= 25
+    assert len(re.findall(r"\d+", text)) > 3  # a number decided it
+    cited = re.findall(r"`((?:tests|benchmarks|fuzz|\.ci)/[\w./]+)`", text)
+    assert cited
+    assert [name for name in cited if not (ROOT / name).exists()] == []
+
+
+def test_failed_attempts_are_one_table_in_the_order_of_their_dates():
+    assert len(DECISIONS) > 30
+    lines = read("docs/decisions/failed.md").splitlines()
+    rows = [x.strip("| ").split(" | ") for x in lines if x.startswith("| 2")]
+    assert len(rows) > 70
+    assert all(len(row) == 3 and all(row) for row in rows)
+    assert rows == sorted(rows, key=lambda row: row[0])
 
 
 # -- versions ------------------------------------------------------------------------------
