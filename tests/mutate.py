@@ -59,7 +59,12 @@ def read_arguments() -> argparse.Namespace:
         help="seconds for one test before it counts as a loop (default: %(default)s)",
     )
     parser.add_argument(
-        "--fresh", action="store_true", help="run those whose result is known, too"
+        "--fresh",
+        type=float,
+        nargs="?",
+        const=1,
+        default=0,
+        help="run those whose result is known, too; 0.1: a random tenth of them",
     )
     parser.add_argument(
         "--table", action="store_true", help="run nothing, print what is known"
@@ -104,10 +109,10 @@ def main() -> int:
             progress.advance(task)
         except KeyboardInterrupt:
             console.print("stopped; the same command goes on from here")
-    return show(found, edits, console)
+    return show(found, edits, runner.reused, console)
 
 
-def show(found: list, edits: list[Edit], console: Console) -> int:
+def show(found: list, edits: list[Edit], reused: int, console: Console) -> int:
     """Print the table; return 0 if every edit was seen, by tests that pass without one."""
     order = {(edit.file, edit.name): i for i, edit in enumerate(edits)}
     table = Table("edit", "in", "seen by", "seconds")
@@ -118,7 +123,9 @@ def show(found: list, edits: list[Edit], console: Console) -> int:
     run = [x for x in found if x.file]
     seen = sum(x.seen for x in run)
     clean = [x.seen_by for x in found if not x.file] == ["(exit 0)"]
-    console.print(f"{seen} of {len(edits)} edits were seen by the tests")
+    console.print(
+        f"{seen} of {len(edits)} edits were seen by the tests, {reused} reused"
+    )
     if len(run) < len(edits):
         console.print(f"{len(edits) - len(run)} have not been run")
     elif not clean:

@@ -2,7 +2,7 @@
 
 Each edit is made in a copy of the source, in a forked process that has the libraries
 loaded; the test that saw it last time runs first. A result is kept under a hash of the
-edit, the edited file, its tests and the core, so a run that was stopped goes on where it
+environment, the edit, the edited file, its tests and the core, so a run that was stopped goes on where it
 was, and CI runs only what a change may have affected.
 
 Next: ../mutate.py
@@ -15,6 +15,8 @@ import hashlib
 import json
 import multiprocessing
 import os
+import random
+import runpy
 import shutil
 import signal
 import sys
@@ -38,6 +40,8 @@ SKIP = " and ".join(  # slow, or the same again in another library
 )
 # what all tests compare with; these files import only each other
 CORE = ("arrays", "definition/", "errors", "masks/", "plain/")
+TOOL = ROOT / ".ci" / "kept_results.py"
+ENVIRONMENT = runpy.run_path(str(TOOL))["name_environment"]
 PATIENCE = 300  # seconds for one test; longer is a loop that does not end
 
 
@@ -73,7 +77,7 @@ class Reporter:
 
 def make_key(edit: Edit, text: str) -> str:
     """Return what a result depends on, as a hash."""
-    parts = [edit.name, edit.old, edit.new, text]
+    parts = [ENVIRONMENT(), edit.name, edit.old, edit.new, text]
     if edit.file:
         parts += [x.read_text("utf-8") for x in edit.test_files]
         parts += [x.text for x in read_sources().values() if x.path.startswith(CORE)]
@@ -144,9 +148,10 @@ class Runner:
                 self.hints[x.file, x.name] = x.seen_by
         self.fork = multiprocessing.get_context("fork")
         self.jobs: list[Job] = []
+        self.reused = 0
 
-    def run(self, edits: list[Edit], *, fresh: bool = False) -> Iterator[Result]:
-        """Yield a result for each edit, those that are known first."""
+    def run(self, edits: list[Edit], *, fresh: float = 0) -> Iterator[Result]:
+        """Yield a result for each edit, those known first; fresh: the share of these to repeat."""
         waiting = []
         for edit in edits:
             try:
@@ -157,7 +162,8 @@ class Runner:
                 )
                 continue
             key = make_key(edit, text)
-            if key in self.known and not fresh:
+            if key in self.known and random.random() >= fresh:
+                self.reused += 1
                 yield self.known[key]
             else:
                 waiting.append((edit, key, path, text))
