@@ -200,6 +200,10 @@ class Passes:
         whole = run.rows[0].start == 0  # else the tokens before are unknown
         self.sessions[self.current].add(self.given, how, whole=whole)
 
+    def find_valid(self, session: int) -> Tensor | None:
+        """Return which tokens are not padding, if the model was given a mask."""
+        return self.sessions[session].valid if session < len(self.sessions) else None
+
     @property
     def is_inside(self) -> bool:
         """Whether a call is a part of the current session, not of a new one."""

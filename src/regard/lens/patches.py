@@ -6,6 +6,7 @@ Next: adapters/adapter.py
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
@@ -17,6 +18,9 @@ from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
 from torch.nn import functional as F  # noqa: N812
 
+from regard.lens.adapters.hear import patch_adapters
+from regard.lens.attention_interface import follow_interface
+from regard.lens.captured_call import CapturedCall
 from regard.lens.module_stack import (
     FAST_PATH,
     ModuleStack,
@@ -30,6 +34,26 @@ from regard.lens.observer import compute
 COMPILER = "torch._dynamo"  # loading it takes as long as loading torch
 BIAS = "torch.nn.attention.bias"  # loads it
 LIBRARIES = ("torch", "transformers", "builtins", "regard", "peft", "diffusers")
+
+
+class Samples(threading.local):
+    """The calls of one vmapped call in this thread, None if none is running."""
+
+    calls: list[CapturedCall] | None = None
+
+
+@contextmanager
+def patch_all(model: nn.Module, watcher: Any) -> Iterator[None]:
+    """Patch what operators alone do not show, inside the context manager."""
+    with ExitStack() as stack:
+        stack.enter_context(run_uncompiled())
+        stack.enter_context(follow_interface())
+        stack.enter_context(patch_sdpa(watcher))
+        stack.enter_context(patch_fast_paths(model, watcher))
+        stack.enter_context(patch_adapters(model, watcher))
+        stack.enter_context(patch_methods(model, watcher))
+        stack.enter_context(patch_caches(watcher))
+        yield
 
 
 @contextmanager

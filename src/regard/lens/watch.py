@@ -21,14 +21,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 import regard.lens.coverage_notes as notes
 from regard.errors import OptionError
 from regard.lens.about_model import describe_model, list_untested
-from regard.lens.adapters.hear import patch_adapters
 from regard.lens.assemble import LayerRun
-from regard.lens.attention_interface import follow_interface
 from regard.lens.call_edit import ALTERING
 from regard.lens.captured_call import CapturedCall, join_samples
 from regard.lens.captured_rows import is_other_sequence
@@ -45,13 +43,7 @@ from regard.lens.module_stack import (
 from regard.lens.observer import Observer
 from regard.lens.padding import read_given
 from regard.lens.passes import Passes, Told
-from regard.lens.patches import (
-    patch_caches,
-    patch_fast_paths,
-    patch_methods,
-    patch_sdpa,
-    run_uncompiled,
-)
+from regard.lens.patches import Samples, patch_all
 from regard.lens.placement import Placement
 from regard.lens.suspects import find_folded, list_silent
 from regard.lens.tally import Tally, find_compiled, is_inside
@@ -59,12 +51,6 @@ from regard.lens.trace import find_storages
 from regard.recording.record import Covered, Record, Recording
 
 CHECKED, OFTEN = 2, 64  # calls of a layer that are checked: the first, every …th
-
-
-class Samples(threading.local):
-    """The calls of one vmapped call in this thread, None if none is running."""
-
-    calls: list[CapturedCall] | None = None
 
 
 class Watcher:
@@ -198,10 +184,9 @@ class Watcher:
         runs = self.mine.runs[name]
         found = [notes.ALTERED] if ALTERING.outputs else []
         found += [notes.PACKED] if self.mine.given.is_packed else []
-        tokens = self.mine.given.tokens
-        if tokens is not None:
-            module = name.partition("#")[0]
-            folded = find_folded(self.model, module, call.q, tokens.shape[1])
+        if self.mine.given.tokens is not None:
+            n = self.mine.given.tokens.shape[1]
+            folded = find_folded(self.model, name.partition("#")[0], call.q, n)
             found += [notes.FOLDED.format(folded)] if folded else []
         if run.rows[0].start:
             found.append(notes.PIECES if len(runs) > 1 else notes.EARLIER)
@@ -260,17 +245,11 @@ class Watcher:
         if tally.reasons:
             return []
         try:
-            return list(run.records(self.find_valid(passes, name, run.session)))
+            return list(run.records(passes.find_valid(run.session)))
         except Exception as error:  # noqa: BLE001
             tally.reasons[describe_error(error)] = None
             tally.kept = 0
             return []
-
-    def find_valid(self, passes: Passes, name: str, session: int) -> Tensor | None:
-        """Return which keys are no padding, if the model was given a mask."""
-        if session >= len(passes.sessions):
-            return None
-        return passes.sessions[session].valid
 
     def cover(self) -> Iterator[Covered]:
         """Yield the coverage of each layer, and of modules that look like attention."""
@@ -280,12 +259,8 @@ class Watcher:
                 tally.notes[notes.COMPILED] = None
             yield tally.cover(name)
         for failure in self.failures:
-            yield Covered(
-                name="",
-                via="",
-                reason=f"the observer failed: {failure}",
-                attention=False,
-            )
+            says = f"the observer failed: {failure}"
+            yield Covered(name="", via="", reason=says, attention=False)
         heard = {name.partition("#")[0] for name, _ in self.tallies}
         heard |= self.hooks.heard.keys()
         for name in list_silent(self.model, self.hooks.ran, heard):
@@ -306,13 +281,7 @@ def capture(
     watcher = Watcher(model, layers, keep, store)
     try:
         with ExitStack() as stack:
-            stack.enter_context(run_uncompiled())
-            stack.enter_context(follow_interface())
-            stack.enter_context(patch_sdpa(watcher))
-            stack.enter_context(patch_fast_paths(model, watcher))
-            stack.enter_context(patch_adapters(model, watcher))
-            stack.enter_context(patch_methods(model, watcher))
-            stack.enter_context(patch_caches(watcher))
+            stack.enter_context(patch_all(model, watcher))
             stack.callback(watcher.hooks.detach)
             watcher.hooks.attach(watcher.begin, watcher.end)
             yield watcher

@@ -215,10 +215,7 @@ def check_extents(formula: Formula, shape: tuple[int, ...], q_start: Start) -> N
 
 
 def find_batch_axes(formula: Any, lead: tuple[int, int], q: Array, k: Array) -> Any:
-    """Return `lead`, with 1 for batches or heads by which values cannot differ.
-
-    q, k: a position of each, (1, 1, 1, 1)
-    """
+    """Return lead, with 1 where values cannot differ; q, k: (1, 1, 1, 1)."""
     xp, (batch, heads) = namespace(q=q), lead
     b, h = (xp.broadcast_to(0 * q, s) for s in ((batch, 1, 1, 1), (1, heads, 1, 1)))
     return np.broadcast_shapes(tuple(formula(b, h, q, k).shape), (1, 1, 1, 1))[:2]
