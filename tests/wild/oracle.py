@@ -13,6 +13,7 @@ nn.MultiheadAttention or nn.TransformerEncoderLayer turns off torch's fast path.
 """
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -131,6 +132,7 @@ class Capture:
     def __init__(self, running: Running) -> None:
         self.running = running
         self.found: list[Softmax] = []
+        self.asked: Any = ()  # shape of the query that a layer gives to its function
         self.made: dict[int, Tensor] = {}  # by storage: what a product made
         self.taken: dict[int, tuple[Tensor, Softmax]] = {}  # what came of weights
 
@@ -154,6 +156,10 @@ class Capture:
         weights = result.exp() if name == "_log_softmax" else result.clone()
         if weights.ndim == 0 or weights.is_nested:
             return
+        rows = self.asked[:-1]  # of sequences, heads and queries
+        packed = len(rows) == weights.ndim - 1 and rows[2] == 1 < weights.shape[2]
+        if packed and rows.numel() == weights[..., 0].numel():  # by transformers
+            weights = weights.reshape(*rows, -1)
         one = Softmax(
             module=self.running.name,
             weights=weights.movedim(axis, -1),
@@ -162,6 +168,33 @@ class Capture:
         )
         self.found.append(one)
         self.taken[locate(result)] = (result, one)
+
+    @contextmanager
+    def ask(self) -> Iterator[None]:
+        """Note what layers of transformers give to their attention functions."""
+        kind = getattr(sys.modules.get("transformers"), "AttentionInterface", None)
+        if not hasattr(kind, "get_interface"):
+            yield
+            return
+        original = kind.get_interface
+
+        def get_interface(*given: Any, **named: Any) -> Any:
+            function = original(*given, **named)
+
+            def run(module: nn.Module, query: Tensor, *args: Any, **named: Any) -> Any:
+                self.asked = query.shape
+                try:
+                    return function(module, query, *args, **named)
+                finally:
+                    self.asked = ()
+
+            return run
+
+        kind.get_interface = get_interface
+        try:
+            yield
+        finally:
+            kind.get_interface = original
 
     def unfuse(self, args: tuple, kwargs: dict) -> None:
         """Keep the weights of a fused kernel, as the MATH kernel tells them."""
@@ -214,6 +247,7 @@ def list_softmaxes(model: nn.Module, run: Callable[[nn.Module], Any]) -> list[So
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(open_fast_path(to=False))
         stack.enter_context(running.track())
+        stack.enter_context(capture.ask())
         stack.enter_context(Listener(capture.note))
         run(model)
     return capture.found
