@@ -180,6 +180,31 @@ def test_heads_that_a_function_packs_into_rows_are_heads(padded, backend):
     torch.testing.assert_close(got[real], logits[real], atol=1e-4, rtol=0)
 
 
+@pytest.mark.usefixtures("packed")
+def test_a_patch_of_packed_heads_keeps_the_bits_of_the_others():
+    model, inputs = make("Llama", "packed"), make_prompt(padded=True)
+    seen = []
+    output = model.model.layers[0].self_attn.o_proj
+    output.register_forward_pre_hook(lambda _, args: seen.append(args[0].clone()))
+    with torch.no_grad():
+        model(**inputs)
+        with regard.patch_heads(model, lambda z: z / 2, heads=[(0, 1)]):
+            model(**inputs)
+    plain, patched = (x.unflatten(-1, (4, 16)) for x in seen)
+    assert torch.equal(plain[..., [0, 2, 3], :], patched[..., [0, 2, 3], :])
+    assert torch.equal(plain[..., 1, :] / 2, patched[..., 1, :])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_packed_heads_are_heads_where_torch_computes_in_float32(dtype, monkeypatch):
+    monkeypatch.setitem(SIZE, "head_dim", 8)  # with 16, q · scale ** 0.5 is exact
+    model = make("Llama").to(dtype)  # transformers 5.23 packs when it decodes
+    with sdpa_kernel(SDPBackend.MATH), regard.watch(model) as seen:
+        generate(model, padded=True, cache="dynamic")
+    assert [x.reason for x in seen.recording.coverage if x.reason] == []
+    assert [x.shape for x in seen.records] == [(4, 8, 8)] * 2 + [(4, 11, 11)] * 2
+
+
 class FoldedHeads(nn.Module):
     """Four heads, as rows of one, without the interface of transformers."""
 

@@ -90,7 +90,7 @@ def has_heads_as_rows(q: Tensor) -> bool:
         return False
     if q.is_meta:
         return True
-    near = torch.finfo(q.dtype).eps ** 0.5
+    near = max(torch.finfo(x.dtype).eps for x in (q, query)) ** 0.5
     q = q.reshape(query.shape).to(query.dtype)
     if torch.allclose(q, query, rtol=0, atol=0, equal_nan=True):
         return True

@@ -60,9 +60,10 @@ def run_sdpa(  # noqa: PLR0917 (the signature of the kernel)
     **options: Any,
 ) -> Tensor:
     """Run the kernel with an edited mask."""
-    (own, rows), causal = query.shape[-3:-1], is_causal
+    shape, causal = query.shape, is_causal
+    given = (query, key, value, attn_mask, dropout_p, is_causal)
     query, mask = unpack_heads(query, attn_mask)
-    if is_packed := query.shape[-3] != own:
+    if is_packed := query.shape != shape:
         key, value = (repeat_heads(x, query) for x in (key, value))
     if edit.cells is not None:
         mask = drop_axes(hide(mask, edit.cells, causal=causal), query.ndim)
@@ -72,8 +73,12 @@ def run_sdpa(  # noqa: PLR0917 (the signature of the kernel)
         return original(q, k, v, mask, dropout_p, causal, **options)
 
     arrays = (query, key, value)
-    out = edit.clear(run(*arrays), Rerun(run, arrays))
-    return out.reshape(len(out), own, rows, -1) if is_packed else out
+    if is_packed and edit.cells is None:  # other heads keep their bits
+        out = original(*given, **options).reshape(*query.shape[:-1], -1)
+    else:
+        out = run(*arrays)
+    out = edit.clear(out, Rerun(run, arrays))
+    return out.reshape(*shape[:-1], -1) if is_packed else out
 
 
 SDPA = Adapter(
