@@ -73,8 +73,8 @@ def run_check(
 
 def find_devices() -> list[str]:
     """Return the CPU, and the accelerator that torch finds."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return ["cpu"] if found is None else ["cpu", found.type]
+    found = torch.accelerator.is_available()
+    return ["cpu", torch.accelerator.current_accelerator().type] if found else ["cpu"]
 
 
 def read_device(name: str) -> str:

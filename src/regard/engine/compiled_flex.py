@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+from torch.nn.attention import flex_attention as flex
 from torch.utils._triton import has_triton
 
 from regard.definition.contract import Call
@@ -24,6 +24,8 @@ from regard.masks.algebra import Mask
 DEVICES = ("cuda",)  # also the name of AMD's devices
 NARROWEST = 16  # head width
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+NEW = hasattr(flex, "AuxRequest")  # torch 2.9 has another name for asking for lse
+WITH_LSE = {"return_aux": flex.AuxRequest(lse=True)} if NEW else {"return_lse": True}
 
 
 def can_run_flex(call: Call) -> bool:
@@ -38,19 +40,19 @@ def run_flex(call: Call, _strips: Any = ()) -> tuple[Tensor, Tensor]:
     assert isinstance(call.mask, Mask)
     q, k, v = (x.detach() for x in (call.q, call.k, call.v))
     blocks = block_mask(call.mask, call.shape, q_start=call.q_start, device=q.device)
-    out, aux = compile_flex()(
+    out, lse = compile_flex()(
         q,
         k,
         v,
         block_mask=blocks,
         scale=call.scale,
         enable_gqa=q.shape[1] != k.shape[1],
-        return_aux=AuxRequest(lse=True),
+        **WITH_LSE,
     )
-    return out, aux.lse
+    return out, lse.lse if NEW else lse
 
 
 @cache
 def compile_flex() -> Any:
     """Return FlexAttention, compiled at its first call."""
-    return torch.compile(flex_attention)
+    return torch.compile(flex.flex_attention)

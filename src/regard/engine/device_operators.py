@@ -126,7 +126,7 @@ def differentiate_efficient(
     known = (bias, out.to(dtype), write_lse(lse, LSE_STEP), seed, seed, 0.0)
     asked = [True, True, True, False]
     dq, dk, dv, _ = op(grad.to(dtype), *wide, *known, asked, causal, scale=scale)
-    dk, dv = (x.unflatten(1, (k.shape[1], -1)).sum(2) for x in (dk, dv))
+    dk, dv = sum_heads(k, dk, dv)
     return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype)
 
 
@@ -135,13 +135,24 @@ def prepare_efficient(arrays: Arrays, bias: Tensor | None) -> Arrays:
 
     A bias with more digits than q is not rounded: q, k and v are widened instead.
     """
-    q, k, v = arrays
-    times = q.shape[1] // k.shape[1]
-    if times > 1:
-        k, v = (x.repeat_interleave(times, 1) for x in (k, v))
+    q, k, v = arrays[0], *repeat_heads(*arrays)
     if bias is not None and bias.dtype != q.dtype:
         q, k, v = (x.to(bias.dtype) for x in (q, k, v))
     return q, k, v
+
+
+def repeat_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return k and v with a head for every head of q."""
+    times = q.shape[1] // k.shape[1]
+    if times == 1:
+        return k, v
+    return k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)
+
+
+def sum_heads(k: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of the shared heads of k and v."""
+    heads = (k.shape[1], -1)
+    return dk.unflatten(1, heads).sum(2), dv.unflatten(1, heads).sum(2)
 
 
 def align_bias(bias: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:

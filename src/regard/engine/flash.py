@@ -16,6 +16,7 @@ pitfalls, which this file (for the bias dtype, tiles.py) works around:
     last axis not contiguous wrong results              -> copied
     causal, scale <= 0       -inf times scale           -> the sign is moved into q
     any scale <= 0, on GPUs  the wrong maximum          -> the same
+    shared heads, old torch  reads other memory         -> repeated
     scores overflow          NaN, or an empty row       -> RangeError; see choose.py
     NaN in a key             affects masked rows        -> RangeError
 
@@ -34,7 +35,9 @@ from regard.engine.device_operators import (
     Arrays,
     Operator,
     find_operator,
+    repeat_heads,
     round_width,
+    sum_heads,
 )
 
 kernels = torch.ops.aten
@@ -56,6 +59,7 @@ def run_cpu(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse of the CPU's kernel."""
+    k, v = (k, v) if SHARES_HEADS else repeat_heads(q, k, v)
     out, lse = forward(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
     return out, lse
 
@@ -70,11 +74,20 @@ def differentiate_cpu(
     scale: float,
 ) -> Arrays:
     """Return the gradients of q, k and v by the CPU's kernel."""
-    given = (grad, *arrays, *whole, 0.0, causal)
-    found: Arrays = backward(*given, attn_mask=bias, scale=scale)
-    return found
+    q, k, v = arrays
+    wide = (k, v) if SHARES_HEADS else repeat_heads(q, k, v)
+    given = (grad, q, *wide, *whole, 0.0, causal)
+    dq, dk, dv = backward(*given, attn_mask=bias, scale=scale)
+    return (dq, dk, dv) if wide[0] is k else (dq, *sum_heads(k, dk, dv))
 
 
+def detect_shared_heads() -> bool:
+    """Return whether the CPU's kernel shares heads of K; old ones read behind them."""
+    x = torch.arange(2.0, device="cpu").reshape(1, 2, 1, 1)  # a head behind the given
+    return not forward(x, x[:, :1], x[:, :1])[0].any()
+
+
+SHARES_HEADS = detect_shared_heads()
 CPU = Operator("the CPU's kernel", run_cpu, differentiate_cpu)
 
 
@@ -146,7 +159,8 @@ def differentiate_part(
         out = torch.cat([out, -column], -1)
         grad_out = torch.cat([grad_out, torch.ones_like(column)], -1)
     lse = lse.masked_fill(lse == -math.inf, 0)  # exp(-inf - 0) is 0, as required
-    grad_out, out, *wide = (pad(x, width) for x in (grad_out, out, q, k, v))
+    # torch 2.15 compiles no generator here
+    grad_out, out, *wide = [pad(x, width) for x in (grad_out, out, q, k, v)]
     known = (grad_out, wide, (out, lse), bias)
     dq, dk, dv = kernel.backward(*known, causal=causal, scale=scale)
     d = q.shape[-1]

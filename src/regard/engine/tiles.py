@@ -213,7 +213,8 @@ class FusedAttention(torch.autograd.Function):  # type: ignore[misc]
         known = out, lse, grad_out, grad_lse
         with without_autocast(q), limit_threads(q, k, v):
             if is_one_part(call, strips):  # no sum needed
-                ((_, found),) = differentiate_parts(call, strips, known)
+                (strip,) = strips
+                found = differentiate_rows(call, strip.rows, strip.parts[0], known)
                 return *found, None, None, None
             sums = [torch.zeros_like(x, dtype=lse.dtype) for x in (q, k, v)]
             differentiate_strips(call, strips, known, sums)
@@ -244,22 +245,30 @@ def differentiate_parts(
     call: Call, strips: tuple[Strip, ...], known: tuple[Any, ...]
 ) -> Iterator[tuple[tuple[Any, ...], tuple[Tensor, ...]]]:
     """Yield the rows and keys of each part, and its contribution to the gradients."""
-    for rows, part in ((strip.rows, part) for strip in strips for part in strip.parts):
-        out, lse, grad_out, grad_lse = take_rows(known, rows)
-        found = differentiate_part(
-            grad_out,
-            grad_lse,
-            (
-                take_keys(call.q, rows),
-                take_keys(call.k, part.keys),
-                take_keys(call.v, part.keys),
-            ),
-            (out, lse),
-            write_bias(call, rows, part),
-            causal=part.diagonal,
-            scale=call.scale,
-        )
-        yield (rows, part.keys, part.keys), found
+    for strip in strips:
+        for part in strip.parts:
+            found = differentiate_rows(call, strip.rows, part, known)
+            yield (strip.rows, part.keys, part.keys), found
+
+
+def differentiate_rows(
+    call: Call, rows: slice, part: KeyBlock, known: tuple[Any, ...]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the contribution of one part to the gradients."""
+    out, lse, grad_out, grad_lse = take_rows(known, rows)
+    return differentiate_part(
+        grad_out,
+        grad_lse,
+        (
+            take_keys(call.q, rows),
+            take_keys(call.k, part.keys),
+            take_keys(call.v, part.keys),
+        ),
+        (out, lse),
+        write_bias(call, rows, part),
+        causal=part.diagonal,
+        scale=call.scale,
+    )
 
 
 def add(total: Tensor, more: Tensor, at: slice | Tensor) -> None:

@@ -109,7 +109,7 @@ def is_recomputing() -> bool:
 
 def is_tracing() -> bool:
     """Return whether a compiler or an exporter is reading the model."""
-    return bool(torch.compiler.is_compiling() or torch.compiler.is_exporting())
+    return bool(torch.compiler.is_compiling())
 
 
 def is_decoder(model: nn.Module, name: str) -> bool:
