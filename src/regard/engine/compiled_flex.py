@@ -24,8 +24,8 @@ from regard.masks.algebra import Mask
 DEVICES = ("cuda",)  # also the name of AMD's devices
 NARROWEST = 16  # head width
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-NEW = hasattr(flex, "AuxRequest")  # torch 2.9 has another name for asking for lse
-WITH_LSE = {"return_aux": flex.AuxRequest(lse=True)} if NEW else {"return_lse": True}
+AUX = getattr(flex, "AuxRequest", None)  # how to ask for lse; old torch has none
+WITH_LSE = {"return_aux": AUX(lse=True)} if AUX else {"return_lse": True}
 
 
 def can_run_flex(call: Call) -> bool:
@@ -49,7 +49,7 @@ def run_flex(call: Call, _strips: Any = ()) -> tuple[Tensor, Tensor]:
         enable_gqa=q.shape[1] != k.shape[1],
         **WITH_LSE,
     )
-    return out, lse.lse if NEW else lse
+    return out, lse.lse if AUX else lse
 
 
 @cache

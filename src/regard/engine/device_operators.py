@@ -33,7 +33,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from regard.engine.sdpa_with_lse import attend_with_lse, differentiate_by_formula
+from regard.engine.sdpa_with_lse import (
+    attend_with_lse,
+    differentiate_by_formula,
+    repeat_heads,
+)
 
 kernels = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
@@ -135,18 +139,12 @@ def prepare_efficient(arrays: Arrays, bias: Tensor | None) -> Arrays:
 
     A bias with more digits than q is not rounded: q, k and v are widened instead.
     """
-    q, k, v = arrays[0], *repeat_heads(*arrays)
+    q, k, v = arrays
+    if q.shape[1] > k.shape[1]:
+        k, v = repeat_heads(k, q), repeat_heads(v, q)
     if bias is not None and bias.dtype != q.dtype:
         q, k, v = (x.to(bias.dtype) for x in (q, k, v))
     return q, k, v
-
-
-def repeat_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return k and v with a head for every head of q."""
-    times = q.shape[1] // k.shape[1]
-    if times == 1:
-        return k, v
-    return k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)
 
 
 def sum_heads(k: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor, Tensor]:

@@ -35,10 +35,10 @@ from regard.engine.device_operators import (
     Arrays,
     Operator,
     find_operator,
-    repeat_heads,
     round_width,
     sum_heads,
 )
+from regard.engine.sdpa_with_lse import repeat_heads
 
 kernels = torch.ops.aten
 forward = kernels._scaled_dot_product_flash_attention_for_cpu.default  # noqa: SLF001
@@ -59,7 +59,8 @@ def run_cpu(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse of the CPU's kernel."""
-    k, v = (k, v) if SHARES_HEADS else repeat_heads(q, k, v)
+    if not SHARES_HEADS and q.shape[1] > k.shape[1]:
+        k, v = repeat_heads(k, q), repeat_heads(v, q)
     out, lse = forward(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
     return out, lse
 
@@ -75,10 +76,11 @@ def differentiate_cpu(
 ) -> Arrays:
     """Return the gradients of q, k and v by the CPU's kernel."""
     q, k, v = arrays
-    wide = (k, v) if SHARES_HEADS else repeat_heads(q, k, v)
+    repeated = not SHARES_HEADS and q.shape[1] > k.shape[1]
+    wide = (repeat_heads(k, q), repeat_heads(v, q)) if repeated else (k, v)
     given = (grad, q, *wide, *whole, 0.0, causal)
     dq, dk, dv = backward(*given, attn_mask=bias, scale=scale)
-    return (dq, dk, dv) if wide[0] is k else (dq, *sum_heads(k, dk, dv))
+    return (dq, *sum_heads(k, dk, dv)) if repeated else (dq, dk, dv)
 
 
 def detect_shared_heads() -> bool:

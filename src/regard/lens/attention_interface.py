@@ -95,7 +95,8 @@ def has_heads_as_rows(q: Tensor) -> bool:
     if torch.allclose(q, query, rtol=0, atol=0, equal_nan=True):
         return True
     times = q.norm() / query.norm()  # autocast rounds q, and torch's softmax scales it
-    return bool(torch.allclose(q, query * times, rtol=near, atol=0))
+    tiny = near * float(query.abs().max())
+    return bool(torch.allclose(q, query * times, rtol=near, atol=tiny))
 
 
 def unpack_heads(q: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
