@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from regard.lens import about_model
+
 ROOT = Path(__file__).parent.parent
 GITHUB = ROOT / ".github"
 FORMS = sorted((GITHUB / "ISSUE_TEMPLATE").glob("[0-9]*.yml"))
@@ -21,6 +23,13 @@ def read(path):
 
 def load(path):
     return yaml.safe_load(path.read_text("utf-8"))
+
+
+def test_the_newest_tested_versions_are_those_that_are_tested():
+    lock, newest = read(".ci/lock.txt"), read("tests/newest/requirements.txt")
+    (torch,) = re.findall(r"^torch==(\d+\.\d+)", newest, re.MULTILINE)
+    (transformers,) = re.findall(r"^transformers==(\d+\.\d+)", lock, re.MULTILINE)
+    assert {"torch": torch, "transformers": transformers} == about_model.TESTED
 
 
 # -- reports -------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ Next: statistics_results.py
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -38,6 +39,7 @@ CACHES: dict[str, dict[str, str]] = {
     "growing cache": {},
     "static cache": {"cache_implementation": "static"},
 }
+SHARE = 1e-2  # of the effect of the head, by which the two may differ
 PROJECTIONS = ("c_proj", "o_proj", "out_proj", "o", "output.dense")
 REMOVED_HEAD = 1
 
@@ -113,8 +115,9 @@ def check_removed(
     with knock_out(model, heads=[(0, REMOVED_HEAD)]):
         found = run()
     effect = measure_change(plain, expected)
-    trial = judge_error(trial, measure_change(found, expected), effect / 100)
-    return replace(trial, measured=f"{trial.measured} of an effect of {effect:.1e}")
+    share = measure_change(found, expected) / effect if effect else math.inf
+    trial = judge_error(trial, share, SHARE)
+    return replace(trial, measured=f"{trial.measured} of its effect")
 
 
 def find_projection(model: nn.Module, layer: str) -> nn.Module:
