@@ -138,7 +138,8 @@ def find_place(call: CapturedCall, valid: Tensor | None) -> tuple[int, bool]:
     if call.blind is not None and valid is not None and valid.shape == call.blind.shape:
         padding = call.blind & ~valid.to(call.blind.device)
     starts = {x for b in range(len(call.q)) for x in list_starts(kept, padding, b)}
-    start = starts.pop() if len(starts) == 1 else -1
+    # one row alone cannot contradict itself, whatever other sequences may see
+    start = max(starts, default=-1) if n_q == 1 or len(starts) == 1 else -1
     return (0, True) if start < 0 else (start, False)
 
 
