@@ -134,13 +134,18 @@ def find_place(call: CapturedCall, valid: Tensor | None) -> tuple[int, bool]:
     if call.mask is None:
         return (n_k - 1, False) if n_q == 1 else (0, True)
     kept = CapturedRows(call.q, call.q, call.mask, call.causal, n_q, 0, 0, n_k)
-    padding = None
-    if call.blind is not None and valid is not None and valid.shape == call.blind.shape:
-        padding = call.blind & ~valid.to(call.blind.device)
+    padding = find_blind_padding(call, valid)
     starts = {x for b in range(len(call.q)) for x in list_starts(kept, padding, b)}
     # one row alone cannot contradict itself, whatever other sequences may see
     start = max(starts, default=-1) if n_q == 1 or len(starts) == 1 else -1
     return (0, True) if start < 0 else (start, False)
+
+
+def find_blind_padding(call: CapturedCall, valid: Tensor | None) -> Tensor | None:
+    """Return which rows of padding average over all keys."""
+    if call.blind is None or valid is None or valid.shape != call.blind.shape:
+        return None
+    return call.blind & ~valid.to(call.blind.device)
 
 
 def list_starts(rows: CapturedRows, padding: Tensor | None, b: int) -> list[int]:
