@@ -6,8 +6,6 @@
     python3 .ci/environment.py --wild    makes .venv.wild: the same, and the libraries
                                          whose models are watched in tests/wild
     python3 .ci/environment.py --newest  makes .venv.newest: the same, newest torch
-    python3 .ci/environment.py --oldest  makes .venv.oldest: the oldest versions that
-                                         are supported
     python3 .ci/environment.py --serving    makes .venv.serving: vLLM and what it needs,
                                          which is another transformers than ours
     python3 .ci/environment.py --llama   makes .venv.llama: the same as .venv, and
@@ -56,12 +54,11 @@ LOCK = ROOT / ".ci" / "lock.txt"  # all packages of .venv except torch, with ver
 MORE = {  # what the other environments hold; all that they need is listed
     "wild": ROOT / "tests" / "wild" / "requirements.txt",
     "newest": ROOT / "tests" / "newest" / "requirements.txt",
-    "oldest": ROOT / "tests" / "oldest" / "requirements.txt",
     "serving": ROOT / "tests" / "serving" / "requirements.txt",
     "llama": ROOT / "tests" / "serving" / "llama_cpp.txt",
     "triton": ROOT / "tests" / "kernels" / "requirements.txt",
 }
-ALONE = {"serving", "oldest"}  # the others lie on top of that of .venv
+ALONE = "serving"  # the others lie on top of that of .venv
 TORCH = os.environ.get("REGARD_TORCH", "torch==2.13.0")
 TOOLS = ("pip>=25.1", "editables")  # hatchling wants the latter, for -e
 # two small trained models, as data: they need none of what their packages ask for
@@ -171,15 +168,13 @@ def link(folder: Path, shared: Path) -> None:
 def fill_more(folder: Path, name: str, main: Path) -> None:
     """Install the requirements of an environment, alone or on top of the main one."""
     print(f"installing what {name} needs, once per machine", file=sys.stderr)  # noqa: T201
-    if name in ALONE:
+    python = folder / "bin" / "python"
+    if name == ALONE:
         venv.create(folder, with_pip=True, symlinks=True)
+        install(python, TORCH)  # first, then the tools that build regard
+        install(python, "-U", *TOOLS)
     else:
         link(folder, main)
-    python = folder / "bin" / "python"
-    if name == "serving":  # torch first, then the tools that build regard
-        install(python, TORCH)
-    if name in ALONE:
-        install(python, "-U", *TOOLS)
     install(python, "--no-deps", "-r", str(MORE[name]))
 
 
@@ -253,7 +248,7 @@ def main(arguments: list[str]) -> None:
     main = shared = find_cached(*base)
     if name:
         text = MORE[name].read_text("utf-8")
-        shared = find_cached(text, *(() if name in ALONE else base))
+        shared = find_cached(text, *(() if name == ALONE else base))
     if "--cached" in arguments and not shared.exists():
         sys.exit(1)
     own = ROOT / f".venv.{name}".removesuffix(".")
@@ -261,7 +256,7 @@ def main(arguments: list[str]) -> None:
         text = f"using {own} as it is; remove it to get the pinned environment"
         print(text, file=sys.stderr)  # noqa: T201
         return
-    if not main.exists() and name not in ALONE:
+    if not main.exists() and name != ALONE:
         put_in_place(main, fill_main)
     if not shared.exists():
         put_in_place(shared, lambda folder: fill_more(folder, name, main))
