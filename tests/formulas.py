@@ -11,6 +11,15 @@ def by_part(b, h, q, k):
     return ((b + h) % 2 == 0) | (k <= q)
 
 
+def by_head(b, h, q, k):
+    """Differ by head only, for a single sequence."""
+    return (h % 2 == 0) | (k <= q)
+
+
+FUNCTIONS = [by_head, lambda b, h, q, k: h != k % 3]
+BY_BATCH = [by_part, lambda b, h, q, k: (b == 1) & (q >= 0)]
+
+
 def make_array(n_q, n_k, q_start, lead, some):
     """An array whose tiles are often empty or full, by batch, head, both or neither."""
     cells = np.tri(n_q, n_k, q_start, dtype=bool) | np.asarray(some).reshape(
@@ -45,16 +54,7 @@ def leaves(n_q, n_k, q_start, batch, heads):
             lambda step: masks.where(lambda b, h, q, k: (q + 2 * k) % step == 0),
             st.integers(1, 4),
         ),
-        st.builds(
-            masks.where,
-            st.sampled_from(
-                [
-                    by_part,
-                    lambda b, h, q, k: h != k % 3,
-                    lambda b, h, q, k: (b == 1) & (q >= 0),
-                ]
-            ),
-        ),
+        st.builds(masks.where, st.sampled_from(FUNCTIONS + BY_BATCH * (batch > 1))),
         st.tuples(st.sampled_from([1, batch]), st.sampled_from([1, heads])).flatmap(
             lambda lead: st.lists(
                 st.booleans(), min_size=lead[0] * lead[1], max_size=lead[0] * lead[1]

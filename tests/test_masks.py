@@ -5,12 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 from formulas import calls
 from hypothesis import given
 
+import regard
 from regard import masks
 from regard.definition.position import alibi_slopes
+from regard.engine import attend
 from regard.errors import MaskError, PositionError
 from regard.masks.__main__ import main
 from regard.masks.formula import evaluate, read_start
@@ -189,6 +192,13 @@ def test_data_that_does_not_reach_is_refused():
             mask.tiles(shape, q_start=q_start)
 
 
+def test_the_end_of_the_queries_is_counted_in_wide_integers():
+    ids = masks.same(np.zeros(150, int))
+    for dtype in (np.int8, np.uint8, np.int64):
+        with pytest.raises(MaskError, match="100 queries from q_start="):
+            ids.dense((1, 1, 100, 150), q_start=np.array([100], dtype))
+
+
 def test_only_formulas_that_compare_positions_ask_where_queries_start():
     for mask in (masks.causal(), masks.window(3), masks.same(IDS), ~masks.last(2)):
         with pytest.raises(PositionError, match="Write q_start=6 if the queries are"):
@@ -241,6 +251,68 @@ def test_biases_are_their_formulas(library, rng):
     clipped = np.clip(-distance, -2, 2) + 2
     expected = -slopes[:, None, None] * np.abs(distance) + values[:, clipped] + numbers
     np.testing.assert_allclose(np.asarray(dense), expected, atol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", "uint8", "int64"])
+def test_a_distance_is_not_rounded_to_the_dtype_of_the_slopes(rng, dtype):
+    """bfloat16 has no 599, which is 600 there, and int8 no number above 127."""
+    slopes = torch.ones(1, dtype=getattr(torch, dtype))
+    dense = masks.alibi(slopes).dense((1, 1200, 1200), like=slopes)
+    at = torch.arange(1200)
+    assert torch.equal(dense[0].double(), -(at[:, None] - at).abs().double())
+    q, k, v = torch.tensor(rng.normal(size=(3, 1, 1, 1200, 8))).bfloat16()
+    far = masks.keys(0, 100)  # only distances that bfloat16 does not have
+    bias = -slopes.double() * (at[:, None] - at).abs()
+    for compute in (regard.attention, attend):
+        out, expected = (
+            compute(*(x.to(kind) for x in (q, k, v)), far, bias=b)
+            .out[0, 0, -1]
+            .double()
+            for kind, b in ((q.dtype, masks.alibi(slopes)), (torch.float64, bias))
+        )
+        assert (out - expected).abs().max() < 0.02
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"), [("int8", 100), ("uint8", 200), ("float16", -4e4)]
+)
+def test_biases_add_up_without_overflow(library, dtype, value):
+    if library.name == "strict" and dtype == "float16":
+        pytest.skip("it has no float16")
+    one = masks.added(library.asarray(np.full((1, 1), value, dtype)))
+    slopes = masks.alibi(library.asarray(np.zeros(1, dtype)))
+    for bias in (one + one, one + one + slopes, slopes + (one + one)):
+        dense = bias.dense((1, 1, 1), like=library.make([0.0]))
+        assert np.isclose(float(dense[0, 0, 0]), 2 * value, rtol=1e-3)
+
+
+def test_a_bucket_without_a_value_is_no_other_bucket(library):
+    """JAX takes the last value for an index beyond it, and NumPy for -1."""
+    words = r"values has 16 buckets, expected 32. Write log_offsets\(16\)\."
+    with pytest.raises(MaskError, match=words):
+        masks.table(np.zeros((1, 16)), masks.log_offsets(32))
+    masks.table(np.zeros((1, 33)), masks.log_offsets(32))
+    like = library.make([0.0])
+    signed = masks.table(library.make([[1.0, 2, 3]]), lambda offset: offset)
+    found = np.asarray(signed.dense((1, 3, 3), like=like)).tolist()
+    expected = [[1, 2, 3], [np.nan, 1, 2], [np.nan, np.nan, 1]]
+    np.testing.assert_array_equal(found[0], expected)
+    beyond = masks.table(library.make([[1.0, 2, 3]]), abs)
+    try:
+        found = np.asarray(beyond.dense((1, 5, 5), like=like))[0, 0]
+    except IndexError:
+        return
+    np.testing.assert_array_equal(found, [1, 2, 3, np.nan, np.nan])
+
+
+def test_no_queries_need_no_row_of_an_array(library):
+    like, kept = library.make([0.0]), library.asarray(np.ones((1, 1, 0, 3), bool))
+    assert masks.array(kept).dense((2, 4, 0, 3), like=like).shape == (2, 4, 0, 3)
+    assert masks.array(kept).tiles((2, 4, 0, 3)).settle().kinds.size == 0
+    q, k = (library.make(np.zeros((1, 1, n, 4))) for n in (0, 3))
+    assert regard.attention(q, k, k, masks.array(kept)).out.shape == (1, 1, 0, 4)
+    with pytest.raises(MaskError, match="but there are 2 queries"):
+        masks.array(kept).dense((1, 1, 2, 3))
 
 
 def test_every_pattern_draws_itself():

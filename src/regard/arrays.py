@@ -85,7 +85,15 @@ def convert(x: Array, like: Array) -> Array:
     if namespace(x=x) is xp:
         return array_api_compat.to_device(x, device)
     # copy: the backward pass needs these values even if x is modified later
-    return xp.asarray(to_numpy(x).copy(), device=device)
+    given = to_numpy(x).copy()
+    found = xp.asarray(given, device=device)
+    kept = str(found.dtype).rpartition(".")[2]  # JAX has no int64 by default
+    if given.dtype.kind in "iu" and (given.astype(kept) != given).any():
+        raise ArrayError(
+            f"integers from {given.min()} to {given.max()} do not fit {kept}. Use "
+            'smaller ones, or write jax.config.update("jax_enable_x64", True).'
+        )
+    return found
 
 
 def make_like(library: Any) -> Array:

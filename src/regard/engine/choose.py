@@ -22,6 +22,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any, Literal
 
 import torch
@@ -51,6 +52,8 @@ from regard.masks.biases import Bias
 from regard.masks.formula import Start
 from regard.masks.tiles import FULL, prove_tiles
 
+# Dynamo of torch 2.6 cannot trace a plan
+CAN_TRACE = "reason" in signature(torch.compiler.disable).parameters
 namespace(q=torch.empty(0))  # fill the cache here, where torch.compile does not trace
 
 
@@ -265,7 +268,7 @@ def is_traceable(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> bool:
     """Return whether torch.compile can trace the call: its plan needs no values."""
     same = q.dtype == k.dtype == v.dtype and max(q.ndim, k.ndim, v.ndim) <= 4
     known = mask is None or (isinstance(mask, Mask) and mask == CAUSAL)
-    return bool(same and q.device.type == "cpu" and known)
+    return bool(CAN_TRACE and same and q.device.type == "cpu" and known)
 
 
 def run_choice(

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from regard.arrays import Array, is_array
-from regard.engine.sdpa import check_lead
 from regard.masks.algebra import Mask
 from regard.masks.formula import Start, resolve_start
 from regard.masks.tiles import FULL, UNDECIDED
@@ -36,7 +35,6 @@ def block_mask(
     True
     """
     start = resolve_start(q_start, shape, mask)
-    check_lead(mask, shape, start, np.empty(0))
     kinds = mask.tiles(shape, block=block, q_start=start).settle().kinds
     rows, keys = block if isinstance(block, tuple | list) else (block, block)
     n_q, n_k = shape[-2:]

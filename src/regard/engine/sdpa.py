@@ -16,11 +16,11 @@ from typing import TypedDict
 
 import torch
 
-from regard.arrays import Array, count_from, is_array
-from regard.errors import MaskError
+from regard.arrays import is_array
 from regard.masks.algebra import Mask
 from regard.masks.biases import Bias
-from regard.masks.formula import Extent, Start, evaluate, find_batch_axes, resolve_start
+from regard.masks.formula import Start, evaluate, resolve_start
+from regard.masks.free_axes import check_lead
 from regard.masks.patterns import causal, everything
 from regard.masks.tiles import FULL, prove_tiles
 
@@ -49,45 +49,20 @@ def sdpa_arguments(
     >>> sdpa_arguments(causal(), (1, 4), q_start=3)  # one new token, three cached ones
     {'attn_mask': None, 'is_causal': False}
     """
-    like = torch.empty(0, device=device)
-    if bias is not None:
-        allowed = everything() if mask is None else mask
-        start = resolve_start(q_start, shape, allowed, bias)
-        check_lead(allowed, shape, start, like)
-        seen, added = (
-            evaluate(x, shape, q_start=start, like=like) for x in (allowed, bias)
-        )
-        numbers = torch.where(seen, added.to(dtype), -torch.inf)
-        return {"attn_mask": numbers, "is_causal": False}
-    if mask is None:
-        return {"attn_mask": None, "is_causal": False}
-    start = resolve_start(q_start, shape, mask)
-    check_lead(mask, shape, start, like)
+    like, allowed = (
+        torch.empty(0, device=device),
+        everything() if mask is None else mask,
+    )
+    formulas = [allowed] if bias is None else [allowed, bias]
+    start = resolve_start(q_start, shape, *formulas)
+    check_lead(allowed, shape, like)
     whole = (max(1, shape[-2]), max(1, shape[-1]))
-    tiles = prove_tiles(mask, shape, block=whole, q_start=start)
-    if (tiles.kinds == FULL).all():
+    tiles = prove_tiles(allowed, shape, block=whole, q_start=start)
+    if bias is None and (tiles.kinds == FULL).all():
         return {"attn_mask": None, "is_causal": False}
-    if mask == causal() and not is_array(start) and start == 0:
+    if bias is None and mask == causal() and not is_array(start) and start == 0:
         return {"attn_mask": None, "is_causal": True}
-    dense = evaluate(mask, shape, q_start=start, like=like)
-    return {"attn_mask": dense, "is_causal": False}
-
-
-def check_lead(mask: Mask, shape: tuple[int, ...], q_start: Start, like: Array) -> None:
-    """Raise an error if a function of the user differs by an axis that `shape` lacks.
-
-    Its cells of batch 0 and head 0 would be used for all. Data has an extent instead.
-    """
-    if len(shape) >= 4 or 0 in shape:
-        return
-    at = count_from(0, 1, like)[None, None, None]
-    first = q_start.reshape(-1)[0].item() if is_array(q_start) else q_start
-    for node in mask.walk():
-        if node.parts or node.extent != Extent():
-            continue
-        batches, heads = find_batch_axes(node, (2, 2), at + first, at)
-        if batches > 1 or (heads > 1 and len(shape) < 3):
-            raise MaskError(
-                f"{node!r} may differ by {'batch' if batches > 1 else 'head'}, but the "
-                f"shape {tuple(shape)} has no such axis. Write (B, H, Nq, Nk)."
-            )
+    cells, *added = (evaluate(x, shape, q_start=start, like=like) for x in formulas)
+    for numbers in added:
+        cells = torch.where(cells, numbers.to(dtype), -torch.inf)
+    return {"attn_mask": cells, "is_causal": False}

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from regard.masks.biases import alibi, log_offsets, table
 from regard.masks.formula import Formula
+from regard.masks.mask_picture import pick_head
 from regard.masks.patterns import (
     array,
     causal,
@@ -64,7 +65,7 @@ def list_patterns(n: int) -> list[tuple[str, str, Formula]]:
         ("~same(ids)", "Only other documents.", ~same(ids)),
         ("where(fn)", "Any function: (q - k) % 3 == 0.", every_third),
         ("array(x)", "Any array.", array(checks)),
-        ("per_head([causal(), window(1, 1)])", "One per head; head 1 is shown.", own),
+        ("per_head([causal(), window(1, 1)])", "One per head.", own),
         ("alibi([0.5])", "A penalty proportional to distance.", alibi([0.5])),
         ("table(values)", "A value per offset; far offsets are clipped.", table(sides)),
         (
@@ -76,16 +77,18 @@ def list_patterns(n: int) -> list[tuple[str, str, Formula]]:
 
 
 def draw_formula(formula: Formula, n: int) -> str:
-    """Draw the last head of a formula over n tokens, two characters per cell."""
-    heads = max((node.extent.heads or 1) for node in formula.walk())
-    cells = formula.dense((1, heads, n, n))[0, -1]
+    """Draw the last head of a formula over n tokens, two characters per cell.
+
+    If others differ, the first line says which one it is.
+    """
+    cells, which = pick_head(formula, n)
     if cells.dtype == bool:
         marks = np.where(cells, "■", "·")
     else:
         low, high = cells.min(), cells.max()
         level = (cells - low) / (high - low) * (len(LADDER) - 1)
         marks = np.asarray(list(LADDER))[level.round().astype(int)]
-    return "\n".join(" ".join(row) for row in marks)
+    return "\n".join([*filter(None, [which]), *(" ".join(row) for row in marks)])
 
 
 def draw_all(n: int, width: int) -> Table:

@@ -32,6 +32,7 @@ from regard.arguments import suggest
 from regard.arrays import Array
 from regard.errors import MaskError
 from regard.masks.formula import Extent, Formula, Start, read_sizes, resolve_start
+from regard.masks.free_axes import check_lead
 from regard.masks.tiles import UNKNOWN, Edges, Numbers, Proof, Tiles, prove_tiles
 
 
@@ -56,6 +57,7 @@ class Mask(Formula):
         """Split (..., H, Nq, Nk) into tiles, each empty, full or undecided."""
         shape = read_sizes(shape, self)
         start = resolve_start(q_start, shape, self)
+        check_lead(self, shape, np.empty(0))
         return prove_tiles(self, shape, block=block, q_start=start)
 
     def __and__(self, other: object) -> Mask:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 from regard.arguments import suggest
-from regard.arrays import Array, namespace
+from regard.arrays import Array, accumulator, is_floating, namespace
 from regard.errors import MaskError
 from regard.masks.algebra import flatten_operands
 from regard.masks.formula import Extent, Formula
@@ -59,7 +59,8 @@ class Sum(Bias):
         return self.terms
 
     def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
-        return reduce(operator.add, (term(b, h, q, k) for term in self.terms))
+        terms = (widen(term(b, h, q, k), q) for term in self.terms)
+        return reduce(operator.add, terms)
 
     def __repr__(self) -> str:
         return " + ".join(map(repr, self.terms))
@@ -82,8 +83,8 @@ class Alibi(Bias):
         return Extent(heads=self.slopes.shape[0])
 
     def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
-        xp = namespace(q=q)
-        return -self.slopes[h] * xp.astype(xp.abs(q - k), self.slopes.dtype)
+        xp, slopes = namespace(q=q), widen(self.slopes[h], q)
+        return slopes * xp.astype(-xp.abs(q - k), slopes.dtype)
 
     def __repr__(self) -> str:
         return f"alibi({write_data(self.slopes)})"
@@ -107,7 +108,10 @@ class Table(Bias):
         return Extent(heads=self.values.shape[0])
 
     def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
-        return self.values[h, self.bucket(k - q)]
+        xp, at = namespace(q=q), self.bucket(k - q)
+        known = (at >= 0) & (at < self.values.shape[1])
+        # JAX clamps an index, all wrap negative ones: a bucket without value is NaN
+        return xp.where(known, self.values[h, at], math.nan)
 
     def __repr__(self) -> str:
         return f"table({write_data(self.values)}, {self.bucket.__qualname__})"
@@ -147,7 +151,12 @@ def alibi(slopes: Array) -> Bias:
 def table(values: Array, bucket: Buckets | None = None) -> Bias:
     """Return values[h, bucket(k - q)]; by default offsets are clipped to -R … R."""
     values = expect_array(values, "values", (("H", "buckets"),), "numeric")
-    return Table(values, clip_offsets(values.shape[1]) if bucket is None else bucket)
+    found, n = values.shape[1], getattr(bucket, "buckets", 0)
+    if n > found:
+        raise MaskError(
+            f"values has {found} buckets, expected {n}. Write log_offsets({found})."
+        )
+    return Table(values, clip_offsets(found) if bucket is None else bucket)
 
 
 @suggest
@@ -155,6 +164,16 @@ def added(values: Array, *, q_start: int = 0) -> Bias:
     """Return an array (..., Nq, Nk) as a bias; row 0 is query position q_start."""
     values = expect_array(values, "values", ARRAYS, "numeric")
     return ArrayBias(widen_axes(values), read_row(q_start, "added", "bias"))
+
+
+def widen(x: Array, positions: Array) -> Array:
+    """Return x in a dtype that holds sums, and products with a distance.
+
+    bfloat16 has no 599, an int8 no 200, and the sum of two float16 may be infinite.
+    """
+    xp, whole = namespace(x=x), not is_floating(x)
+    dtype = xp.result_type(x.dtype, positions.dtype) if whole else accumulator(xp, x)
+    return xp.astype(x, dtype, copy=False)
 
 
 def clip_offsets(n: int) -> Buckets:
@@ -193,4 +212,5 @@ def log_offsets(n: int = 32, *, far: int = 128, causal: bool = False) -> Buckets
         after = zero if causal else xp.where(offset > 0, zero + side, zero)
         return after + xp.where(back < exact, back, coarse)
 
+    bucket.buckets = n  # type: ignore[attr-defined]
     return bucket

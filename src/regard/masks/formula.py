@@ -33,6 +33,7 @@ from regard.arrays import (
 )
 from regard.display import Displayed
 from regard.errors import MaskError, PositionError, ShapeError
+from regard.masks.free_axes import check_lead, find_lead
 from regard.masks.mask_picture import show_formula
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ class Formula(Displayed, NotAnArray, ABC):
         shape = read_sizes(shape, self)
         like = np.empty(0) if like is None else like
         start = resolve_start(q_start, shape, self)
+        check_lead(self, shape, like)
         cells = evaluate(self, shape, q_start=start, like=like)
         return namespace(like=like).broadcast_to(cells, shape)
 
@@ -140,15 +142,6 @@ def read_sizes(shape: Any, formula: Formula) -> tuple[int, ...]:
             "Write (8, 8) or (2, 4, 8, 8), or 8 for 8 × 8 tokens."
         )
     return (*find_lead(formula), *sizes) if square else sizes
-
-
-def find_lead(formula: Formula) -> tuple[int, ...]:
-    """Return the axes before (Nq, Nk) that a formula has data for."""
-    known = [node.extent for node in formula.walk()]
-    batch, heads = (max(x.batch or 0 for x in known), max(x.heads or 0 for x in known))
-    if batch:
-        return batch, heads or 1
-    return (heads,) if heads else ()
 
 
 def resolve_start(
@@ -214,16 +207,10 @@ def check_extents(formula: Formula, shape: tuple[int, ...], q_start: Start) -> N
         )
 
 
-def find_batch_axes(formula: Any, lead: tuple[int, int], q: Array, k: Array) -> Any:
-    """Return lead, with 1 where values cannot differ; q, k: (1, 1, 1, 1)."""
-    xp, (batch, heads) = namespace(q=q), lead
-    b, h = (xp.broadcast_to(0 * q, s) for s in ((batch, 1, 1, 1), (1, heads, 1, 1)))
-    return np.broadcast_shapes(tuple(formula(b, h, q, k).shape), (1, 1, 1, 1))[:2]
-
-
 def covers(known: tuple[int, int], q_start: Start, n_q: int) -> bool:
     """Return whether every query position lies in the known range."""
-    starts = np.asarray(to_numpy(q_start) if is_array(q_start) else q_start)
+    starts = to_numpy(q_start) if is_array(q_start) else q_start
+    starts = np.asarray(starts, np.int64)  # an int8 of 100 plus 100 queries is -56
     return bool(known[0] <= starts.min() and starts.max() + n_q <= known[1])
 
 

@@ -9,13 +9,13 @@ Next: patterns.py
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from regard.arrays import to_numpy
 from regard.display import write_line, write_pictures
+from regard.masks.free_axes import AXES, find_axes, find_lead
 
 N, MOST = 16, 48  # tokens of a formula without data, and of data
 HEADS = 4  # pictures
@@ -50,13 +50,14 @@ def draw_heads(formula: Any) -> str:
     )
     more = "" if alike or len(shown) == heads else f"; {len(shown)} of {heads} heads"
     more += f"; batch 0 of {shape[0]}" if shape[0] > 1 else ""
+    more += "".join(f"; {x}" for x in list_unknown(formula, shape))
     return write_pictures(pictures, cell=6) + write_line(f"{what}; {meaning}{more}")
 
 
 def find_part(formula: Any) -> tuple[tuple[int, int, int, int], int]:
     """Return the cells that are drawn, (B, H, Nq, Nk), and where the queries start."""
     known = [node.extent for node in formula.walk()]
-    batch, heads = (largest([getattr(x, n) for x in known]) for n in ("batch", "heads"))
+    batch, heads = (1, 1, *find_lead(formula))[-2:]
     ranges = [x.q for x in known if x.q is not None]
     start = max((first for first, _ in ranges), default=0)
     ends = [end - start for _, end in ranges]
@@ -65,9 +66,18 @@ def find_part(formula: Any) -> tuple[tuple[int, int, int, int], int]:
     return (batch, heads, min([n, *ends]), min([n, *keys])), start
 
 
-def largest(sizes: Sequence[int | None]) -> int:
-    """Return the largest known size, 1 if none is known."""
-    return max((x for x in sizes if x is not None), default=1)
+def pick_head(formula: Any, n: int) -> tuple[Any, str]:
+    """Return the cells of the last head over n tokens, and what they do not show."""
+    heads = (1, *find_lead(formula))[-1]
+    cells = to_numpy(formula.dense((1, heads, n, n)))[0]
+    known = [f"head {heads - 1} of {heads}"] if (cells != cells[-1]).any() else []
+    return cells[-1], "; ".join(known + list_unknown(formula, (1, heads)))
+
+
+def list_unknown(formula: Any, shape: tuple[int, ...]) -> list[str]:
+    """Return what a picture lacks if a function differs by an axis of unknown size."""
+    axes, sizes = find_axes(formula, np.empty(0)), zip(AXES, shape, strict=False)
+    return [f"{axis} 0 only" for axis, n in sizes if axis in axes and n == 1]
 
 
 def shade_cells(cells: Any) -> Any:

@@ -252,14 +252,15 @@ def repeat_batch(x: Numbers, batch: int) -> Numbers:
 def find_extent(values: Array, q_start: int) -> Extent:
     """Return the extent of a four-axis array whose axes of size 1 broadcast."""
     batch, heads, n_q, n_k = (None if n == 1 else n for n in values.shape)
-    return Extent(batch, heads, n_q and (q_start, q_start + n_q), n_k)
+    rows = None if n_q is None else (q_start, q_start + n_q)
+    return Extent(batch, heads, rows, n_k)
 
 
 def look_up(values: Array, *at: Array) -> Array:
     """Return values[b, h, q, k], where an axis of size 1 broadcasts."""
     where = zip(at, values.shape, strict=True)
     zero = 0 * at[-1]  # not 0 * i: cells would have an axis by which they do not differ
-    return values[tuple(i if n > 1 else zero for i, n in where)]
+    return values[tuple(zero if n == 1 else i for i, n in where)]
 
 
 def write_data(x: Any) -> str:

@@ -22,7 +22,8 @@ import numpy as np
 
 from regard.arrays import Array, is_array, to_numpy
 from regard.errors import OptionError
-from regard.masks.formula import Start, find_batch_axes
+from regard.masks.formula import Start
+from regard.masks.free_axes import find_batch_axes
 
 Numbers = np.ndarray[Any, Any]
 
@@ -110,7 +111,9 @@ class Tiles:
     def __str__(self) -> str:
         """Draw the first head of the first batch, one character per tile."""
         rows = self.kinds[0, 0]
-        return "\n".join("".join("·▒■"[kind] for kind in row) for row in rows)
+        lines = ["".join("·▒■"[kind] for kind in row) for row in rows]
+        told = ["batch 0 and head 0; others differ"] * bool((self.kinds != rows).any())
+        return "\n".join(lines + told)
 
 
 def prove_tiles(

@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard.arrays import Array, to_numpy
+from regard.arrays import Array
 from regard.definition.steps import Steps
 from regard.errors import OptionError
 from regard.masks.algebra import Mask
 from regard.masks.formula import Formula
+from regard.masks.mask_picture import pick_head
 from regard.recording.record import Recording
 from regard.show.loss_curve import COLOURS, dress, open_figure
 from regard.show.palette import (
@@ -234,15 +235,15 @@ def plot_table(
 
 def plot_mask(formula: Formula, n: int = 12, *, dark: bool = False) -> Figure:
     """Draw a mask or bias over n tokens, for its last head."""
-    page, heads = PAGES[dark], max((x.extent.heads or 1) for x in formula.walk())
-    cells = to_numpy(formula.dense((1, heads, n, n)))[0, -1]
+    page, (cells, which) = PAGES[dark], pick_head(formula, n)
     figure, (axes,) = make_figure((3.2, 2.9), (1, 1), 1, page)
     truth = cells.dtype == bool
     (panel,) = read_panels(np.where(cells, 0.6, -np.inf) if truth else cells)
     scale = LinearScale(0, 1) if truth else fit_signed(cells)
     draw_panel(axes, panel, scale, page, numbers=False)
-    below = "\nhatched: may not see" if truth else ""
-    entitle(axes, fill(repr(formula), 44) + below, page)
+    below = "hatched: may not see" if truth else ""
+    title = (fill(repr(formula), 44), which, below)
+    entitle(axes, "\n".join(filter(None, title)), page)
     if not truth:
         add_bar(figure, [axes], scale, page, what="added to scores", inches=2.4)
     labels = Margins((), (), (n, n))

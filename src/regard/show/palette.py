@@ -30,6 +30,7 @@ from regard.arrays import Array, is_array, to_numpy
 from regard.definition.steps import Step, Steps
 from regard.errors import ArrayError, OptionError, ShapeError
 from regard.masks.algebra import Mask
+from regard.masks.free_axes import find_lead
 from regard.recording.record import Record, Recording
 
 Numbers = NDArray[np.float64]
@@ -204,7 +205,7 @@ class Cells(NamedTuple):
     """One map of an array, before pooling."""
 
     title: str
-    head: int
+    head: int | None  # None: not known
     values: Numbers  # (Nq, Nk)
     mask: Any = None
 
@@ -229,7 +230,7 @@ def name_maps(source: Any, heads: Any = None) -> Iterator[Cells]:
     if not all(0 <= h < n for h in chosen):
         raise OptionError(f"heads={heads} of weights of shape {x.shape}.")
     maps = [Cells(f"head {h}", h, x[h].astype(np.float64)) for h in chosen]
-    for found in maps if x.ndim == 3 else [Cells("", 0, x.astype(np.float64))]:
+    for found in maps if x.ndim == 3 else [Cells("", None, x.astype(np.float64))]:
         if np.isnan(found.values).any():
             i, j = np.argwhere(np.isnan(found.values))[0].tolist()
             name = found.title or "the map"
@@ -296,17 +297,16 @@ def walk_panels(record: Record, cells: tuple[int, int], heads: Any) -> list[Pane
     ]
 
 
-def write_mask(mask: Any, head: int, shape: tuple[int, int]) -> NDArray[np.bool_]:
-    """Return the boolean mask of one head, (Nq, Nk)."""
+def write_mask(mask: Any, head: int | None, shape: Any) -> NDArray[np.bool_]:
+    """Return the boolean mask (Nq, Nk) of one head; None: it is the same for all."""
     if mask is None:
         return np.ones(shape, bool)
     if isinstance(mask, Mask):
-        heads = max((node.extent.heads or 1) for node in mask.walk())
-        mask = mask.dense((heads, *shape))
+        lead = () if head is None else (max([head + 1, *find_lead(mask)[-1:]]),)
+        mask = mask.dense((*lead, *shape))
     given = cells = to_numpy(mask if is_array(mask) else np.asarray(mask)).astype(bool)
     try:
-        if cells.ndim == 3:
-            cells = cells[head if len(cells) > 1 else 0]
+        cells = cells[head if len(cells) > 1 else 0] if cells.ndim == 3 else cells
         return np.broadcast_to(cells, shape)
     except (IndexError, ValueError):
         raise ShapeError(f"mask {given.shape}, expected {shape}, or H of it.") from None
