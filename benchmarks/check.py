@@ -239,6 +239,56 @@ def use_sdpa() -> tuple[Any, Convention]:
     )
 
 
+def use_flex(*, compiled: bool) -> tuple[Any, Convention]:
+    """PyTorch's FlexAttention, with masks as functions; eager, or compiled."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention  # noqa: PLC0415
+
+    run: Any = torch.compile(flex_attention) if compiled else flex_attention
+
+    def flex(
+        q: Any, k: Any, v: Any, mask: Any = None, *, causal: Any = False,
+        bias: Any = None, scale: Any = None, softcap: Any = None, window: Any = None,
+    ) -> Any:  # fmt: skip
+        (batch, heads, n_q, _), n_k = q.shape, k.shape[2]
+        late = n_k - n_q
+        if mask is not None and mask.ndim < q.ndim:
+            raise ValueError("mask: expected (B, H, Nq, Nk)")
+
+        def may(b: Any, h: Any, i: Any, j: Any) -> Any:
+            found = j >= 0
+            if mask is not None:
+                found = found & mask.expand(batch, heads, n_q, n_k)[b, h, i, j]
+            if causal:
+                found = found & (j <= i + late)
+            return found & (j >= i + late - window) if window is not None else found
+
+        def change(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+            if softcap is not None:
+                score = softcap * torch.tanh(score / softcap)
+            if bias is None:
+                return score
+            return score + bias.expand(batch, heads, n_q, n_k)[b, h, i, j]
+
+        blocks = None
+        if mask is not None or causal or window is not None:
+            blocks = create_block_mask(may, batch, heads, n_q, n_k, device="cpu")
+        changed = change if softcap is not None or bias is not None else None
+        return run(q, k, v, changed, blocks, scale, enable_gqa=q.shape[1] != k.shape[1])
+
+    return flex, replace(
+        TORCH,
+        mask="mask",
+        causal="causal",
+        causal_from="end",
+        bias="bias",
+        scale="scale",
+        softcap="softcap",
+        window="window",
+        gradients=not compiled,  # on a CPU it has no compiled backward pass
+        precisions=SINGLE if compiled else None,
+    )
+
+
 def use_module() -> tuple[Any, Convention]:
     """PyTorch's MultiheadAttention."""
     torch.manual_seed(0)
@@ -258,6 +308,8 @@ SUBJECTS: dict[str, tuple[str, Callable[[], tuple[Any, Convention]]]] = {
     "definition": ("", lambda: (speak(define), OURS)),
     "engine": ("", lambda: (speak(attend), replace(OURS, library="torch"))),
     "torch sdpa": ("torch", use_sdpa),
+    "flex eager": ("torch", lambda: use_flex(compiled=False)),
+    "flex compiled": ("torch", lambda: use_flex(compiled=True)),
     "torch MHA": ("torch", use_module),
     "jax": ("jax", use_jax),
     "flax": ("flax", use_flax),

@@ -1,7 +1,8 @@
 """regard check: test an attention implementation for common pitfalls.
 
     module:function, and its convention → the test cases of a level → a report
-    exit code 0: all passed, 1: some failed, 2: it could not be tested
+    exit code 0: all passed, 1: some failed, 2: it could not be tested,
+    3: nothing failed, but the signature could not be read
 
 The output of the function goes to stderr, including what C code or a child process
 writes to file descriptor 1, so that stdout contains only the report.
@@ -61,6 +62,12 @@ class NotTestable(click.ClickException):
 @click.option("--lse-base", help="Base of the logarithm in lse: e or 2.")
 @click.option("--shared-heads", is_flag=True, default=None, help="It supports Hk < H.")
 @click.option("--head-order", help="Shared heads: grouped (default) or interleaved.")
+@click.option(
+    "--always-causal", is_flag=True, default=None, help="It is causal in every call."
+)
+@click.option(
+    "--float-mask", is_flag=True, default=None, help="A mask of numbers is added."
+)
 @click.option("--window-counts", help="What a window counts: others or all.")
 @click.option(
     "--gradients/--no-gradients", default=None, help="Test the backward pass."
@@ -72,6 +79,9 @@ class NotTestable(click.ClickException):
 @click.option("--convention", help="module:name of a Convention; options override it.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the random arrays.")
 @click.option("--limit", default=30.0, show_default=True, help="Seconds per call.")
+@click.option("--for", "search", default="0", help="Search random calls: 5m, 90s, 1h.")
+@click.option("--like", default="", help="Sizes to search: q=8x32x1024x128,kv=8.")
+@click.option("--start", default=0, help="Number of the first call, to continue.")
 @click.option(
     "--markdown", type=NewFile(dash=True), help='Report as Markdown; "-" prints it.'
 )
@@ -80,14 +90,16 @@ class NotTestable(click.ClickException):
 def check(*, place: str, level: str, convention: str | None, **options: Any) -> None:
     """Test an attention implementation for pitfalls; PLACE is module:function.
 
-    Exits with 0 if all tests pass, 1 if some fail, 2 if it cannot be tested.
+    Exits with 0 if all tests pass, 1 if some fail, 2 if it cannot be tested, and 3 if
+    nothing fails, but its signature cannot be read, so its options were not tested.
     """
     from regard.judge.convention import Convention, read_convention
     from regard.judge.run_check import check as judge
     from regard.judge.run_check import load_attention
 
     files = {name: options.pop(name) for name in ("markdown", "json", "junit")}
-    seed, limit = options.pop("seed"), options.pop("limit")
+    run = {name: options.pop(name) for name in ("seed", "limit", "search", "like")}
+    run["start"] = options.pop("start")
     for name in ("returns", "precisions"):
         if options[name] is not None:
             options[name] = tuple(x.strip() for x in options[name].split(","))
@@ -100,13 +112,13 @@ def check(*, place: str, level: str, convention: str | None, **options: Any) -> 
                 kind = type(words).__name__
                 raise NotTestable(f"{convention} is a {kind}, not a Convention.")
             words = declare_options(fn, words, given)
-            report = judge(fn, words, level=level, seed=seed, limit=limit)
+            report = judge(fn, words, level=level, **run)
     except (RegardError, ModuleNotFoundError) as error:
         if is_debugged():
             raise
         raise NotTestable(str(error)) from error
     write_report(report, files)
-    sys.exit(0 if report.ok else 1)
+    sys.exit((3 if report.unread else 0) if report.ok else 1)
 
 
 def declare_options(

@@ -7,9 +7,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from regard.judge.calls import AttentionCall
     from regard.judge.convention import Convention, Projections, read_convention
     from regard.judge.difference import find_difference
     from regard.judge.run_check import check
+    from regard.judge.search import repeat_call
     from regard.judge.storage import Storage
 else:
 
@@ -21,19 +23,23 @@ else:
 
 
 LATER = {
+    "AttentionCall": "regard.judge.calls",
     "Convention": "regard.judge.convention",
     "Projections": "regard.judge.convention",
     "check": "regard.judge.run_check",
     "find_difference": "regard.judge.difference",
     "read_convention": "regard.judge.convention",
+    "repeat_call": "regard.judge.search",
     "Storage": "regard.judge.storage",
 }
 
 __all__ = [
+    "AttentionCall",
     "Convention",
     "Projections",
     "Storage",
     "check",
     "find_difference",
     "read_convention",
+    "repeat_call",
 ]

@@ -12,16 +12,18 @@ Next: subject.py
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 import numpy as np
-from array_api_compat import is_jax_array, is_torch_array
+from array_api_compat import array_namespace, is_jax_array, is_torch_array
 
 from regard.arrays import to_numpy
+from regard.errors import OptionError
 from regard.judge.inputs import CallFailedError
 
+NO_GRADIENT = "out does not require a gradient"
 Run = Callable[..., Any]  # maps arrays to out
 
 
@@ -36,6 +38,17 @@ class ArrayLibrary(ABC):
     def make(self, x: Any, precision: str | None, device: str) -> Any:
         """Return x as an array of a precision; None keeps its dtype."""
 
+    def check_device(self, device: str) -> None:
+        """Raise OptionError if arrays cannot be made on a device."""
+        try:
+            self.make(np.zeros(1), "float32", device)
+        except Exception as error:  # noqa: BLE001 (each backend has its own)
+            text = str(error).strip().partition("\n")[0].rstrip(".")
+            raise OptionError(
+                f'device="{device}" cannot be used here: {text}. Write device="cpu", '
+                "or name a device that this machine has."
+            ) from None
+
     @abstractmethod
     def owns(self, x: Any) -> bool:
         """Return whether x is an array of this library."""
@@ -45,18 +58,50 @@ class ArrayLibrary(ABC):
         x = to_numpy(x)
         return x.astype(np.float64) if x.dtype.kind != "b" else x
 
-    def spread(self, x: Any) -> Any:
-        """Return the same numbers as a non-contiguous view."""
-        wide = self.join([x, x + 1])
-        return wide[..., 0]
+    def spread(self, x: Any, how: str) -> Any:
+        """Return the same numbers as a view of a larger or permuted array.
 
-    @abstractmethod
-    def join(self, parts: Sequence[Any]) -> Any:
-        """Stack along a new last axis."""
+        columns: the last axis has stride 2
+        swapped: the two axes before the last are stored in the other order
+        part: one of three arrays that are stored together, as k in a fused qkv
+        grown: the first half of a longer axis, as the used part of a cache
+        expanded: the first axis has stride 0; its numbers must be equal
+        """
+        xp, how = (
+            array_namespace(x),
+            how if x.ndim > 2 or how == "expanded" else "columns",
+        )
+        if how == "expanded":
+            return xp.broadcast_to(x[:1], x.shape)
+        other = ~x if str(x.dtype).endswith("bool") else x + 1
+        if how == "columns":
+            return xp.stack([x, other], axis=-1)[..., 0]
+        if how == "swapped":
+            turned = xp.stack([other, x]).swapaxes(-3, -2)
+            return pack(turned)[1].swapaxes(-3, -2)
+        axis = min(1, x.ndim - 2)
+        if how == "grown":
+            return pack(xp.stack([x, other], axis=x.ndim - 2))[..., 0, :, :]
+        parts = pack(xp.stack([other, x, other], axis=axis))
+        return parts[(slice(None),) * axis + (1,)]
 
-    def differentiate(self, run: Run, arrays: Sequence[Any], g: Any) -> list[Any]:
-        """Return the gradients of sum(run(*arrays) · g)."""
+    def spread_all(
+        self, arrays: Sequence[Any], strides: Mapping[str, str]
+    ) -> list[Any]:
+        """Return q, k and v, each with the strides that are given for it."""
+        pairs = zip("qkv", arrays, strict=True)
+        return [self.spread(x, strides[n]) if n in strides else x for n, x in pairs]
+
+    def differentiate(
+        self, run: Run, arrays: Sequence[Any], g: Any, how: str, only: str
+    ) -> list[Any]:
+        """Return the gradients of sum(run(*arrays) · g) for those named in only."""
         raise NotImplementedError
+
+
+def pack(x: Any) -> Any:
+    """Return x as a contiguous array."""
+    return x.reshape(-1).reshape(x.shape)
 
 
 class NumPy(ArrayLibrary):
@@ -69,10 +114,6 @@ class NumPy(ArrayLibrary):
     def owns(self, x: Any) -> bool:
         """Return whether x is a NumPy array or scalar."""
         return isinstance(x, np.ndarray | np.generic)
-
-    def join(self, parts: Sequence[Any]) -> Any:
-        """Stack along a new last axis."""
-        return np.stack(parts, -1)
 
 
 class Torch(ArrayLibrary):
@@ -90,22 +131,32 @@ class Torch(ArrayLibrary):
         """Return whether x is a tensor."""
         return bool(is_torch_array(x))
 
-    def join(self, parts: Sequence[Any]) -> Any:
-        """Stack along a new last axis."""
-        return import_module("torch").stack(list(parts), -1)
+    def differentiate(
+        self, run: Run, arrays: Sequence[Any], g: Any, how: str, only: str
+    ) -> list[Any]:
+        """Return the gradients of sum(run(*arrays) · g) for those named in only.
 
-    def differentiate(self, run: Run, arrays: Sequence[Any], g: Any) -> list[Any]:
-        """Return the gradients of sum(run(*arrays) · g)."""
+        how: "" (the gradient of out is contiguous), "ones" (g = 1, expanded from a
+        single number), "swapped" (its strides), "twice" (the graph is retained and
+        used again; the second gradients are returned)
+        """
         torch = import_module("torch")
         with torch.enable_grad():
-            leaves = [x.detach().requires_grad_() for x in arrays]
+            pairs = zip("qkv", arrays, strict=True)
+            leaves = [x.detach().requires_grad_(n in only) for n, x in pairs]
             out = run(*leaves)
             if not out.requires_grad:
-                raise CallFailedError(
-                    "out does not require grad. If there is no backward pass, add "
-                    "--no-gradients, or gradients=False in the Convention."
-                )
-            (out * g).sum().backward()
+                raise CallFailedError(f"{NO_GRADIENT}.")
+            if how == "ones":
+                out.sum().backward()
+            elif how == "swapped":
+                out.backward(self.spread(g, "swapped"))
+            elif how == "twice":
+                (out * g).sum().backward(retain_graph=True)
+                for leaf in leaves:
+                    leaf.grad = None
+            if how in ("", "twice"):
+                (out * g).sum().backward()
         return [torch.zeros_like(x) if x.grad is None else x.grad for x in leaves]
 
 
@@ -134,11 +185,9 @@ class Jax(ArrayLibrary):
         x = np.asarray(x)
         return x if x.dtype.kind == "b" else x.astype(np.float64)
 
-    def join(self, parts: Sequence[Any]) -> Any:
-        """Stack along a new last axis."""
-        return import_module("jax.numpy").stack(parts, -1)
-
-    def differentiate(self, run: Run, arrays: Sequence[Any], g: Any) -> list[Any]:
+    def differentiate(
+        self, run: Run, arrays: Sequence[Any], g: Any, how: str, only: str
+    ) -> list[Any]:
         """Return the gradients of sum(run(*arrays) · g)."""
         jax = import_module("jax")
 

@@ -21,10 +21,12 @@ from regard.judge.case import (
 )
 from regard.judge.difference import Difference, compare_arrays
 from regard.judge.inputs import BITS, CallFailedError, Inputs, NotAskedError
+from regard.judge.observe_convention import compare_causal
 
-APART = (*GATES, "heads_do_not_mix", "batches_do_not_mix")
-ORDERED = (*APART, "argument_order")
-MASKED = (*ORDERED, "mask_makes_no_nan")
+EVEN = (*GATES, "equal_scores_equal_weights")
+APART = (*EVEN, "heads_do_not_mix", "batches_do_not_mix")
+ORDERED = (*APART, "keys_answer_queries", "argument_order")
+MASKED = (*ORDERED, "softmax_over_keys", "mask_makes_no_nan")
 
 
 def answer_at_all(e: Examiner) -> Difference | None:
@@ -61,6 +63,13 @@ def leave_inputs_alone(e: Examiner) -> Difference | None:
             names = " and ".join(changed)
             return Difference(f"the call changed {names}.")
     return None
+
+
+def weigh_evenly(e: Examiner) -> Difference | None:
+    """Use scores of 0: without a mask, all keys have the same weight."""
+    if e.subject.declared.always_causal or e.heads > 1:  # other cases ask this
+        raise NotAskedError("it is always causal, or has several heads")
+    return e.compare(Inputs(q=e.zeros(3), k=e.unit(3), v=e.unit(3)), atol=1e-3)
 
 
 def normalise_over_keys(e: Examiner) -> Difference | None:
@@ -131,7 +140,9 @@ def gather_values(e: Examiner) -> Difference | None:
 
 def take_other_lengths(e: Examiner) -> Difference | None:
     """Use two queries and five keys, then five queries and two keys."""
-    for n_q, n_k in ((2, 5), (5, 2)):
+    words = e.subject.convention
+    late = words.always_causal and words.causal_from == "end"
+    for n_q, n_k in ((2, 5), (5, 2))[: 1 if late else 2]:
         inputs = Inputs(q=e.zeros(n_q), k=e.draw(n_k), v=e.draw(n_k))
         found = e.compare(inputs, atol=1e-3)
         if found is not None:
@@ -300,6 +311,14 @@ BASIC = (
          "The call changes its arguments.",
          "Write q * scale, not q *= scale; np.where or masked_fill, not x[~mask] = ….",
          "basic", leave_inputs_alone),
+    Case("causal_as_declared",
+         "It is always causal, or never; other cases are asked as if it were declared.",
+         "Declare it if it is intended, else look for a mask that is always on.",
+         "basic", compare_causal),
+    Case("equal_scores_equal_weights",
+         "Keys with equal scores differ in weight, or the weights do not sum to 1.",
+         "Look for a mask or a bias that is always on, or another axis of the softmax.",
+         "basic", weigh_evenly),
     Case("softmax_over_keys",
          "The softmax runs over the queries instead of the keys.",
          "Normalise the last axis of the scores (…, Nq, Nk): axis=-1, keepdims=True.",
@@ -328,7 +347,7 @@ BASIC = (
     Case("argument_order",
          "k and v are swapped, or something other than v is averaged.",
          'Return weights @ v, with the third argument as v; or declare order="qvk".',
-         "basic", gather_values, APART),
+         "basic", gather_values, (*APART, "keys_answer_queries")),
     Case("lengths_may_differ",
          "It assumes as many keys as queries, so cross-attention is wrong.",
          "Take Nk from k.shape and Nq from q.shape.",
@@ -336,15 +355,15 @@ BASIC = (
     Case("heads_do_not_mix",
          "Heads are mixed: they were split by a reshape without a transpose.",
          "Split (B, N, H·D) into (B, N, H, D) first, then swap axes to (B, H, N, D).",
-         "basic", keep_heads_apart),
+         "basic", keep_heads_apart, EVEN),
     Case("batches_do_not_mix",
          "Sequences of a batch are mixed.",
          "Transpose only the last two axes of k, swapaxes(-1, -2), never k.T.",
-         "basic", keep_batches_apart),
+         "basic", keep_batches_apart, EVEN),
     Case("order_of_keys_does_not_matter",
          "Without a mask, out depends on the order of the keys.",
          "Leave positions to the inputs or a bias; look for a mask that is always on.",
-         "basic", ignore_order, (*ORDERED, "keys_answer_queries")),
+         "basic", ignore_order, ORDERED),
     Case("mask_makes_no_nan",
          "A mask gives NaN for unmasked keys, as 0 · -inf does.",
          "Use np.where(mask, scores, -np.inf); never multiply a mask by -inf.",

@@ -98,11 +98,11 @@ class Convention:
     look: str | None = None  # a flag that requests the weights
     returns: tuple[str, ...] | None = None  # of PARTS; default: inferred from shapes
     lse_base: Base = "e"  # of the logarithm in lse; "2" if it is log2 of a sum of exp2
-    shared_heads: bool = False  # k and v may have fewer heads than q
+    shared_heads: bool | None = None  # fewer heads of k and v; None: by a call
     head_order: HeadOrder = "grouped"  # key head of h: h // (H / Hk), or h % Hk
     other_lengths: bool = True  # Nk may differ from Nq
     other_widths: bool = True  # the width of v may differ from that of q
-    gradients: bool = True  # if the library has them
+    gradients: bool | None = None  # None: if out requires a gradient
     heads: str | None = None  # an argument that takes the number of heads
     fixed: Mapping[str, Any] = field(default_factory=dict)  # passed in every call
     projections: Projections | None = None
@@ -185,7 +185,7 @@ def declare_storage(words: Convention, storage: Storage | None) -> Convention:
         storage=storage,
         layout="bnhd",
         causal_from="end" if kept else words.causal_from,
-        gradients=words.gradients and not kept,
+        gradients=False if kept else words.gradients,
     )
 
 
@@ -201,12 +201,13 @@ def read_names(fn: Attention) -> list[str] | None:
 
 
 def read_required(fn: Attention) -> set[str]:
-    """Return the names of the arguments that have no default value."""
+    """Return the names of the arguments without a default value, or with True."""
     try:
         parameters = inspect.signature(getattr(fn, "forward", fn)).parameters
     except (TypeError, ValueError):
         return set()
-    return {name for name, x in parameters.items() if x.default is x.empty}
+    pairs = parameters.items()
+    return {name for name, x in pairs if x.default is x.empty or x.default is True}
 
 
 def check_arguments(fn: Attention, convention: Convention) -> None:

@@ -36,6 +36,8 @@ class Difference:
     expected: Numbers | None = None
     arguments: Any = None  # of the call that shows it
     what: str = "out"
+    call: Any = None  # the AttentionCall that shows it
+    code: str = ""  # that repeats it
 
     @property
     def difference(self) -> Numbers | None:

@@ -14,7 +14,8 @@ Next: subject.py
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,10 @@ class Inputs:
     sink: Numbers | None = None  # (H,)
     literal: Any = None  # a mask that is passed unchanged
     look: bool | None = None  # value of the argument that requests the weights
-    strided: bool = False  # pass non-contiguous arrays
+    strides: Mapping[str, str] = field(default_factory=dict)  # of q, k, v, mask, bias
+    narrow: bool = False  # pass axes of size 1 of a mask or a bias as they are
+    backward: str = ""  # how gradients are computed, see Torch.differentiate
+    only: str = "qkv"  # those that require a gradient
     lengths: tuple[tuple[int, int], ...] | None = None  # Nq and Nk of each sequence
     strange: float = 50.0  # what memory that must not be read holds
     full: bool = False  # a cache has no room after the new keys
@@ -144,13 +148,16 @@ def compute_expected(inputs: Inputs) -> Attended:
 
 
 def expect_gradients(inputs: Inputs, g: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-    """Return the gradients of sum(out · g) for q, k and v, without softcap."""
+    """Return the gradients of sum(out · g) for q, k and v."""
     done = compute_expected(inputs)
     weights: Numbers = np.asarray(done.weights)
     (batch, heads, _, width), shared = inputs.q.shape, inputs.k.shape[1]
     k, v = (np.repeat(x, heads // shared, axis=1) for x in (inputs.k, inputs.v))
     scale = 1 / math.sqrt(width) if inputs.scale is None else inputs.scale
     turn = weights * (g @ v.swapaxes(-1, -2) - (done.out * g).sum(-1, keepdims=True))
+    if inputs.softcap is not None:
+        scores = scale * inputs.q @ k.swapaxes(-1, -2)
+        turn = turn * (1 - np.tanh(scores / inputs.softcap) ** 2)
     d_q, d_k = scale * turn @ k, scale * turn.swapaxes(-1, -2) @ inputs.q
     d_v = weights.swapaxes(-1, -2) @ g
 

@@ -54,10 +54,14 @@ def restore(
 
 
 def arrange_mask(
-    x: NDArray[Any], axes: str, shape: tuple[int, int, int, int]
+    x: NDArray[Any], axes: str, shape: tuple[int, int, int, int], *, narrow: bool
 ) -> NDArray[Any]:
-    """Broadcast a mask (B or 1, H or 1, Nq or 1, Nk) to the axes of a function."""
+    """Convert a mask (B or 1, H or 1, Nq or 1, Nk) to the axes of a function.
+
+    narrow: axes of size 1 stay as they are, else they are broadcast
+    """
     kept = [
-        n if a in axes else m for a, m, n in zip(MASKS, x.shape, shape, strict=True)
+        n if a in axes and not narrow else m
+        for a, m, n in zip(MASKS, x.shape, shape, strict=True)
     ]
     return arrange_axes(np.array(np.broadcast_to(x, kept)), axes, MASKS)

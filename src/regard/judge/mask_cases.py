@@ -277,5 +277,5 @@ MASKING = (
     Case("padding_mask_is_not_rows",
          "A padding mask (B, Nk) is read as (Nq, Nk) when B = Nq.",
          "Reject a mask of two axes in a batched call, or read it as (B, 1, 1, Nk).",
-         "complete", take_padding_mask, (*HIDES, "mask_per_sequence")),
+         "kernel", take_padding_mask, (*HIDES, "mask_per_sequence")),
 )  # fmt: skip

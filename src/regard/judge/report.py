@@ -13,6 +13,7 @@ Next: plugin.py
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -33,6 +34,7 @@ MARKS = {"passed": "✓", "failed": "✗", "not asked": "–", "waiting": "…"}
 COLOURS = {"passed": "green", "failed": "bold red", "not asked": "dim"}
 COLOURS["waiting"] = "yellow"
 MANY = 12  # maximum number of case names in a line
+REASONS = 4  # that are named in the line about what was not asked
 LARGEST = 10  # maximum rows and columns of a heatmap
 
 
@@ -72,7 +74,10 @@ class Verdict:
         lines += [f"  {self.hint}"] if self.hint else []
         if self.difference is not None:
             lines += [f"  {line}" for line in draw_maps(self.difference, color=color)]
-        return "\n".join([*lines, f"  what to change: {self.mend}"])
+        lines.append(f"  what to change: {self.mend}")
+        if self.difference is not None and self.difference.code:
+            lines += ["  as code:", *self.difference.code.splitlines()]
+        return "\n".join(lines)
 
     def note(self) -> str:
         """Return a one-line explanation of the status."""
@@ -91,6 +96,8 @@ class Report(Displayed):
     verdicts: tuple[Verdict, ...] = field(repr=False)
     note: str = ""  # on the precision it computes in, if not the one that was given
     judged: str = ""  # the precisions it is checked in, and their tolerances
+    searched: str = ""  # how many random calls were asked
+    unread: bool = False  # no argument is known, as its signature cannot be read
 
     @property
     def failed(self) -> tuple[Verdict, ...]:
@@ -118,36 +125,51 @@ class Report(Displayed):
         return sum(x.seconds for x in self.verdicts)
 
     def summary(self) -> str:
-        """Return one line with the counts."""
+        """Return one line: the verdict, the level and the counts."""
+        said = "right" if self.ok else f"wrong in {len(self.failed)}"
+        if self.unread:
+            options = "mask, causal, bias, scale and other options were not asked"
+            said = f"its signature cannot be read, so {options}; {said}"
         counts = ", ".join(f"{n} {status}" for status, n in self.counts.items() if n)
-        return f"{self.name}, level {self.level}: {counts} ({self.seconds:.1f} s)"
+        counts = f"{counts} ({self.seconds:.1f} s)"
+        return f"{self.name}, level {self.level}: {said}; {counts}"
 
     def __str__(self) -> str:
-        lines = [self.summary(), f"convention: {self.convention}"]
-        lines += [f"precision: {self.precision}", ""]
-        lines += [x.explain() + "\n" for x in self.failed]
-        for status in ("waiting", "not asked"):
-            lines += [*self.gather(status)]
-        lines += self.list_hints()
-        return "\n".join(lines).rstrip()
+        return "\n".join(text for text, _ in self.compose()).rstrip()
 
-    def gather(self, status: Status) -> Iterator[str]:
-        """Yield one line per reason for a status, with the cases that share it."""
+    def compose(self, *, color: Color = False) -> Iterator[tuple[str, str]]:
+        """Yield the lines of the report, each with a style; the verdict is first."""
+        yield self.summary(), COLOURS["passed" if self.ok else "failed"]
+        yield f"convention: {self.convention}", "dim"
+        note = COLOURS["waiting"] if self.note else "dim"
+        yield f"precision: {self.precision}", note
+        yield f"random calls: {self.searched}", "dim"
+        for each in self.failed:
+            first, *lines = each.explain(color=color).splitlines()
+            yield from (("", ""), (f"{MARKS['failed']} {first}", COLOURS["failed"]))
+            yield from ((line, "") for line in lines)
+        yield "", ""
+        yield from ((line, COLOURS["waiting"]) for line in self.list_waiting())
+        reasons = Counter(x.says for x in self.verdicts if x.status == "not asked")
+        if reasons:
+            common = reasons.most_common(REASONS)
+            said = [f"{reason} ({n})" for reason, n in common]
+            rest = reasons.total() - sum(n for _, n in common)
+            why = "; ".join([*said, *([f"other reasons ({rest})"] if rest else [])])
+            yield f"not asked: {why}", COLOURS["not asked"]
+        asked = (x for x in self.verdicts if x.hint and x.status != "failed")
+        for each in asked:
+            yield f"not declared: {each.name} {each.hint}", COLOURS["waiting"]
+
+    def list_waiting(self) -> Iterator[str]:
+        """Yield one line per failed case that others depend on, with their names."""
         reasons: dict[str, list[str]] = {}
         for each in self.verdicts:
-            if each.status == status:
+            if each.status == "waiting":
                 reasons.setdefault(each.says, []).append(each.name)
         for reason, names in reasons.items():
-            about = f"{status}, {reason}" if reason else status
-            words = f"waiting until {reason} is right" if status == "waiting" else about
             more = f" and {len(names) - MANY} more" if len(names) > MANY else ""
-            listed = ", ".join(names[:MANY])
-            yield f"{words}: {listed}{more}"
-
-    def list_hints(self) -> list[str]:
-        """Return one line per case that would pass if an option were declared."""
-        asked = (x for x in self.verdicts if x.hint and x.status != "failed")
-        return [f"not declared: {x.name} {x.hint}" for x in asked]
+            yield f"waiting until {reason} is right: {', '.join(names[:MANY])}{more}"
 
     def show(self, color: Color = "dark", width: int | None = None) -> None:
         """Print the report, in colour if the terminal supports it."""
@@ -156,22 +178,8 @@ class Report(Displayed):
 
         console = Console(width=width, highlight=False)
         tinted: Color = color if console.color_system == "truecolor" else False
-        for each in self.failed:
-            first, *lines = each.explain(color=tinted).splitlines()
-            head = Text(f"{MARKS['failed']} {each.name}", COLOURS["failed"])
-            console.print(head, Text(first.partition(": ")[2]))
-            for line in lines:
-                console.print(Text.from_ansi(line))
-            console.print()
-        for status in ("passed", "waiting", "not asked"):
-            for line in self.gather(status):
-                console.print(Text(line, COLOURS[status]))
-        for line in self.list_hints():
-            console.print(Text(line, COLOURS["waiting"]))
-        console.print(Text(self.summary(), COLOURS["passed" if self.ok else "failed"]))
-        console.print(Text(f"convention: {self.convention}", "dim"))
-        style = COLOURS["waiting"] if self.note else "dim"
-        console.print(Text(f"precision: {self.precision}", style))
+        for line, style in self.compose(color=tinted):
+            console.print(Text(line, style) if style else Text.from_ansi(line))
 
     def to_markdown(self) -> str:
         """Return the report as Markdown, for example for a pull request."""
@@ -196,6 +204,8 @@ class Report(Displayed):
                 "precision": self.precision,
                 "level": self.level,
                 "ok": self.ok,
+                "signature_read": not self.unread,
+                "searched": self.searched,
                 "counts": self.counts,
                 "cases": [export_verdict(each) for each in self.verdicts],
             },

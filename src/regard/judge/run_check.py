@@ -26,20 +26,24 @@ import numpy as np
 from regard.arguments import suggest
 from regard.errors import OptionError
 from regard.judge.basic_cases import BASIC
+from regard.judge.call_cases import CALLS
 from regard.judge.case import GATES, LEVELS, Case, Examiner
 from regard.judge.convention import (
     Attention,
     Convention,
     describe_convention,
     read_convention,
+    read_names,
 )
 from regard.judge.difference import Difference
 from regard.judge.inputs import CallFailedError, NotAskedError
 from regard.judge.kernel_cases import KERNEL
 from regard.judge.mask_cases import MASKING
+from regard.judge.observe_convention import observe_convention
 from regard.judge.option_cases import OPTIONS
 from regard.judge.precision import describe_tolerances, settle_precision
 from regard.judge.report import Report, Status, Verdict
+from regard.judge.search import Search, read_like, read_seconds, shrink, write_repeated
 from regard.judge.size_cases import SIZES
 from regard.judge.storage_cases import STORED
 from regard.judge.subject import Subject
@@ -47,7 +51,7 @@ from regard.judge.suggest_option import suggest_declaration, suggest_option
 from regard.judge.value_cases import VALUES
 
 CASES: tuple[Case, ...] = (
-    *STORED, *BASIC, *OPTIONS, *MASKING, *KERNEL, *SIZES, *VALUES
+    *STORED, *BASIC, *OPTIONS, *MASKING, *KERNEL, *SIZES, *VALUES, *CALLS
 )  # fmt: skip
 HINTS = 8  # failed cases for which other conventions are tried
 HANGS = 3  # after this many timeouts the remaining cases are skipped
@@ -61,6 +65,9 @@ def check(
     level: str = "complete",
     seed: int = 0,
     limit: float = 30,
+    search: str | float = 0,
+    like: str = "",
+    start: int = 0,
 ) -> Report:
     """Run all cases of a level on an attention and return the report.
 
@@ -76,17 +83,30 @@ def check(
     convention: how fn is called; read from its signature by default
     level: "basic" (tutorial code), "complete" (library code), or "kernel"
     limit: seconds allowed for each call
+    search: how long to draw random calls, "5m"; by default a few hundred
+    like: sizes to prefer in the search, "q=8x32x1024x128,kv=8"
+    start: the number of the first call, to continue a search
     """
     check_subject(fn, convention, seed)
     words = read_convention(fn) if convention is None else convention
+    searched = Search(
+        read_seconds(search), read_like(like) if like else None, seed, start
+    )
     subject = Subject(fn, words, limit=limit)
+    subject.library.check_device(words.device)
     cases = order_cases(level, words.storage.kind if words.storage else "")
+    subject = observe_convention(subject)
+    cases = [
+        replace(x, ask=searched.ask) if x.name == "random_calls" else x for x in cases
+    ]
     note = settle_precision(subject)
     verdicts = suggest_options(subject, judge_all(subject, cases, seed), seed)
     name = str(getattr(fn, "__name__", type(fn).__name__))
     judged = describe_tolerances(subject)
-    said = describe_convention(words)
-    return Report(name, said, level, tuple(verdicts), note, judged)
+    said = describe_convention(subject.convention)
+    unread = read_names(fn) is None and not words.arguments()
+    report = Report(name, said, level, tuple(verdicts), note, judged)
+    return replace(report, searched=str(searched), unread=unread)
 
 
 def check_subject(fn: Any, convention: Any, seed: Any) -> None:
@@ -145,6 +165,14 @@ def judge_all(subject: Subject, cases: Sequence[Case], seed: int = 0) -> list[Ve
             found[case.name] = Verdict(case, "waiting", root)
         else:
             found[case.name] = judge(subject, case, seed)
+        if found[case.name].holds_up:
+            subject.doubted.add(case.name)
+        wrong = found[case.name].difference
+        if wrong is not None and wrong.call is not None:
+            least = shrink(Examiner(subject, np.random.default_rng(seed)), wrong)
+            least = replace(least, code=write_repeated(subject, least.call))
+            verdict = replace(found[case.name], says=least.says, difference=least)
+            found[case.name] = verdict
     return list(found.values())
 
 

@@ -62,8 +62,7 @@ class StoredCall:
             if name is not None:
                 is_array = isinstance(x, np.ndarray)
                 given[name] = self.make_integers(x) if is_array else x
-        if inputs.strided:
-            leaves = [self.library.spread(x) for x in leaves]
+        leaves = self.library.spread_all(leaves, inputs.strides)
         return self.fn(*leaves, **given)
 
     def make_integers(self, x: NDArray[Any]) -> Any:

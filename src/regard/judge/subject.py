@@ -12,14 +12,15 @@ Next: case.py
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.judge.array_libraries import LIBRARIES, ArrayLibrary
+from regard.judge.array_libraries import LIBRARIES, NO_GRADIENT, ArrayLibrary
 from regard.judge.convention import (
     Attention,
     Convention,
@@ -50,6 +51,7 @@ class Answer:
     dtypes: dict[str, str]
     changed: tuple[str, ...]  # arguments that the call modified
     caches: tuple[Numbers, ...] = ()  # k and v after a call that writes to them
+    reread: Callable[[], Answer] | None = None  # read the same result again
 
 
 class Direct:
@@ -76,9 +78,7 @@ class Direct:
         precision: str,
     ) -> Any:
         """Call the function."""
-        if inputs.strided:
-            leaves = [self.library.spread(x) for x in leaves]
-        q, k, v = leaves
+        q, k, v = self.library.spread_all(leaves, inputs.strides)
         order = (q, v, k) if self.convention.order == "qvk" else (q, k, v)
         return self.fn(*order, **keywords)
 
@@ -106,6 +106,8 @@ class Subject:
         self.offered = convention.precisions or self.library.precisions
         self.precisions = self.offered  # those that are judged, best first
         self.computes = {dtype: dtype for dtype in self.offered}
+        self.declared = convention  # as opposed to what is observed
+        self.doubted: set[str] = set()  # cases that failed, or that wait for one
 
     def ask(self, inputs: Inputs, precision: str | None = None) -> Answer:
         """Call the function once, with inputs rounded to a precision."""
@@ -113,7 +115,7 @@ class Subject:
         order = order_heads(inputs, self.convention)
         inputs = take_heads(inputs, order)
         leaves, keywords = self.express(inputs, precision)
-        if inputs.strided and not self.library.strided:
+        if inputs.strides and not self.library.strided:
             raise NotAskedError("arrays of this library have no strides")
         given = dict(zip(self.form.arrays, leaves, strict=True))
         given |= {n: x for n, x in keywords.items() if self.library.owns(x)}
@@ -127,22 +129,24 @@ class Subject:
             if name not in self.form.written
             and not np.array_equal(self.library.read(x), before[name], equal_nan=True)
         )
-        answer = self.read(found, inputs, changed)
-        back = np.argsort(order)
-        parts = {n: getattr(answer, n) for n in ("out", "weights", "lse")}
-        kept = {  # averaged weights have a single head
-            n: x if x is None or x.shape[1] == 1 else x[:, back]
-            for n, x in parts.items()
-        }
-        if isinstance(self.form, CachedCall):
-            kept["caches"] = tuple(self.form.read_caches(leaves, inputs))
-        return replace(answer, **kept)
+
+        def reread() -> Answer:
+            answer, kept = self.read(found, inputs, changed), {}
+            for name in ("out", "weights", "lse"):
+                x = getattr(answer, name)  # averaged weights have a single head
+                if x is not None and x.shape[1] > 1:
+                    kept[name] = x[:, np.argsort(order)]
+            if isinstance(self.form, CachedCall):
+                kept["caches"] = tuple(self.form.read_caches(leaves, inputs))
+            return replace(answer, **kept)
+
+        return replace(reread(), reread=reread)
 
     def ask_gradients(
         self, inputs: Inputs, g: Numbers, precision: str | None = None
     ) -> tuple[Numbers, ...]:
         """Return the gradients of sum(out · g) for q, k and v."""
-        if self.convention.library == "numpy" or not self.convention.gradients:
+        if self.convention.library == "numpy" or self.convention.gradients is False:
             raise NotAskedError("it has no gradients")
         precision = precision or self.precisions[0]
         order = order_heads(inputs, self.convention)
@@ -160,9 +164,15 @@ class Subject:
                 self.form.lay_out(g, inputs) if stored else self.lay_out(g, shape)  # type: ignore[union-attr]
             )
             beside = self.make(laid, precision)
-            return self.library.differentiate(out, leaves, beside)
+            given = (inputs.backward, inputs.only)
+            return self.library.differentiate(out, leaves, beside, *given)
 
-        found = [self.library.read(x) for x in call_within(self.limit, work)]
+        try:
+            found = [self.library.read(x) for x in call_within(self.limit, work)]
+        except CallFailedError as trouble:
+            if self.convention.gradients or NO_GRADIENT not in str(trouble):
+                raise
+            raise NotAskedError(NO_GRADIENT) from None
         shapes = [x.shape for x in (inputs.q, inputs.k, inputs.v)]
         pairs = zip(found, shapes, strict=True)
         d_q, d_k, d_v = (self.form.read_gradient(x, shape) for x, shape in pairs)
@@ -201,6 +211,10 @@ class Subject:
             named[name_argument(words, "mask")] = self.make(rest.literal, None)
         self.say_mask(rest, named, precision)
         self.say_required(inputs, named)
+        for role in {"mask", "bias"} & set(inputs.strides):
+            name = getattr(words, role)
+            if named.get(name) is not None:
+                named[name] = self.library.spread(named[name], inputs.strides[role])
         if isinstance(self.form, StoredCall):
             added = self.form.add_leaves(inputs).items()
             named |= {name: self.make(x, precision) for name, x in added}
@@ -244,12 +258,10 @@ class Subject:
     def say_mask(self, inputs: Inputs, named: dict[str, Any], precision: str) -> None:
         """Set the mask and bias arguments."""
         words, allowed, bias = self.convention, compute_allowed(inputs), inputs.bias
-        added = words.true_means == "added"
+        added, axes = words.true_means == "added", words.axes_of_mask
+        lay = partial(arrange_mask, axes=axes, shape=inputs.shape, narrow=inputs.narrow)
         if bias is not None and words.bias:
-            axes = words.axes_of_mask
-            named[words.bias] = self.make(
-                arrange_mask(bias, axes, inputs.shape), precision
-            )
+            named[words.bias] = self.make(lay(bias), precision)
             bias = None
         if bias is not None and not (words.mask and (added or words.float_mask)):
             raise NotAskedError("it has no bias argument")
@@ -260,12 +272,10 @@ class Subject:
             allowed = np.ones((1, 1, 1, 1), bool)
         if added or bias is not None:
             numbers = np.where(allowed, 0.0 if bias is None else bias, -np.inf)
-            full = arrange_mask(numbers, words.axes_of_mask, inputs.shape)
-            named[name] = self.make(full, precision)
+            named[name] = self.make(lay(numbers), precision)
         else:
             says = allowed if words.true_means == "attend" else ~allowed
-            full = arrange_mask(says, words.axes_of_mask, inputs.shape)
-            named[name] = self.make(full, None)
+            named[name] = self.make(lay(says), None)
 
     def read(self, found: Any, inputs: Inputs, changed: tuple[str, ...]) -> Answer:
         """Return the result of a call in the axes of the definition."""

@@ -37,6 +37,7 @@ from regard.judge.subject import Subject
 Judge = Callable[[Subject, Case], str]  # returns the status
 AXES = (
     "it_answers",
+    "equal_scores_equal_weights",
     "heads_do_not_mix",
     "batches_do_not_mix",
     "keys_answer_queries",
@@ -52,11 +53,6 @@ SAYS = {
     "head_order": "as {0}: add --head-order {0}",
     "lse_base": "with base {0}: add --lse-base {0}",
     "window_counts": "if the window counts {0}: add --window-counts {0}",
-    "shared_heads": "with shared heads: add --shared-heads",
-}
-UNDECLARED = {
-    "causal_alignment": "causal_from",
-    "gqa_group_is_contiguous": "head_order",
 }
 
 
@@ -64,6 +60,12 @@ def suggest_option(
     subject: Subject, case: Case, cases: dict[str, Case], judge: Judge
 ) -> str:
     """Return which option makes a failed case pass, or ""."""
+    if case.name == "causal_as_declared":  # it passes, as that is what was observed
+        if not subject.convention.always_causal:
+            return ""
+        end = subject.convention.causal_from
+        more = f" --causal-from {end}" if end else ""
+        return f"passes as always causal: add --always-causal{more}"
     for name, value in list_options(subject.convention, case):
         if passes_with(subject, {name: value}, case, cases, judge):
             return f"passes {SAYS[name].format(value)}"
@@ -75,23 +77,13 @@ def suggest_declaration(
 ) -> str:
     """Return the option that declares what a case could not ask, if one passes."""
     words = subject.convention
-    name = UNDECLARED.get(case.name, "")
-    if (
-        name == "causal_from"
-        and words.causal
-        and not (words.causal_from or words.q_start)
-    ):
-        options: list[dict[str, Any]] = [{name: x} for x in get_args(End)]
-    elif name == "head_order" and not words.shared_heads and not words.projections:
-        options = [{"shared_heads": True, name: x} for x in get_args(HeadOrder)]
-    else:
+    declared = words.causal_from or words.q_start or not words.causal
+    if case.name != "causal_alignment" or declared:
         return ""
+    options = [{"causal_from": x} for x in get_args(End)]
     right = [x for x in options if passes_with(subject, x, case, cases, judge)]
-    if len(right) != 1:
-        return ""
-    given = {n: x for n, x in right[0].items() if x != "grouped"}
-    parts = [SAYS[n].format(x) for n, x in given.items()]
-    return "passes " + parts[0] + "".join(p.partition(": add")[2] for p in parts[1:])
+    said = [f"passes {SAYS['causal_from'].format(x['causal_from'])}" for x in right]
+    return said[0] if len(said) == 1 else ""
 
 
 def list_options(words: Convention, case: Case) -> Iterator[tuple[str, Any]]:
@@ -106,7 +98,7 @@ def list_options(words: Convention, case: Case) -> Iterator[tuple[str, Any]]:
     if words.window:
         kinds["window_counts"] = get_args(Counted)
     kinds["lse_base"] = get_args(Base)
-    if case.level != "kernel":
+    if "argument_order" not in case.after:  # else the axes are right
         kinds |= list_layouts(words)
     for name, values in kinds.items():
         yield from ((name, x) for x in values if x != getattr(words, name))

@@ -8,10 +8,12 @@ Next: kernel_cases.py
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from regard.judge.calls import AttentionCall, ask_calls, draw_asked, fit_call
 from regard.judge.case import Case, Examiner
 from regard.judge.difference import Difference, compare_arrays
 from regard.judge.inputs import NotAskedError
@@ -21,16 +23,8 @@ from regard.judge.size_cases import (
     LONGEST,
     SHOWN,
     SIZED,
-    Sizes,
-    ask_each,
+    add_causal,
     cover_sizes,
-    describe_sizes,
-    draw_arrays,
-    draw_questions,
-    draw_random_mask,
-    fit_sizes,
-    make_causal,
-    thin,
 )
 
 LEVELS_OF_SCORES = ((20, 50, 90, 200, 600, 1000), (2000, 5000, 10_000, 30_000))
@@ -50,8 +44,8 @@ def tell_large_scores_apart(e: Examiner) -> Difference | None:
         step = max(1, 64 * e.coarseness * max(high))  # differences that it can tell
         rows = np.asarray([s * n for n in high for s in (1, -1)])[:KEYS]
         n = len(rows)
-        sizes = Sizes(n_q=n, n_k=KEYS, width=width, columns=width)
-        inputs = draw_arrays(e, fit_sizes(e, sizes))
+        call = AttentionCall(n_q=n, n_k=KEYS, width=width, columns=width)
+        inputs = draw_asked(e, fit_call(e, call))
         q, k = (np.zeros_like(x) for x in (inputs.q, inputs.k))
         n, m = q.shape[2], k.shape[2]
         slope = e.rng.choice([-1, 0.5, 1], q.shape[:3])
@@ -66,10 +60,13 @@ def tell_large_scores_apart(e: Examiner) -> Difference | None:
 
 
 def keep_large_values(e: Examiner) -> Difference | None:
-    """Use values from 1e-6 to 30,000, and 0: out has the same magnitude."""
-    inputs = draw_arrays(e, fit_sizes(e, Sizes(n_q=7, n_k=7)))
+    """Use values from 1e-6 to 1e6, and 0: out has the same magnitude."""
+    inputs = draw_asked(e, fit_call(e, AttentionCall(n_q=7, n_k=7)))
     half = e.subject.precisions[0] == "float16"  # 1e-6 is subnormal in float16
-    for size in (1e-3 if half else 1e-6, 1e-2, 50.0, 500.0, 30_000.0):
+    narrow = half or "float16" in e.subject.computes[e.subject.precisions[0]]
+    for size in (1e-3 if half else 1e-6, 1e-2, 50.0, 500.0, 30_000.0, 1e6):
+        if narrow and size > 30_000:
+            continue
         v = np.copysign(size * (1 + np.abs(inputs.v) / 16), inputs.v)
         v[:, :, 2] = 0
         right = replace(inputs, v=v)
@@ -83,56 +80,45 @@ def keep_large_values(e: Examiner) -> Difference | None:
 
 def take_any_scale(e: Examiner) -> Difference | None:
     """Use scales of 0, below 0 and above 1: `scale or default` loses the 0."""
-    plain = draw_arrays(e, fit_sizes(e, Sizes(n_q=5, n_k=5)))
-    for scale in (0.0, -0.5, 1.0, 2.0, 1e-3, -3.0):
-        asked = [replace(plain, scale=scale)]
-        if e.subject.convention.mask:
-            asked.append(draw_random_mask(e, asked[0]))
-        for inputs in asked:
-            found = e.compare_all(inputs)
-            if found is not None:
-                return replace(found, says=f"scale={scale:g}: {found.says}")
-    return None
+    scales = (0.0, -0.5, 1.0, 2.0, 1e-3, -3.0)
+    calls = [AttentionCall(n_q=5, n_k=5, scale=x) for x in scales]
+    masked = [replace(x, mask="cells") for x in calls]
+    return ask_calls(e, (*calls, *masked), about="scale")
 
 
 def agree_in_every_precision(e: Examiner) -> Difference | None:
     """Repeat the same calls in every supported dtype."""
     many = (
-        Sizes(batch=2, heads=3, n_q=5, n_k=7, width=64, columns=64),
-        Sizes(n_q=1, n_k=40, width=16),
-        Sizes(heads=33, batch=1, n_q=2, n_k=4, width=32, columns=128),
-        Sizes(batch=33, heads=1, n_q=2, n_k=3, width=130, columns=64),
-        Sizes(n_q=66, n_k=66, width=16, columns=16),
-        Sizes(n_q=3, n_k=300),
-        Sizes(n_q=300, n_k=3, columns=4),
-        Sizes(n_q=2, n_k=2, columns=256),
+        AttentionCall(heads=3, n_q=5, n_k=7, width=64, columns=64),
+        AttentionCall(n_q=1, n_k=40, width=16),
+        AttentionCall(heads=33, batch=1, n_q=2, n_k=4, width=32, columns=128),
+        AttentionCall(batch=33, heads=1, n_q=2, n_k=3, width=130, columns=64),
+        AttentionCall(n_q=66, n_k=66, width=16, columns=16),
+        AttentionCall(n_k=300),
+        AttentionCall(n_q=300, columns=4),
+        AttentionCall(n_q=2, n_k=2, columns=256),
     )
+    return ask_calls(e, add_causal(vary_precision(e, many)))
 
+
+def vary_precision(
+    e: Examiner, calls: Sequence[AttentionCall]
+) -> Iterator[AttentionCall]:
+    """Yield each call in every dtype."""
     for precision in e.subject.offered:
-        found = ask_each(e, draw_questions(e, many), precision=precision)
-        if found is not None:
-            return replace(found, says=f"{precision}, {found.says}")
-    return None
+        yield from (replace(x, precision=precision) for x in calls)
 
 
 def mask_in_every_precision(e: Examiner) -> Difference | None:
     """Use masks in every supported dtype."""
-    if e.subject.convention.mask is None:
-        raise NotAskedError("it has no mask argument")
     many = (
-        Sizes(heads=33, batch=1, n_q=5, n_k=7),
-        Sizes(batch=33, heads=1, n_q=5, n_k=5),
-        Sizes(n_q=130, n_k=33),
-        Sizes(n_q=33, n_k=130),
+        AttentionCall(heads=33, batch=1, n_q=5, n_k=7),
+        AttentionCall(batch=33, heads=1, n_q=5, n_k=5),
+        AttentionCall(n_q=130, n_k=33),
+        AttentionCall(n_q=33, n_k=130),
     )
-    for precision in e.subject.offered:
-        questions = (
-            draw_random_mask(e, draw_arrays(e, fit_sizes(e, x))) for x in thin(e, many)
-        )
-        found = ask_each(e, questions, precision=precision)
-        if found is not None:
-            return replace(found, says=f"{precision}, {found.says}")
-    return None
+    masked = [replace(x, mask="cells") for x in many]
+    return ask_calls(e, vary_precision(e, masked), about="mask")
 
 
 def show_nan(e: Examiner) -> Difference | None:
@@ -140,7 +126,7 @@ def show_nan(e: Examiner) -> Difference | None:
     if e.subject.convention.projections:
         raise NotAskedError("its matrices spread NaN to every row")
     for name, where in (("q", (-1, -1, 1)), ("k", (-1, -1, 2)), ("v", (-1, -1, 2, 0))):
-        inputs = draw_arrays(e, fit_sizes(e, Sizes(n_q=4, n_k=4)))
+        inputs = draw_asked(e, fit_call(e, AttentionCall(n_q=4, n_k=4)))
         getattr(inputs, name)[where] = np.nan
         found = e.compare_all(inputs, parts=("out", "lse"))
         if found is not None:
@@ -150,41 +136,31 @@ def show_nan(e: Examiner) -> Difference | None:
 
 def differentiate_all_sizes(e: Examiner) -> Difference | None:
     """Compare gradients for many heads, batches, tokens and widths; causal, masked."""
-    words = e.subject.convention
-    large = (*LONGEST, Sizes(n_q=1, n_k=33), Sizes(n_q=70, n_k=70, batch=1))
-    short = (x for x in cover_sizes() if max(x.n_q, x.n_k) <= SHORT)
-    for sizes in thin(e, (*large, *short)):
-        inputs = draw_arrays(e, fit_sizes(e, sizes))
-        asked = [inputs]
-        if sizes in large and max(sizes.n_q, sizes.n_k) <= SHORT:
-            hidden = draw_random_mask(e, inputs) if words.mask else None
-            asked += [x for x in (make_causal(e, inputs), hidden) if x is not None]
-        for each in asked:
-            found = e.compare_gradients(each)
-            if found is not None:
-                return replace(found, says=f"{describe_sizes(each)}: {found.says}")
-    return None
+    large = (
+        *LONGEST,
+        AttentionCall(n_q=1, n_k=33),
+        AttentionCall(n_q=70, n_k=70, batch=1),
+    )
+    short = [x for x in large if max(x.n_q, x.n_k) <= SHORT]
+    masked = (replace(x, mask="cells") for x in short)
+    covered = (x for x in cover_sizes() if max(x.n_q, x.n_k) <= SHORT)
+    calls = (*large, *add_causal(short), *masked, *covered)
+    return ask_calls(e, (replace(x, backward="") for x in calls), about="backward")
 
 
 def differentiate_in_every_precision(e: Examiner) -> Difference | None:
     """Compare gradients in every supported dtype, also causal if supported."""
     many = (
-        Sizes(batch=2, heads=3, n_q=5, n_k=5, width=16, columns=16),
-        Sizes(n_q=3, n_k=130),
-        Sizes(n_q=130, n_k=3),
-        Sizes(heads=33, n_q=2, n_k=2),
-        Sizes(batch=33, n_q=2, n_k=2),
-        Sizes(width=130, columns=130),
+        AttentionCall(heads=3, n_q=5, n_k=5, width=16, columns=16),
+        AttentionCall(heads=3, n_q=5, n_k=5, width=16, columns=16, causal=True),
+        AttentionCall(n_k=130),
+        AttentionCall(n_q=130),
+        AttentionCall(heads=33, n_q=2, n_k=2),
+        AttentionCall(batch=33, n_q=2, n_k=2),
+        AttentionCall(width=130, columns=130),
     )
-    for precision in e.subject.offered:
-        for sizes in thin(e, many):
-            inputs = draw_arrays(e, fit_sizes(e, sizes))
-            placed = make_causal(e, inputs) if sizes == many[0] else None
-            for each in [inputs] if placed is None else [inputs, placed]:
-                found = e.compare_gradients(each, precision=precision)
-                if found is not None:
-                    return replace(found, says=f"{precision}, {sizes}: {found.says}")
-    return None
+    back = [replace(x, backward="") for x in many]
+    return ask_calls(e, vary_precision(e, back), about="backward")
 
 
 VALUES = (
@@ -222,12 +198,12 @@ VALUES = (
     Case("gradient_precisions_agree",
          "Gradients of one dtype are wrong.",
          "Look for a branch on the dtype that is named, in the backward pass.",
-         "kernel", differentiate_in_every_precision,
+         "complete", differentiate_in_every_precision,
          ("precisions_agree", "gradients_of_any_size")),
     Case("gradients_of_any_size",
          "Gradients are wrong for some size.",
          "Look for a branch on the size that is named, in the backward pass.",
-         "kernel", differentiate_all_sizes,
+         "complete", differentiate_all_sizes,
          (*SIZED, *CAUSAL, *APART, "gradient_of_q",
           "gradient_of_k", "gradient_of_v", "gradient_under_mask",
           "gradient_sums_over_shared_heads", "sizes_together", "masks_of_any_size")),
