@@ -4,9 +4,23 @@ import pytest
 import torch
 from intervened_models import stir, tokens
 from torch.nn.functional import layer_norm
+from transformers import (
+    BertConfig,
+    BertModel,
+    BloomConfig,
+    BloomForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    StableLmConfig,
+    StableLmForCausalLM,
+)
 
 import regard
-from regard.circuits import (
+from regard.ablate.circuits import (
     read_circuit,
     read_vocabulary,
     score_composition,
@@ -32,7 +46,7 @@ KINDS = {
 @pytest.fixture(params=KINDS)
 def model(request):
     torch.manual_seed(0)
-    return stir(CausalTransformer(KINDS[request.param]), 0.3).double()
+    return stir(CausalTransformer(KINDS[request.param]), 0.3).double().eval()
 
 
 def normalise(model, x):
@@ -162,7 +176,7 @@ def test_the_copying_score_is_that_of_the_vocabulary_squared(model):
 
 
 def test_a_head_that_writes_what_it_reads_copies():
-    model = stir(CausalTransformer(KINDS["gpt2"]), 0.3).double()
+    model = stir(CausalTransformer(KINDS["gpt2"]), 0.3).double().eval()
     circuit = read_circuit(model, 0, 0)
     vocabulary = read_vocabulary(model)
     copies = type(circuit)(circuit.q, circuit.k, circuit.v, circuit.v.mT, circuit.scale)
@@ -191,14 +205,97 @@ def test_composition_scores_are_those_of_the_dense_matrices(model):
                 assert found == pytest.approx(float(right))
 
 
+SMALL = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+SMALL |= {"vocab_size": 50, "intermediate_size": 32}
+
+
+def make_theirs(kind):
+    """Return a model of transformers, and its q, k, v, o, gain and centring by layer."""
+    torch.manual_seed(0)
+    if kind == "gpt2":
+        sizes = {"n_embd": 24, "n_layer": 2, "n_head": 4, "vocab_size": 50}
+        config = GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
+        model = stir(GPT2LMHeadModel(config)).double().eval()
+        block = model.transformer.h[1]
+        q, k, v = block.attn.c_attn.weight.mT.split(24)
+        return model, (q, k, v, block.attn.c_proj.weight.mT), block.ln_1, 4
+    if kind == "neox":
+        ends = {"bos_token_id": 0, "eos_token_id": 0}
+        model = stir(GPTNeoXForCausalLM(GPTNeoXConfig(**SMALL, **ends))).double().eval()
+        block = model.gpt_neox.layers[1]
+        parts = block.attention.query_key_value.weight.view(4, 3, 6, 24)
+        q, k, v = (parts[:, i].reshape(24, 24) for i in range(3))
+        return model, (q, k, v, block.attention.dense.weight), block.input_layernorm, 4
+    config = GraniteConfig(
+        **SMALL,
+        num_key_value_heads=2,
+        residual_multiplier=0.3,
+        attention_multiplier=0.2,
+        attn_implementation=kind,
+    )
+    model = stir(GraniteForCausalLM(config)).double().eval()
+    block = model.model.layers[1]
+    own = block.self_attn
+    q, k, v = (x.weight for x in (own.q_proj, own.k_proj, own.v_proj))
+    return model, (q, k, v, own.o_proj.weight * 0.3), block.input_layernorm, 2
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "neox", "sdpa", "eager"])
+def test_the_factors_of_other_models_are_their_weights(kind):
+    model, (q, k, v, o), norm, shared = make_theirs(kind)
+    for parameter in model.parameters():
+        parameter.requires_grad_(requires_grad=False)
+    is_centred = isinstance(norm, torch.nn.LayerNorm)
+
+    def centre(x):
+        return x - x.mean(-1, keepdim=True) if is_centred else x
+
+    for head in range(4):
+        circuit = read_circuit(model, 1, head)
+        mine, theirs = (slice(x * 6, x * 6 + 6) for x in (head, head * shared // 4))
+        pairs = [
+            (circuit.o.mT, centre(o[:, mine].mT)),
+            (circuit.q, centre(q[mine] * norm.weight)),
+        ]
+        pairs += [
+            (circuit.k, centre(k[theirs] * norm.weight)),
+            (circuit.v, centre(v[theirs] * norm.weight)),
+        ]
+        for found, right in pairs:
+            assert float((found - right.detach()).abs().max()) < 1e-12
+    assert circuit.scale == (0.2 if shared == 2 else 6**-0.5)
+    assert not any(x.requires_grad for x in model.parameters())
+    last = model.get_output_embeddings().weight
+    ends = {
+        "gpt2": lambda: model.transformer.ln_f,
+        "neox": lambda: model.gpt_neox.final_layer_norm,
+    }
+    gain = ends.get(kind, lambda: model.model.norm)().weight
+    right = model.get_input_embeddings().weight.mT @ centre(last * gain)
+    assert float((read_vocabulary(model).through - right.detach()).abs().max()) < 1e-12
+
+
 def test_what_has_no_such_matrices_is_refused():
     model = CausalTransformer(KINDS["gpt2"])
-    with pytest.raises(OptionError, match="2 layers of 4 heads, counted from 0"):
+    with pytest.raises(OptionError, match="the model is in training mode"):
+        read_circuit(model, 1, 0)
+    model = model.eval()
+    with pytest.raises(OptionError, match="there is no layer 2; traced were"):
         read_circuit(model, 2, 0)
-    with pytest.raises(OptionError, match="Load the model with"):
-        read_circuit(torch.nn.Linear(2, 2), 0, 0)
+    with pytest.raises(OptionError, match="has 4 heads, there is no head 4"):
+        read_circuit(model, 1, 4)
+    with pytest.raises(OptionError, match="a Linear cannot read 4 tokens"):
+        read_circuit(torch.nn.Linear(2, 2).eval(), 0, 0)
     with pytest.raises(OptionError, match="normalises q and k"):
-        read_circuit(CausalTransformer(Config(**SIZES, qk_norm=True)), 0, 0)
+        read_circuit(CausalTransformer(Config(**SIZES, qk_norm=True)).eval(), 0, 0)
+    layer_norms = StableLmConfig(**SMALL, num_key_value_heads=4, qk_layernorm=True)
+    with pytest.raises(OptionError, match="normalises q and k"):
+        read_circuit(StableLmForCausalLM(layer_norms).eval(), 1, 0)
+    with pytest.raises(OptionError, match="a BertModel predicts no tokens"):
+        read_vocabulary(BertModel(BertConfig(**SMALL)).eval())
+    bloom = BloomConfig(hidden_size=24, n_layer=2, n_head=4, vocab_size=50)
+    with pytest.raises(OptionError, match="a softmax of its own"):
+        read_circuit(BloomForCausalLM(bloom).eval(), 1, 0)
     with pytest.raises(OptionError, match="by='o', expected 'q', 'k' or 'v'"):
         circuit = read_circuit(model, 0, 0)
         score_composition(circuit, circuit, by="o")

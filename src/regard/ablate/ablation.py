@@ -25,9 +25,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.ablate.replacement import CallPlace, Replacement
-from regard.errors import OptionError
-from regard.lens.call_edit import NOTHING, CallEdit
-from regard.lens.chosen_layers import (
+from regard.errors import MaskError, OptionError
+from regard.masks.algebra import Mask
+from regard.masks.formula import check_extents
+from regard.recording.spans import Span
+from regard.run.call_edit import NOTHING, CallEdit
+from regard.run.chosen_layers import (
     Layer,
     is_chosen,
     is_count,
@@ -36,8 +39,6 @@ from regard.lens.chosen_layers import (
     read_layer,
     read_layers,
 )
-from regard.masks.algebra import Mask
-from regard.recording.spans import Span
 
 EVERY_HEAD = ()  # all heads; the call determines how many there are
 Place = slice | range | Span
@@ -291,9 +292,13 @@ def read_pair(pair: Any) -> tuple[Any, int]:
 
 
 def mark_heads(
-    ablation: Ablation, chosen: tuple[int, ...], heads: int, device: torch.device
+    ablation: Ablation,
+    chosen: tuple[int, ...],
+    heads: int | None,  # None: they are folded into the batch
+    device: torch.device,
 ) -> Tensor:
     """Return which heads are chosen, (1 or B, H, 1, 1)."""
+    heads = heads or 1
     if ablation.rows is not None:
         rows = torch.tensor(ablation.rows, device=device)
         return (rows[:, None] == torch.arange(heads, device=device))[..., None, None]
@@ -336,20 +341,11 @@ def make_edit(ablation: Ablation, some: Tensor, q_at: Tensor, k_at: Tensor) -> C
 def hide_by_mask(mask: Mask, heads: int, q_at: Tensor, k_at: Tensor) -> Tensor:
     """Return which cells a formula does not allow, (B, H or 1, Nq, Nk); no padding."""
     batch, device = len(k_at), k_at.device
-    far_q, far_k = int(q_at.max()) + 1, int(k_at.max()) + 1
-    for node in mask.walk():
-        known = node.extent
-        small = known.k is not None and known.k < far_k
-        small |= known.q is not None and (known.q[0] > 0 or known.q[1] < far_q)
-        if (
-            small
-            or known.heads not in (None, heads)
-            or known.batch not in (None, batch)
-        ):
-            raise OptionError(
-                f"mask={node!r} does not cover {batch} sequences, {heads} heads, "
-                f"queries to {far_q - 1} and keys to {far_k - 1}."
-            )
+    n_q, n_k = int(q_at.max()) + 1, int(k_at.max()) + 1
+    try:
+        check_extents(mask, (batch, heads, n_q, n_k), q_start=0)
+    except MaskError as error:
+        raise OptionError(f"mask={error}") from error
     b = torch.arange(batch, device=device)[:, None, None, None]
     h = torch.arange(heads, device=device)[None, :, None, None]
     q, k = q_at[:, None, :, None], k_at[:, None, None, :]

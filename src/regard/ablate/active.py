@@ -6,7 +6,7 @@
 A call may be intercepted several times: by nested ablations, or as a kernel in a
 function. The first interception edits it for all of them, and the others do not.
 
-Next: running_modules.py
+Next: edited_calls.py
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from regard.lens.call_edit import ALTERING, NOTHING, CallEdit, PendingCall
+from regard.run.call_edit import ALTERING, NOTHING, CallEdit, PendingCall
 
 
 class ActiveAblation(Protocol):

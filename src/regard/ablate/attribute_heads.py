@@ -23,17 +23,12 @@ from torch import Tensor, nn
 from regard.ablate.ablation import Tokens
 from regard.ablate.attribute_weights import trace_gradients
 from regard.ablate.replacement import CallPlace, MeanOutputs, RecordedOutputs
-from regard.ablate.search_heads import (
-    HeadSearch,
-    Measure,
-    rank_heads,
-    read_outputs_of,
-)
+from regard.ablate.search_heads import HeadSearch, Measure, rank_heads, read_outputs_of
 from regard.ablate.trace_heads import TracedOutputs
 from regard.arguments import suggest
 from regard.display import Displayed
 from regard.errors import OptionError
-from regard.lens.call_edit import ReplacedHeads, Turn
+from regard.run.call_edit import ReplacedHeads, Turn
 
 
 @dataclass(frozen=True, kw_only=True)

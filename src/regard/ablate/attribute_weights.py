@@ -28,20 +28,15 @@ from regard.ablate.ablation import check_model, read_ablation
 from regard.ablate.effect import check_evaluating
 from regard.ablate.intervene import intervene
 from regard.ablate.replacement import find_records_of
-from regard.ablate.search_heads import (
-    Measure,
-    RepeatedInputs,
-    rank_heads,
-    read_measure,
-)
+from regard.ablate.search_heads import Measure, RepeatedInputs, rank_heads, read_measure
 from regard.ablate.trace_heads import TracedOutputs
 from regard.arguments import expect_function, suggest
 from regard.display import Displayed
 from regard.errors import OptionError
-from regard.lens.call_edit import Turn
-from regard.lens.watch import capture
+from regard.lens import capture
 from regard.recording.head_outputs import compute_outputs, expect_values
 from regard.recording.record import Record, Recording
+from regard.run.call_edit import Turn
 
 EVERY = slice(None)
 

@@ -24,13 +24,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from regard.ablate.active import edited
 from regard.ablate.replacement import FunctionError
-from regard.ablate.running_modules import RunningModules
 from regard.ablate.verify import Verifier
 from regard.errors import OptionError
-from regard.lens.adapters.adapter import Adapter
-from regard.lens.adapters.hear import describe_failure, run_muted
-from regard.lens.adapters.registry import patch_places
-from regard.lens.call_edit import CallEdit
+from regard.lens import Adapter, describe_failure, patch_places, run_muted
+from regard.run.call_edit import CallEdit
 
 
 class RandomStates:
@@ -66,17 +63,17 @@ class RandomStates:
 class EditedCalls:
     """Runs the calls of one ablated model."""
 
-    def __init__(self, here: RunningModules, verifier: Verifier) -> None:
-        self.here, self.verifier = here, verifier
+    def __init__(self, verifier: Verifier) -> None:
+        self.here, self.verifier = verifier.here, verifier
         self.failures: dict[str, str] = {}  # by module
 
     def patch(self, model: nn.Module) -> AbstractContextManager[None]:
         """Patch what the adapters find in a model, while the `with` lasts."""
+        return patch_places(model, self.edit_calls, self.fail, is_outermost=True)
 
-        def fail(error: Exception) -> None:
-            self.failures[""] = f"{type(error).__name__}: {error}"
-
-        return patch_places(model, self.edit_calls, fail, is_outermost=True)
+    def fail(self, error: Exception) -> None:
+        """Keep an error that belongs to no call, for the end."""
+        self.failures[""] = f"{type(error).__name__}: {error}"
 
     def edit_calls(
         self, adapter: Adapter, original: Callable[..., Any]
@@ -85,7 +82,8 @@ class EditedCalls:
 
         @wraps(original)
         def stand_in(*args: Any, **named: Any) -> Any:
-            if not self.here.stack or self.here.held:  # another model's, or inside
+            # another model's, or inside of one that is edited
+            if not self.here.names or self.verifier.local.held:
                 return original(*args, **named)
             return self.run(adapter, original, args, named)
 
@@ -102,10 +100,10 @@ class EditedCalls:
         try:
             call = adapter.expect_call(args, named)
         except Exception as error:  # noqa: BLE001 (nothing of ours reaches the model)
-            self.fail(adapter, error)
+            self.fail_call(adapter, error)
             return original(*args, **named)
         observer = self.verifier.take_whole() if adapter.can_watch else None
-        with edited(call) as edit, self.here.hold():
+        with edited(call) as edit, self.verifier.hold():
             if edit.is_empty:
                 return run_muted(observer, original, args, named)
             given = (adapter, original, edit, args, named)
@@ -143,10 +141,10 @@ class EditedCalls:
         except Exception as error:
             if done and error is done[-1]:  # the model's own
                 raise
-            self.fail(adapter, error)
+            self.fail_call(adapter, error)
         return done[-1] if done else original(*args, **named)
 
-    def fail(self, adapter: Adapter, error: Exception) -> None:
+    def fail_call(self, adapter: Adapter, error: Exception) -> None:
         """Keep an error of an adapter for the end."""
         self.failures[self.here.name] = describe_failure(adapter, error)
 

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from regard.ablate.replacement import FunctionError
 from regard.errors import OptionError
-from regard.lens.call_edit import ALTERING, CallEdit
-from regard.lens.observer import compute
+from regard.run.call_edit import ALTERING, CallEdit
+from regard.run.own_work import compute
 
 PRODUCTS = (
     torch.matmul,

@@ -20,8 +20,8 @@ from regard.ablate.knock_out import knock_out
 from regard.arguments import expect_function, suggest
 from regard.display import Displayed
 from regard.errors import OptionError
-from regard.lens.chosen_layers import Layer
 from regard.masks.algebra import Mask
+from regard.run.chosen_layers import Layer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -89,6 +89,16 @@ class Jacobian:
 
     u: Tensor  # (B, N, width)
     back: Tensor  # g(u) = Jᵀ u, (B, H, N, Dv)
+    z: Tensor  # (B, H, N, Dv)
+    edge: GradientEdge  # the sum of the write and the residual stream
+
+    def is_added(self, x: Tensor) -> bool:
+        """Return whether a write is added to x, from which its head was computed."""
+        u = self.u.detach()
+        (both,) = torch.autograd.grad(self.edge, x, u, retain_graph=True)
+        (own,) = torch.autograd.grad(self.z, x, self.back.detach(), retain_graph=True)
+        far = (both - own - u).abs().max() if both.shape == u.shape else math.inf
+        return bool(far <= CLOSE * u.abs().max())
 
     def multiply(self, z: Tensor) -> Tensor:
         """Return J z, (B, N, width); it is that of one head if z of others is 0."""
@@ -166,7 +176,7 @@ class WriteFinder:
             )
         # from here on: a gradient of ours would be kept, too
         edge.node.register_prehook(partial(self.keep_gradient, edge.output_nr))
-        return Jacobian(u, back)
+        return Jacobian(u, back, z, edge)
 
     def keep_gradient(self, at: int, gradients: tuple[Tensor | None, ...]) -> None:
         """Add up the gradients by the write, as those of a tensor are."""

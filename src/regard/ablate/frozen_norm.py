@@ -8,7 +8,7 @@ at its value in one run it is: parts of x that add up to x have parts of the out
 add up to the output. Which formula a module computes is found by its numbers, so that
 norms of any library are recognised, and none is by its name.
 
-Next: ../direct_logits.py
+Next: direct_logits.py
 """
 
 from __future__ import annotations

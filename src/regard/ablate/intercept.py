@@ -15,34 +15,30 @@ Next: verify.py
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial, wraps
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import _disable_current_modes
 
 from regard.ablate.active import ACTIVE, edited
 from regard.ablate.edited_calls import EditedCalls
 from regard.ablate.edited_products import PRODUCTS, EditedProducts
-from regard.ablate.running_modules import CLOSED, RunningModules, Visit
-from regard.ablate.verify import Verifier
-from regard.lens.adapters.registry import list_adapters
-from regard.lens.adapters.sdpa import SDPA, expect_sdpa
-from regard.lens.call_edit import (
-    SOFTMAX,
-    PendingCall,
-    drop_axes,
-    find_hidden,
-    lower,
-    run_safely,
+from regard.lens import (
+    SDPA,
+    CapturedCall,
+    arrange,
+    compute_weights,
+    expect_sdpa,
+    list_adapters,
 )
-from regard.lens.captured_call import CapturedCall, arrange, compute_weights
-from regard.lens.monkeypatch import put
+from regard.run.call_edit import SOFTMAX, PendingCall, find_hidden, lower, run_safely
+from regard.run.cells import drop_axes
+from regard.run.monkeypatch import put
+from regard.run.own_work import compute
 
 Handler = Callable[[Any, Any, Any], Any]  # function, args, named
 
@@ -76,32 +72,12 @@ def describe_sdpa(args: Any, named: Mapping[str, Any]) -> CapturedCall:
     )
 
 
-class Silence(threading.local):
-    """Whether calls of this thread are our own, and not edited (thread-local)."""
-
-    def __init__(self) -> None:
-        self.on = False
-
-    @contextmanager
-    def keep(self) -> Iterator[None]:
-        """Edit no call of this thread in the `with`, and let no one hear it."""
-        before, self.on = self.on, True
-        try:
-            with _disable_current_modes():
-                yield
-        finally:
-            self.on = before
-
-
-SILENCE = Silence()
-
-
 class Mode(TorchFunctionMode):  # type: ignore[misc]
     """Intercepts every torch function of this thread while it is active."""
 
-    def __init__(self, calls: EditedCalls, verifier: Verifier) -> None:
+    def __init__(self, calls: EditedCalls) -> None:
         super().__init__()
-        self.calls, self.here, self.verifier = calls, calls.here, verifier
+        self.calls, self.verifier = calls, calls.verifier
         self.products = EditedProducts()
         self.handlers: dict[Any, Handler] = {
             F.multi_head_attention_forward: self.run_mha,
@@ -116,16 +92,15 @@ class Mode(TorchFunctionMode):  # type: ignore[misc]
         self.verifier.enter()
         return super().__enter__()
 
-    def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)
+    def flush(self) -> None:
+        """End a pass."""
         self.verifier.leave()
 
     def __torch_function__(
         self, func: Any, _types: Any, args: Any = (), named: Any = None
     ) -> Any:
         named = named or {}
-        deaf = self.here.held or SILENCE.on
-        handler = None if deaf else self.handlers.get(func)
+        handler = None if self.verifier.local.held else self.handlers.get(func)
         return func(*args, **named) if handler is None else handler(func, args, named)
 
     def run_mha(self, func: Any, args: Any, named: Any) -> Any:
@@ -157,7 +132,7 @@ class Mode(TorchFunctionMode):  # type: ignore[misc]
             out, _ = func(*args, **{**named, "need_weights": False})
         if not asked:
             return out, None
-        with SILENCE.keep():
+        with compute():
             weights = compute_weights(describe_sdpa(*kept[-1]))
         if named.get("average_attn_weights", True):
             weights = weights.mean(1)
@@ -192,46 +167,5 @@ class Mode(TorchFunctionMode):  # type: ignore[misc]
                 weights = run_safely(logits, *args[1:], **named)
         weights = replace(edit, replaced=()).clear(weights)
         if edit.replaced:
-            self.products.expect(self.here.name, weights, edit)
+            self.products.expect(self.verifier.here.name, weights, edit)
         return weights
-
-
-def name_closed(
-    original: Callable[..., Any],
-    names: Mapping[int, str],
-    mode: Mode,
-    here: RunningModules,
-    visit: Visit,
-) -> Callable[..., Any]:
-    """Return a `forward` for modules that torch runs differently when hooked.
-
-    While a mode is active, torch leaves their fast path.
-    """
-
-    def forward(module: nn.Module, *args: Any, **named: Any) -> Any:
-        name = names.get(id(module))
-        if name is None:
-            return original(module, *args, **named)
-        if not here.stack:  # a pass of such a module alone
-            visit(name, args, named)
-        with here.inside(name, mode):
-            return original(module, *args, **named)
-
-    return forward
-
-
-@contextmanager
-def open_modules(
-    model: nn.Module, mode: Mode, here: RunningModules, visit: Visit
-) -> Iterator[None]:
-    """Follow the torch modules that have a fast path."""
-    names = {
-        id(module): name
-        for name, module in model.named_modules()
-        if isinstance(module, CLOSED)
-    }
-    with ExitStack() as stack:
-        for kind in CLOSED if names else ():
-            make = partial(name_closed, names=names, mode=mode, here=here, visit=visit)
-            stack.enter_context(put(kind, "forward", make))
-        yield

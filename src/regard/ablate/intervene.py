@@ -17,41 +17,28 @@ from torch import nn
 
 from regard.ablate.ablation import Ablation
 from regard.ablate.active import ACTIVE
-from regard.ablate.edited_calls import EditedCalls
-from regard.ablate.intercept import Mode, open_modules
+from regard.ablate.intercept import Mode
 from regard.ablate.locate import AblationLocator
-from regard.ablate.running_modules import AblationHooks, RunningModules
-from regard.ablate.verify import Verdicts, Verifier
-from regard.lens.attention_interface import follow_interface
-from regard.lens.patches import run_uncompiled
-from regard.lens.trace import find_storages
+from regard.ablate.verify import Verdicts
+from regard.run.modules import follow
 
 
 @contextmanager
 def intervene(
     model: nn.Module, ablation: Ablation, known: Verdicts | None = None
 ) -> Iterator[Verdicts]:
-    """Edit the calls of a model while the `with` lasts, then check what was edited.
+    """Edit the calls of a model inside the block, then check what was edited.
 
     known: which softmaxes are attention, from a verified run of the same inputs
     """
-    here = RunningModules()
-    verifier = Verifier(find_storages(model), here, removes=ablation.removes)
-    verifier.trust(known)
-    locator = AblationLocator(model, ablation, here, verifier)
-    calls = EditedCalls(here, verifier)
-    mode = Mode(calls, verifier)
-    hooks = AblationHooks(model, mode, here, locator.visit)
+    locator = AblationLocator(model, ablation, known)
+    locator.mode = mode = Mode(locator.calls)
     with ExitStack() as stack:
-        stack.enter_context(run_uncompiled())
-        stack.enter_context(follow_interface())
-        stack.enter_context(calls.patch(model))
-        stack.enter_context(open_modules(model, mode, here, locator.visit))
-        stack.callback(hooks.detach)
-        hooks.attach()
+        stack.enter_context(follow(locator.run))
+        stack.enter_context(locator.calls.patch(model))
         stack.callback(ACTIVE.remove, locator)
         ACTIVE.append(locator)
-        yield verifier.verdicts
-    calls.check()
+        yield locator.verifier.verdicts
+    locator.calls.check()
     mode.products.check()
     locator.check()

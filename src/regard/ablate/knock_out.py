@@ -23,8 +23,8 @@ from torch import nn
 from regard.ablate.ablation import Positions, read_ablation
 from regard.ablate.intervene import intervene
 from regard.arguments import expect_with, suggest
-from regard.lens.chosen_layers import Layer
 from regard.masks.algebra import Mask
+from regard.run.chosen_layers import Layer
 
 
 @expect_with

@@ -33,7 +33,7 @@ from regard.ablate.intervene import intervene
 from regard.ablate.replacement import read_replacement
 from regard.arguments import expect_with, suggest
 from regard.errors import OptionError
-from regard.lens.chosen_layers import Layer
+from regard.run.chosen_layers import Layer
 
 
 @expect_with

@@ -28,9 +28,9 @@ from regard.ablate.effect import check_evaluating
 from regard.ablate.patch_heads import patch_heads
 from regard.ablate.search_heads import refuse_cache
 from regard.arguments import suggest
-from regard.lens.chosen_layers import Layer
-from regard.lens.watch import capture
+from regard.lens import capture
 from regard.recording.record import Recording
+from regard.run.chosen_layers import Layer
 
 
 @suggest

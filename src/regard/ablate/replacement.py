@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from regard.errors import OptionError
-from regard.lens.call_edit import NewInput, ReplacedHeads
 from regard.recording.head_outputs import compute_outputs
 from regard.recording.record import Record, Recording
+from regard.run.call_edit import NewInput, ReplacedHeads
 
 COMPILED = "_orig_mod."  # in the names of modules of torch.compile(model)
 

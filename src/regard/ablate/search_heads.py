@@ -53,13 +53,7 @@ from regard.ablate.verify import Verdicts
 from regard.arguments import expect_function, suggest
 from regard.display import Displayed
 from regard.errors import OptionError
-from regard.lens.chosen_layers import (
-    Layer,
-    Layers,
-    is_chosen,
-    is_count,
-    read_layers,
-)
+from regard.run.chosen_layers import Layer, Layers, is_chosen, is_count, read_layers
 
 Measure = Callable[[Tensor], Tensor]
 Places = tuple[Tokens, ...] | None

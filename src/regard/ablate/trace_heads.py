@@ -32,8 +32,8 @@ from regard.ablate.intervene import intervene
 from regard.ablate.replacement import CallPlace
 from regard.arguments import expect_with, suggest
 from regard.errors import OptionError
-from regard.lens.call_edit import ReplacedHeads, Turn
-from regard.lens.chosen_layers import Layer
+from regard.run.call_edit import ReplacedHeads, Turn
+from regard.run.chosen_layers import Layer
 
 
 class TracedOutputs:

@@ -1,12 +1,12 @@
-"""Hear an ablated pass, and tell whether the ablation met what it was to meet.
+"""Observe an ablated pass, and verify that the ablation edited what it should have.
 
-Calls are edited above autograd, where a softmax does not tell what it is for. The
-verifier hears the operators below, as a watch does:
+Calls are edited above autograd, where the purpose of a softmax is not known. The
+verifier observes the operators below, as a watch does:
 
-    before a softmax   if its logits come from a product of two arrays that are no
+    before a softmax   if its logits come from a product of two arrays that are not
                        parameters, it is taken for attention, and edited
-    afterwards         faults are: what was edited and is no attention, what attends and
-                       was not edited, and a removed head that was mixed with others
+    afterwards         faults are: what was edited and is not attention, what attends
+                       and was not edited, and a removed head that was mixed with others
 
 Next: locate.py
 """
@@ -14,48 +14,19 @@ Next: locate.py
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from torch import Tensor
 
-from regard.ablate.running_modules import RunningModules
-from regard.lens.captured_call import CapturedCall
-from regard.lens.find_attention import AttentionFinder, describe_changes
-from regard.lens.module_stack import is_recomputing, is_tracing
-from regard.lens.observer import Observer
-from regard.lens.softmax_call import SoftmaxCall
-from regard.lens.take_weights import Taken
+from regard.lens import AttentionFinder, CapturedCall, Observer, Tallies, find_storages
+from regard.run.modules import Run
+from regard.run.own_work import is_recomputing, is_tracing
 
 Verdicts = dict[tuple[str, int], bool]  # of each softmax of a module: is it attention?
 # what a removed head survives: also our own edits
-KEEP_ZEROS = describe_changes(("masked_fill", "mul", "where", "dropout"))
-
-
-class AblationFinder(AttentionFinder):
-    """Finds attention; to zero its weights, or to scale them, is no change."""
-
-    def complete(self, call: SoftmaxCall, taken: Taken, notes: list[str]) -> None:
-        """Report a softmax that is attention."""
-        super().complete(call, taken, [x for x in notes if x not in KEEP_ZEROS])
-
-
-class Heard:
-    """What was heard in one module."""
-
-    def __init__(self) -> None:
-        self.attended = 0  # calls that are attention
-        self.unsure = 0  # calls that may be, and that a watch would not number
-        self.others = 0  # softmaxes that are not
-        self.changes: dict[str, None] = {}  # of weights, after an edited softmax
-        self.left: set[int] = set()  # heads whose output was not 0
-
-    def attends(self, *, by_name: bool) -> bool:
-        """Return whether a module attends; one that was named, also if it may."""
-        return bool(self.attended or (by_name and self.unsure))
-
-    @property
-    def is_other(self) -> bool:
-        """Whether none of its softmaxes is attention."""
-        return bool(self.others and not (self.attended or self.unsure))
+KEEP_ZEROS = ("masked_fill", "mul", "where", "dropout")
+MIXED = "its heads could not be told apart"
 
 
 class Local(threading.local):
@@ -63,48 +34,49 @@ class Local(threading.local):
 
     def __init__(self) -> None:
         self.observer: Observer | None = None
-        self.entered: list[bool] = []  # whether the observer was entered, each time
+        self.held = False  # a function that is edited as a whole is running
         self.numbers: dict[str, int] = {}  # softmaxes of a module since it was entered
         # heads of a module's last call that have to be separate
         self.chosen: dict[str, tuple[int, ...] | None] = {}
 
 
-class Verifier:
-    """Listens to an observer during an ablation."""
+class Verifier(Tallies):
+    """Listens to an observer during an ablation.
 
-    def __init__(
-        self, weights: set[int], here: RunningModules, *, removes: bool
-    ) -> None:
-        self.here, self.local = here, Local()
-        self.removes = removes  # the chosen heads have to be 0
-        self.weights = weights  # storages of the model's parameters
-        self.heard: dict[str, Heard] = {}
-        self.verdicts: Verdicts = {}
-        self.is_deaf = False
-        self.failures: dict[str, None] = {}
+    removes: the chosen heads have to be 0
+    known: verdicts of a verified run of the same inputs. Then nothing is observed: it
+        costs a third
+    """
 
-    def trust(self, known: Verdicts | None) -> None:
-        """Hear nothing if a run of the same inputs was verified: it costs a third."""
-        if known is not None:
-            self.verdicts, self.is_deaf = known, True
+    def __init__(self, run: Run, *, removes: bool, known: Verdicts | None) -> None:
+        super().__init__()
+        self.here, self.local, self.removes = run.here, Local(), removes
+        self.weights = find_storages(run.model)  # of parameters
+        self.is_deaf = known is not None
+        self.verdicts: Verdicts = {} if known is None else known
 
     def enter(self) -> None:
-        """Begin to hear a pass."""
-        local = self.local
-        hears = not any(local.entered) and not is_recomputing() and not is_tracing()
-        hears = hears and not self.is_deaf
-        if hears:
-            local.observer = Observer(AblationFinder(self, self.weights))
-            local.observer.__enter__()
-        local.entered.append(hears)
+        """Begin to observe a pass."""
+        if not (is_recomputing() or is_tracing() or self.is_deaf):
+            finder = AttentionFinder(self, self.weights, harmless=KEEP_ZEROS)
+            self.local.observer = Observer(finder)
+            self.local.observer.__enter__()
 
     def leave(self) -> None:
         """End a pass."""
-        local = self.local
-        if local.entered.pop() and local.observer is not None:
-            observer, local.observer = local.observer, None
+        observer, self.local.observer = self.local.observer, None
+        if observer is not None:
             observer.__exit__(None, None, None)
             observer.flush()
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Edit nothing inside of a call that is edited as a whole."""
+        before, self.local.held = self.local.held, True
+        try:
+            yield
+        finally:
+            self.local.held = before
 
     def visit(self, name: str) -> None:
         """Count the softmaxes of a module from 0."""
@@ -130,40 +102,29 @@ class Verifier:
         """Return the innermost module that is running."""
         return self.here.name
 
-    def at(self, module: str) -> Heard:
-        """Return what was heard in a module."""
-        return self.heard.setdefault(module, Heard())
-
     def complete(self, module: str, call: CapturedCall) -> None:
         """Take a call that is attention."""
-        heard = self.at(module)
-        heard.attended += 1
+        tally = self.count(module, attention=True)
+        tally.kept += 1
         heads = self.local.chosen.get(module)
-        if heads is None or not call.weights_taken or self.here.held:
+        if heads is None or not call.weights_taken or self.local.held:
             return
         changes = [x for x in call.note.split("; ") if "changed after" in x]
-        heard.changes.update(dict.fromkeys(changes))
+        tally.notes.update(dict.fromkeys(changes))
         if self.removes and call.out is not None:
             n = call.out.shape[1]
             for head in heads or range(n):
                 if head >= n or bool(call.out[:, head].any()):
-                    heard.left.add(head)
+                    tally.notes[MIXED] = None
 
     def take_whole(self) -> Observer | None:
         """Count a call that an adapter describes; return the observer to be muted."""
-        self.at(self.here.name).attended += 1
+        self.count(self.here.name, attention=True).kept += 1
         return self.local.observer
 
     def drop(self, module: str, reason: str, *, attention: bool) -> None:
-        """Take a call that a watch would not keep."""
-        heard = self.at(module)
-        if attention:
-            heard.unsure += 1
-            if self.local.chosen.get(module) is not None and not self.here.held:
-                heard.changes[reason] = None
-        else:
-            heard.others += 1
-
-    def fail(self, error: Exception) -> None:
-        """Take an error of the observer."""
-        self.failures[f"{type(error).__name__}: {error}"] = None
+        """Take a call that a watch would not keep; it may be attention."""
+        tally = self.count(module, attention=attention)
+        chosen = self.local.chosen.get(module) is not None
+        if attention and chosen and not self.local.held:
+            tally.notes[reason] = None

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from regard.recording.record import Covered
+from regard.recording.evidence import Covered
 
 # the newest releases that the tests have run with: what they pin, says test_project.py
 TESTED = {"torch": "2.15", "transformers": "5.23"}

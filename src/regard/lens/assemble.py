@@ -13,8 +13,7 @@ run. Which way it continues is decided by the number of its keys:
     all of them again, and one      a generation without a cache: its rows are replaced
     without some of the first       a sliding window
     without some of the last        speculative decoding: what was rejected is removed
-    in another order of sequences,  beam search: the rows follow their sequences
-    or repeated, or only some
+    sequences in another order      beam search: the rows follow their sequences
 
 Padding is removed if the model was told of it and the call itself hid it.
 
@@ -23,13 +22,16 @@ Next: passes.py
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+import regard.lens.coverage_notes as notes
 from regard.lens.captured_call import CapturedCall
 from regard.lens.captured_rows import (
     CapturedRows,
@@ -41,13 +43,20 @@ from regard.lens.captured_rows import (
     pick,
     write_rows,
 )
+from regard.lens.certify_run import make_claim
 from regard.lens.growing import Growing
-from regard.lens.mask_store import MaskStore, hides
+from regard.lens.mask_store import MaskStore
 from regard.lens.off_heap import bring, keep
-from regard.lens.padding import is_triangle
+from regard.lens.witness import ROWS, Witness, keep_outputs, project
 from regard.masks.algebra import Mask
 from regard.masks.patterns import causal
+from regard.recording.certificate import Claim
+from regard.recording.evidence import LseOrigin
 from regard.recording.record import Record
+from regard.run.cells import hides
+from regard.run.given import is_triangle
+
+EVERY, CAUSAL = slice(None), causal()
 
 
 @dataclass(frozen=True)
@@ -76,14 +85,17 @@ class LayerRun:
         self.session = 0  # the group of passes that it is a part of
         self.rows: list[CapturedRows] = []
         self.dropped: set[int] = set()  # sequences whose padding was removed
+        self.left_out: Counter[str] = Counter()  # rows that are in no record, by reason
         self.valid = call.valid
         self.end, self.is_cross = find_place(call, valid)  # behind the last row
         self.first = 0  # position of the first key that the cache still holds
         call = self.cut_empty(call)
-        self.forgotten: list[list[Tensor]] = []  # k, and v if kept, of those before it
-        self.keys = Growing(call.k, on_host=on_host)
-        with_v = keep_v and call.v is not None
-        self.values = Growing(call.v, on_host=on_host) if with_v else None
+        self.forgotten: list[dict[str, Tensor]] = []  # of the keys before it
+        self.seeded = np.random.default_rng(0)  # the same rows in all layers
+        self.stores = {
+            x: Growing(read_stored(call, x), on_host=on_host)
+            for x in choose_stores(call, keep_v=keep_v)
+        }
         self.add_rows(call)
 
     @property
@@ -92,9 +104,9 @@ class LayerRun:
         return int(bring(self.keys.held).shape[0])
 
     @property
-    def stores(self) -> list[Growing]:
-        """The arrays that grow: keys, and values if they are kept."""
-        return [self.keys] if self.values is None else [self.keys, self.values]
+    def keys(self) -> Growing:
+        """The keys."""
+        return self.stores["k"]
 
     def continue_with(self, call: CapturedCall, told: Continued) -> Continued | None:
         """Add a call if it continues this run; return how, or None.
@@ -172,23 +184,24 @@ class LayerRun:
     def extend(self, call: CapturedCall, shared: int, _gone: int) -> None:
         """Add the keys that are new."""
         part = slice(shared, shared + call.q.shape[2])
-        for mine, theirs in zip(self.stores, (call.k, call.v), strict=False):
-            mine.append(theirs[:, :, part])
+        for name, mine in self.stores.items():
+            mine.append(read_stored(call, name, part))
 
     def repeat(self, call: CapturedCall, shared: int, gone: int) -> None:
         """Add nothing: the keys are the same."""
 
     def replace(self, call: CapturedCall, _shared: int, _gone: int) -> int:
         """Forget all rows: the call has computed them again."""
-        for mine, theirs in zip(self.stores, (call.k, call.v), strict=False):
+        for name, mine in self.stores.items():
             mine.n = 0
-            mine.append(theirs)
+            mine.append(read_stored(call, name))
         self.restart()
         return 0
 
     def slide(self, call: CapturedCall, shared: int, gone: int) -> None:
         """Keep the keys that a window dropped apart, and add the new ones."""
-        self.forgotten.append([x.drop_first(gone) for x in self.stores])
+        lost = {name: x.drop_first(gone) for name, x in self.stores.items()}
+        self.forgotten.append(lost)
         self.first += gone
         self.extend(call, shared, 0)
 
@@ -200,12 +213,13 @@ class LayerRun:
 
     def crop(self, end: int) -> None:
         """Remove rows and keys from a position on."""
-        for x in self.stores:
+        for x in self.stores.values():
             x.crop(end - self.first)
         self.crop_rows(end)
 
     def crop_rows(self, end: int) -> None:
         """Remove rows from a position on."""
+        self.leave_out(notes.TAKEN_BACK, self.end - max(end, self.rows[0].start))
         self.rows = [x for x in self.rows if x.start < end]
         if self.rows and self.rows[-1].start + self.rows[-1].n_q > end:
             self.rows[-1] = self.rows[-1].crop(end)
@@ -213,19 +227,32 @@ class LayerRun:
 
     def reorder(self, order: Tensor) -> None:
         """Put the sequences into another order; some may be repeated."""
-        for x in self.stores:
+        rows = sum(x.n_q for x in self.rows)
+        self.left_out[notes.ENDED] += (self.batch - len(order)) * rows
+        for x in self.stores.values():
             x.reorder(order)
-        self.forgotten = [[pick(x, order) for x in y] for y in self.forgotten]
+        self.forgotten = [
+            {name: pick(x, order) for name, x in y.items()} for y in self.forgotten
+        ]
         self.rows = [x.reorder(order) for x in self.rows]
 
     def restart(self) -> None:
         """Forget all rows: they are computed again."""
+        self.leave_out(notes.AGAIN, sum(x.n_q for x in self.rows))
         self.rows, self.end = [], 0
+
+    def leave_out(self, why: str, rows: int) -> None:
+        """Count rows of all sequences that are not in the records."""
+        if rows > 0:
+            self.left_out[why] += rows * self.batch
 
     def add_rows(self, call: CapturedCall) -> None:
         """Store the rows of a call."""
         n_q = call.q.shape[2]
         assert call.lse is not None
+        if call.causal and self.end != self.first:  # it begins with the first key
+            seen = torch.ones(n_q, call.k.shape[2], dtype=torch.bool)
+            call = replace(call, mask=seen.tril().to(call.q.device), causal=False)
         self.rows.append(
             CapturedRows(
                 q=keep(call.q, on_host=self.on_host),
@@ -237,12 +264,22 @@ class LayerRun:
                 first=self.first,
                 n_k=call.k.shape[2],
                 blind=call.blind,
+                origin=call.origin,
+                witness=self.call_witness(call),
             )
         )
         self.end += n_q
         self.known = call.key_fingerprint
 
-    def records(self, valid: Tensor | None) -> Iterator[tuple[int, Record]]:
+    def call_witness(self, call: CapturedCall) -> Witness | None:
+        """Return what a call returned for a few rows, if its values are kept."""
+        if not {"u", "v"} & {*self.stores}:
+            return None
+        n = call.q.shape[2]
+        some = self.seeded.choice(n, min(n, ROWS), replace=False)
+        return keep_outputs(call, torch.from_numpy(np.sort(some)))
+
+    def records(self, valid: Tensor | None) -> Iterator[tuple[int, Claim]]:
         """Yield the record of every sequence of the batch.
 
         valid: (B, N), which tokens are no padding, as the model was told
@@ -250,7 +287,9 @@ class LayerRun:
         q, lse = (join_rows([getattr(x, n) for x in self.rows]) for n in ("q", "lse"))
         runs = [torch.arange(x.start, x.start + x.n_q) for x in self.rows]
         at = torch.cat(runs).to(q.device)
-        k, v = self.join_keys()
+        k, v = self.join_keys("k"), self.join_keys("v")
+        origins = {x.origin for x in self.rows}
+        origin = origins.pop() if len(origins) == 1 else LseOrigin.RECORD
         sink = None if self.sink is None else self.sink.detach().to(q.device)
         for b in range(q.shape[0]):
             n_k = k.shape[2]
@@ -269,23 +308,26 @@ class LayerRun:
             columns = torch.arange(len(keys), device=q.device)
             mask, bias = self.find_mask(b, kept, keys, (rows, columns))
             whole = len(keys) == k.shape[2]
-            yield (
-                b,
-                Record(
-                    name=self.name,
-                    q=q[b][:, kept],
-                    k=k[b] if whole else k[b][:, keys],
-                    v=None if v is None else v[b][:, keys],
-                    lse=lse[b][:, kept],
-                    scale=self.scale,
-                    softcap=self.softcap,
-                    sink=sink,
-                    mask=mask,
-                    bias=bias,
-                    q_positions=rows,
-                    k_positions=columns,
-                ),
+            record = Record(
+                name=self.name,
+                q=q[b][:, kept],
+                k=k[b] if whole else k[b][:, keys],
+                v=None if v is None else v[b][:, keys],
+                lse=lse[b][:, kept],
+                scale=self.scale,
+                softcap=self.softcap,
+                sink=sink,
+                mask=mask,
+                bias=bias,
+                q_positions=rows,
+                k_positions=columns,
+                origin=origin,
             )
+            there = np.ones(len(at), bool) if rows is at else kept.cpu().numpy()
+            self.left_out[notes.PADDING] += int(there.size - there.sum())
+            u = self.find_projected(v, b)
+            u = u if u is None else u[:, keys]
+            yield b, make_claim(record, self.rows, b, there, u)
 
     def find_real(
         self, b: int, valid: Tensor | None, at: Tensor, n_k: int
@@ -339,12 +381,20 @@ class LayerRun:
             done = done | (odd & ~at)
         return bool(done.all())
 
-    def join_keys(self) -> tuple[Tensor, Tensor | None]:
-        """Return all keys, and values if kept, including those that a cache dropped."""
-        k = join_rows([*(x[0] for x in self.forgotten), self.keys.tensor()])
-        if self.values is None:
-            return k, None
-        return k, join_rows([*(x[1] for x in self.forgotten), self.values.tensor()])
+    def find_projected(self, v: Tensor | None, b: int) -> Tensor | None:
+        """Return the values of a sequence times the signs of the witness."""
+        if v is not None:
+            return project(v[b])
+        u = self.join_keys("u")
+        return None if u is None else u[b]
+
+    def join_keys(self, name: str) -> Any:
+        """Return what is kept of all keys, also of those that a cache dropped."""
+        if name not in self.stores:
+            return None
+        return join_rows(
+            [*(x[name] for x in self.forgotten), self.stores[name].tensor()]
+        )
 
     def find_mask(
         self, b: int, kept: Any, keys: Tensor, positions: tuple[Tensor, Tensor]
@@ -355,7 +405,7 @@ class LayerRun:
         if plain and (self.is_cross or (len(self.rows) == 1 and not first.causal)):
             return None, None
         if plain and all(x.causal or x.n_q == 1 for x in self.rows):
-            return causal(), None
+            return CAUSAL, None
         cells = self.join_cells(b)[:, kept][..., keys]  # (H or 1, Nq, Nk)
         key: Any = object()  # shared only by calls with the very same mask
         if len(self.rows) == 1 and first.mask is not None:
@@ -372,6 +422,25 @@ class LayerRun:
         heads = max(x.shape[0] for x in blocks)
         blocks = [x.expand(heads, -1, -1) for x in blocks]
         return torch.cat(blocks, 1) if len(blocks) > 1 else blocks[0]
+
+
+def choose_stores(call: CapturedCall, *, keep_v: bool) -> str:
+    """Return what is kept of the keys: k, and v if asked for.
+
+    u is kept where nothing else certifies a row: the values times a vector of signs
+    """
+    if call.v is None:
+        return "k"
+    return "kv" if keep_v else "ku" if call.origin is LseOrigin.RECORD else "k"
+
+
+def read_stored(call: CapturedCall, name: str, part: slice = EVERY) -> Tensor:
+    """Return what a store keeps of some keys of a call."""
+    if name == "k":
+        return call.k[:, :, part]
+    assert call.v is not None
+    v = call.v[:, :, part]
+    return v if name == "v" else project(v)
 
 
 def is_near(mine: Tensor, theirs: Tensor, told: Continued) -> bool:

@@ -8,7 +8,7 @@ Next: assemble.py
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,9 @@ from torch import Tensor
 
 from regard.engine.choose import attend
 from regard.masks.patterns import causal
+from regard.recording.evidence import LseOrigin
+from regard.run.attention_interface import unpack_heads
+from regard.run.cells import make_four, may_see
 
 LEADING = 8  # leading numbers of a key, its fingerprint
 PIECE = "its queries are a piece of an array that this module attends with in pieces"
@@ -41,6 +44,7 @@ class CapturedCall:
     valid: Tensor | None = None  # (B, N), tokens that exist, if the call knows
     weights_taken: bool = False  # by a product: `out` is what its softmax gave
     keys_are_new: bool = False  # all keys were computed in this pass, none is cached
+    origin: LseOrigin = LseOrigin.KERNEL  # of lse, if there is one
     is_cross: bool = False  # the name of its module says that keys are of another text
     note: str = ""  # what a reader must know
     error: float = 0.0  # of the weights, rebuilt from q and k, if they were compared
@@ -89,9 +93,22 @@ def see_logits(via: str, logits: Tensor) -> CapturedCall:
         v=None,
         out=None,
         lse=torch.logsumexp(wide, -1),
+        origin=LseOrigin.RECORD,
         scale=1.0,
         mask=None if bool(allowed.all()) else allowed,
     )
+
+
+def unpack_rows(call: CapturedCall) -> CapturedCall:
+    """Return a call with the axes of the query, if its q is packed."""
+    q, mask = unpack_heads(call.q, call.mask)
+    if q.shape == call.q.shape:
+        return call
+    b, heads, n, _ = q.shape
+    out = None if call.out is None else call.out.reshape(b, heads, n, -1)
+    lse = None if call.lse is None else call.lse.reshape(b, heads, n)
+    blind = None if call.blind is None else call.blind.reshape(b, -1, n).any(1)
+    return replace(call, q=q, mask=mask, out=out, lse=lse, blind=blind)
 
 
 def compute_weights(call: CapturedCall) -> Tensor:
@@ -122,13 +139,6 @@ def split_mask(call: CapturedCall) -> tuple[Any, Tensor | None]:
     return allowed, torch.where(allowed, mask, 0).to(call.q.dtype)
 
 
-def may_see(mask: Tensor) -> Tensor:
-    """Return a mask as bool; -inf and the lowest numbers hide a cell."""
-    if not mask.is_floating_point():
-        return mask.bool()
-    return mask > torch.finfo(mask.dtype).min / 2
-
-
 def arrange(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -142,10 +152,3 @@ def arrange(
     if q.shape[1] == 1:  # one head of queries for several of keys
         q = q.expand(-1, k.shape[1], -1, -1)
     return q, k, v, None if mask is None else make_four(mask)
-
-
-def make_four(x: Tensor) -> Tensor:
-    """Return x as (B, H, N, D): axes are added in front, or put together there."""
-    if x.ndim == 4:
-        return x
-    return x.flatten(0, -4) if x.ndim > 4 else x.reshape((1,) * (4 - x.ndim) + x.shape)

@@ -15,9 +15,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regard.lens.captured_call import CapturedCall, make_four, may_see
-from regard.lens.mask_store import hides
+from regard.lens.captured_call import CapturedCall
 from regard.lens.off_heap import Kept, bring
+from regard.lens.witness import Witness
+from regard.recording.evidence import LseOrigin
+from regard.run.cells import hides, make_four, may_see
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class CapturedRows:
     first: int  # position of the first key
     n_k: int  # keys of the call
     blind: Tensor | None = None  # (B, Nq), rows that average
+    origin: LseOrigin = LseOrigin.KERNEL  # of lse
+    witness: Witness | None = None
 
     def reorder(self, order: Tensor) -> CapturedRows:
         """Return the rows with the sequences in another order."""
@@ -41,7 +45,8 @@ class CapturedRows:
         if mask is not None and mask.ndim == 4 and mask.shape[0] > 1:
             mask = pick(mask, order)
         blind = None if self.blind is None else pick(self.blind, order)
-        return replace(self, q=q, lse=lse, mask=mask, blind=blind)
+        witness = None if self.witness is None else self.witness.reorder(order)
+        return replace(self, q=q, lse=lse, mask=mask, blind=blind, witness=witness)
 
     def crop(self, end: int) -> CapturedRows:
         """Return the rows before a position."""
@@ -51,7 +56,10 @@ class CapturedRows:
         if mask is not None and mask.shape[-2] > 1:
             mask = mask[..., :n_q, :]
         blind = None if self.blind is None else self.blind[:, :n_q]
-        return replace(self, q=q, lse=lse, mask=mask, n_q=n_q, blind=blind)
+        seen = None if self.witness is None else self.witness.crop(n_q)
+        return replace(
+            self, q=q, lse=lse, mask=mask, n_q=n_q, blind=blind, witness=seen
+        )
 
 
 def pick(x: Tensor, order: Tensor) -> Tensor:
@@ -128,7 +136,7 @@ def find_place(call: CapturedCall, valid: Tensor | None) -> tuple[int, bool]:
     """
     n_q, n_k = call.q.shape[2], call.k.shape[2]
     if n_q == n_k or call.causal:
-        return 0, call.is_cross
+        return 0, call.is_cross and not call.causal
     if is_other_sequence(call):
         return 0, True
     if call.mask is None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from regard.engine.choose import attend
 from regard.lens.captured_call import CapturedCall, split_mask
+from regard.recording.evidence import LseOrigin
 
 CHECKED = 8  # rows of a call that are rebuilt from what is kept
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of a rebuilt output; else 3e-2
@@ -65,13 +66,13 @@ def check_rebuild(call: CapturedCall) -> tuple[CapturedCall, float]:
                 q_start=0,
             )
             if call.out is None:
-                return replace(call, lse=done.lse), 0.0
+                return replace(call, lse=done.lse, origin=LseOrigin.RECORD), 0.0
             # padding, where eager code averages
             blind = done.lse[..., None] == -math.inf
             theirs = call.out.detach().masked_fill(blind, 0)
-            return replace(call, lse=done.lse), find_largest_difference(
-                done.out, theirs
-            )
+            return replace(
+                call, lse=done.lse, origin=LseOrigin.RECORD
+            ), find_largest_difference(done.out, theirs)
         if call.out is None:
             return call, 0.0
         picked = pick_rows(n_q, call.q.device)

@@ -21,4 +21,18 @@ SILENT = "it ran, but no softmax was heard in it"
 SAMPLES = "vmap runs it once per sample, and its samples are not alike"
 ALTERED = "an intervention changed what heads output; they are recorded without it"
 EMPTY = "calls without queries or keys are not kept"
+TAKEN_BACK = "taken back"  # guesses that were rejected, and what was cropped
+AGAIN = "computed again"
+ENDED = "of sequences that ended"
+PADDING = "of padding"
+FAILED = (
+    "its records contradict the model: {} of {} checked rows are off by up to {:.2g}, "
+    "where rounding explains {:.1g}"
+)
+LOST = "{} of its {} rows are in no record"
+NEW = "modules were added or replaced: what they attend to has another name, or none"
+MISSED = (
+    "{} softmaxes or attention calls ran no operator that could be observed: they were "
+    "replaced by something else, or by another function"
+)
 COMPILED = "compiled code runs uncompiled while it is watched; its last bits may differ"

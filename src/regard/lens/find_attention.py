@@ -21,8 +21,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from regard.lens.attention_interface import unpack_rows
-from regard.lens.captured_call import PIECE, CapturedCall
+from regard.lens.captured_call import PIECE, CapturedCall, unpack_rows
 from regard.lens.fused import read_flex, read_fused
 from regard.lens.layout import Axis
 from regard.lens.operators import (
@@ -46,6 +45,7 @@ from regard.lens.softmax_call import SoftmaxCall, hear_softmax
 from regard.lens.take_weights import Taken, make_call
 from regard.lens.trace import Trace
 
+ATTENDING = SOFTMAX | FUSED | COMPOSITE_ATTENTION | {FLEX}
 HELD = 8  # products and softmaxes that are held at the same time
 TAKEN = "taken"  # the kind of an axis of what an attention gave
 UNSTABLE = Placement(keys=-1)  # the axes of a module's calls differ
@@ -84,8 +84,10 @@ class AttentionFinder:
         listener: Listener,
         weights: set[int],  # storages of the model's parameters
         placements: dict[str, Placement] | None = None,
+        harmless: Sequence[str] = (),  # operators that may change weights
     ) -> None:
         self.listener, self.weights, self.trace = listener, weights, Trace()
+        self.harmless = describe_changes(harmless)
         self.placements = {} if placements is None else placements  # by module
         self.narrow = False  # it hears a single call, and cannot trace its arguments
         self.products: deque[Product] = deque()
@@ -93,6 +95,7 @@ class AttentionFinder:
         self.queries: dict[str, list[Origin]] = {}  # of modules that attended
         self.handlers: dict[Any, Handler | None] = {}
         self.before: Tensor | None = None  # an argument that was overwritten
+        self.operators = 0  # softmaxes and kernels
 
     def hears(self, func: Any) -> bool:
         """Return whether an operator tells anything."""
@@ -104,6 +107,7 @@ class AttentionFinder:
     def hear(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Hear an operator that has run."""
         handler = self.handlers[func]
+        self.operators += read_name(func) in ATTENDING
         if handler is not None:
             handler(func, args, kwargs, out)
 
@@ -261,6 +265,7 @@ class AttentionFinder:
         if call in self.pending:
             self.pending.remove(call)
         try:
+            notes = [x for x in notes if x not in self.harmless]
             made = None if call.reason else make_call(call, taken, notes)
             made = None if made is None else unpack_rows(made)
         except Exception as error:

@@ -19,11 +19,10 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from regard.engine.device_operators import read_lse
-from regard.lens.attention_interface import unpack_rows
-from regard.lens.captured_call import CapturedCall, make_four, see_logits
+from regard.lens.captured_call import CapturedCall, see_logits, unpack_rows
 from regard.lens.operators import FAST_PATHS, VARLEN, read_name
-from regard.lens.scores import HIDDEN
 from regard.lens.take_weights import AVERAGE, STORED_AS_LOGITS, average_rows
+from regard.run.cells import HIDDEN, make_four
 
 LSE_ON_REQUEST = torch.ops.aten._scaled_dot_product_efficient_attention.default  # noqa: SLF001
 AT_LSE = 4  # the argument compute_log_sumexp of the memory-efficient operator

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from regard.lens.captured_call import may_see
 from regard.masks.algebra import Mask
 from regard.masks.patterns import causal, same, window
+from regard.run.cells import may_see
 
 Found = tuple[Mask | Tensor | None, Tensor | None]  # mask and bias
 
@@ -113,8 +113,3 @@ def find_documents(allowed: Tensor, rows: Tensor, keys: Tensor) -> Mask | None:
     if bool((allowed == alike.tril()).all()):
         return causal() & same(ids)
     return None
-
-
-def hides(cells: Tensor, threshold: float = -1000.0) -> Tensor:
-    """Return which cells are hidden, also those that only get a very low number."""
-    return ~cells if cells.dtype == torch.bool else cells < threshold

@@ -11,51 +11,33 @@ An error of ours becomes a reason in the coverage and is never raised.
     in inference mode                    composite operators arrive whole and are taken
                                          apart, so that the same kernels run
 
-Next: module_stack.py
+Next: wide_passes.py
 """
 
 from __future__ import annotations
 
-import threading
-from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch._higher_order_ops.flex_attention import (
+    flex_attention,
+    flex_attention_backward,
+)
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+)
 
 from regard.lens.find_attention import NO_DATA, AttentionFinder
 from regard.lens.fused import ask_for_lse
 from regard.lens.operators import FUSED, SOFTMAX, has_nested, is_composite, read_name
+from regard.run.own_work import COMPUTING, compute
 
 PLAIN = (Tensor, nn.Parameter)
+NO_WAY = torch._C._disabled_torch_dispatch_impl  # noqa: SLF001
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001
-
-
-class Computing(threading.local):
-    """Whether a lens of this thread computes something itself (thread-local)."""
-
-    on = False
-
-
-COMPUTING = Computing()
-
-
-class compute:  # noqa: N801 (it is used like a function)
-    """Compute something of our own, which no mode of anyone hears."""
-
-    def __enter__(self) -> None:
-        others = torch._C._len_torch_dispatch_stack()  # noqa: SLF001
-        self.modes = _disable_current_modes() if others else nullcontext()
-        self.modes.__enter__()
-        self.functions = torch._C.DisableTorchFunction()  # noqa: SLF001
-        self.functions.__enter__()
-        self.before, COMPUTING.on = COMPUTING.on, True
-
-    def __exit__(self, *error: object) -> None:
-        COMPUTING.on = self.before
-        self.functions.__exit__(*error)
-        self.modes.__exit__(*error)
 
 
 class Observer(TorchDispatchMode):  # type: ignore[misc]
@@ -67,6 +49,13 @@ class Observer(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self.finder = finder
         self.muted = 0  # inside of a call that is reported as a whole
+        self.called = 0  # softmaxes and kernels that Python called, in this pass
+        self.in_sdpa = 0  # inside of a patched function, observed in narrow passes too
+
+    @property
+    def is_deaf(self) -> bool:
+        """Whether nothing is observed: it is reported as a whole, or it is ours."""
+        return bool(self.muted) or COMPUTING.on
 
     @classmethod
     def is_infra_mode(cls) -> bool:
@@ -83,6 +72,13 @@ class Observer(TorchDispatchMode):  # type: ignore[misc]
         )
         return super().__enter__()
 
+    def __exit__(self, *error: object) -> None:
+        # torch 2.6 frees a popped mode that only its stack holds, and then returns it:
+        # passes that end in the order in which they began pop each other's modes
+        held = _get_current_dispatch_mode_stack()
+        super().__exit__(*error)
+        del held
+
     def ask(self, func: Any, args: Any) -> Any:
         """Return the arguments of an operator, with its lse asked for."""
         try:
@@ -95,9 +91,9 @@ class Observer(TorchDispatchMode):  # type: ignore[misc]
         self, func: Any, types: Any, args: Any = (), named: Any = None
     ) -> Any:
         named = named or {}
-        if types and any(kind not in PLAIN for kind in types):
+        if types and any(map(has_own_way, types)):
             return self.run_subclass(func, types, args, named)
-        if self.muted or COMPUTING.on:  # no lens hears what another one computes
+        if self.is_deaf:  # no lens hears what another one computes
             return func(*args, **named)
         whole = torch.is_inference_mode_enabled() and is_composite(func)
         if whole and not has_nested(args):
@@ -125,7 +121,7 @@ class Observer(TorchDispatchMode):  # type: ignore[misc]
 
     def run_subclass(self, func: Any, types: Any, args: Any, named: Any) -> Any:
         """Run an operator on tensors that have their own way to run it."""
-        others = [kind for kind in types if kind not in PLAIN]
+        others = [kind for kind in types if has_own_way(kind)]
         if not all(x.__module__.startswith("torch._subclasses") for x in others):
             return NotImplemented  # what they run inside is heard
         out = func(*args, **named)
@@ -150,9 +146,32 @@ class Observer(TorchDispatchMode):  # type: ignore[misc]
             self.finder.listener.fail(error)
         return args
 
+    def count_missed(self) -> int:
+        """Return how many calls of Python ran no operator that was observed."""
+        missed = max(0, self.called - self.finder.operators)
+        self.called = self.finder.operators = 0
+        return missed
+
     def flush(self) -> None:
         """Report what is pending, and forget everything: the pass is over."""
         try:
             self.finder.flush()
         except Exception as error:  # noqa: BLE001 (nothing of ours reaches the model)
             self.finder.listener.fail(error)
+
+
+def has_own_way(kind: Any) -> bool:
+    """Return whether tensors of a class run operators in a way of their own."""
+    return kind not in PLAIN and kind.__torch_dispatch__ is not NO_WAY
+
+
+def hear_flex(func: Any, mode: Observer, *args: Any, **named: Any) -> Any:
+    """Give a higher-order operator to the mode as any other one."""
+    types = tuple(type(x) for x in args if isinstance(x, Tensor))
+    return mode.__torch_dispatch__(func, types, args, named)
+
+
+if "supports_higher_order_operators" not in vars(TorchDispatchMode):
+    # torch 2.6 asks each operator which modes it knows
+    for func in (flex_attention, flex_attention_backward):
+        func.py_impl(Observer)(partial(hear_flex, func))

@@ -29,7 +29,8 @@ class OffHeap:
 
     def __init__(self, x: Tensor) -> None:
         self.shape, self.dtype, self.device = x.shape, x.dtype, x.device
-        self.bytes = mmap.mmap(-1, x.numel() * x.element_size())
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # a forked process has a copy
+        self.bytes = mmap.mmap(-1, x.numel() * x.element_size(), flags=private)
         self.tensor().copy_(x)
 
     def tensor(self) -> Tensor:

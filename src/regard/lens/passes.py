@@ -3,26 +3,20 @@
 A session is a group of passes that continue each other: the steps of a generation. The
 first layer that attends in a pass decides whether the pass continues the session.
 
-    state     event                           next      what is done
-    IDLE      a pass begins                   BEGUN     tokens and padding are held
-    IDLE      a layer attends: an encoder     IDLE      its run belongs to the next
-              that runs before the model                session, or to the last one if
-                                                        the same method ran it
-    BEGUN     a layer continues its run       RUNNING   tokens are added to the session,
-                                                        reordered or cropped with it
-    BEGUN     a layer begins a run            RUNNING   a new session begins
-    RUNNING   a layer attends                 RUNNING   its run belongs to the session
-    any       the pass ends                   IDLE
+    the first layer that is kept          the pass belongs to
+    continues its run                     the session of this run, which is reordered or
+                                          cropped with it
+    begins a run                          a new session
+    attends between passes: an encoder    the next session, or the last one if the same
+                                          method of the model ran it
 
 Next: watch.py
 """
 
 from __future__ import annotations
 
-import enum
-import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,17 +26,10 @@ from regard.lens.assemble import Continued, LayerRun
 from regard.lens.captured_call import CapturedCall
 from regard.lens.captured_rows import extend
 from regard.lens.mask_store import MaskStore
-from regard.lens.padding import Given
+from regard.run.given import Given, refer_to
+from regard.run.passes import Pass
 
 Told = tuple[tuple[int, ...], list[int], list[int]]  # tokens, padding, which are real
-
-
-class State(enum.Enum):
-    """Where a thread is, between and in passes."""
-
-    IDLE = "no pass is running"
-    BEGUN = "a pass began, and no layer has attended"
-    RUNNING = "a layer has attended"
 
 
 @dataclass
@@ -54,6 +41,7 @@ class Session:
     valid: Tensor | None = None
     cache: Any = None
     told: Tensor | None = None  # the order into which the cache was put since
+    has_gaps: bool = False  # the tokens of some passes are unknown
 
     def add(self, given: Given, how: Continued | None, *, whole: bool) -> None:
         """Add the tokens of a pass."""
@@ -63,6 +51,7 @@ class Session:
             self.crop(how.cropped)
         if given.tokens is not None and whole:
             self.pieces.append(given.tokens)
+        self.has_gaps |= given.tokens is None  # it was given embeddings
         if given.valid is not None:
             self.valid = given.valid
         self.cache = given.cache or self.cache
@@ -85,12 +74,13 @@ class Session:
 
         dropped: the sequences whose records are without their padding
         """
-        if not self.pieces and self.valid is not None:  # it was given embeddings
-            for row in self.valid[: self.size]:
-                yield (), [], [] if bool(row.all()) else row.int().tolist()
-        if {x.shape[0] for x in self.pieces} != {self.size}:  # unknown
+        pieces = [] if self.has_gaps else self.pieces  # else it was given embeddings
+        if not pieces and self.valid is not None:
+            some = (x.int().tolist() for x in self.valid[: self.size])
+            yield from (((), [], [] if all(x) else x) for x in some)
+        if {x.shape[0] for x in pieces} != {self.size}:  # unknown
             return
-        for b, row in enumerate(torch.cat(self.pieces, 1)):
+        for b, row in enumerate(torch.cat(pieces, 1)):
             real = torch.ones(len(row), dtype=torch.bool, device=row.device)
             if self.valid is not None and b < len(self.valid):
                 real = extend(self.valid[b], len(row)).to(row.device)
@@ -103,19 +93,17 @@ class Session:
 class Passes:
     """What one thread ran: the runs of each layer, and its sessions."""
 
-    def __init__(self, *, on_host: bool = False) -> None:
-        self.on_host = on_host  # whether arrays leave the device as they arrive
-        self.state = State.IDLE
+    def __init__(self, now: Pass, *, on_host: bool = False) -> None:
+        self.now, self.on_host = now, on_host  # whether arrays leave the device at once
         self.method_ran: bool | None = None  # a method of the model has run a pass;
         # None if no method of it is running
-        self.given = Given()
         self.runs: dict[str, list[LayerRun]] = {}
         self.sessions: list[Session] = []
-        self.current = 0  # the session of the pass that is running
+        self.is_joined = False  # the session of the pass that runs is known
+        self.current = 0  # it
         self.known: int | None = None  # the session whose cache the pass was given
         self.how: Continued | None = None  # how the pass continues an earlier one
         self.is_new = False  # the pass does not continue an earlier one
-        self.numbers: dict[str, int] = {}  # attention calls of modules in this pass
         self.store = MaskStore()
 
     def list_told(self, number: int) -> dict[int, Told]:
@@ -126,38 +114,20 @@ class Passes:
         dropped = {b for run in runs if run.session == number for b in run.dropped}
         return dict(enumerate(self.sessions[number].list_tokens(dropped)))
 
-    def begin(self, given: Given) -> None:
+    def begin(self) -> None:
         """Begin a pass, or add what only the model in a wrapper was given."""
-        if self.state is State.RUNNING:
-            return
-        cache, old = given.cache, self.given
-        if self.state is State.BEGUN:
-            cache = cache if old.cache is None else old.cache()
-            given = Given(
-                given.tokens if old.tokens is None else old.tokens,
-                given.valid if old.valid is None else old.valid,
-                is_packed=given.is_packed or old.is_packed,
-                is_paged=given.is_paged or old.is_paged,
-            )
-        self.given = replace(given, cache=refer_to(cache))  # a weak reference
-        self.state = State.BEGUN
+        cache = self.now.given.cache and self.now.given.cache()
         known = [] if cache is None else [n for n, _ in self.list_sessions(cache)]
-        self.known = known[-1] if known else None
-        self.numbers.clear()
+        self.known, self.is_joined = known[-1] if known else None, False
         self.store.begin_pass()
 
     def end(self, cache: Any = None) -> None:
         """End a pass, which may return a cache for the next one."""
-        if self.state is State.RUNNING:
+        if self.is_joined:
             session = self.sessions[self.current]
             session.told, session.cache = None, session.cache or refer_to(cache)
             self.method_ran = None if self.method_ran is None else True
-        self.state = State.IDLE
-
-    def name_layer(self, module: str) -> str:
-        """Return the name of the next attention of a module in this pass."""
-        number = self.numbers[module] = self.numbers.get(module, 0) + 1
-        return module if number == 1 else f"{module}#{number}"
+        self.is_joined = False
 
     def add(
         self, name: str, call: CapturedCall, *, keep_v: bool, tower: bool = False
@@ -167,7 +137,7 @@ class Passes:
         tower: its queries are no tokens: a text may have several pictures
         """
         runs = self.runs.setdefault(name, [])
-        last, begun = self.find_last(runs), self.state is State.BEGUN
+        last, begun = self.find_last(runs), self.is_begun
         if self.is_first_use and has_all_keys(call):
             last = None  # the cache is new, and was empty
         if last is not None and last.is_cross and not begun:
@@ -180,7 +150,7 @@ class Passes:
                 self.store,
                 keep_v=keep_v,
                 on_host=self.on_host,
-                valid=self.given.valid,
+                valid=self.now.given.valid,
             )
             runs.append(last)
             last.session = self.current if self.is_inside else len(self.sessions)
@@ -192,38 +162,37 @@ class Passes:
         self, call: CapturedCall, run: LayerRun, how: Continued | None, *, tower: bool
     ) -> None:
         """Find the session of a pass by its first call."""
-        self.state, self.is_new, self.how = State.RUNNING, how is None, how
+        self.is_joined, self.is_new, self.how = True, how is None, how
         if how is None:
-            tokens = self.given.tokens if tower else None
+            tokens = self.now.given.tokens if tower else None
             self.sessions.append(Session(len(call.q if tokens is None else tokens)))
         self.current = min(run.session, len(self.sessions) - 1)
         whole = run.rows[0].start == 0  # else the tokens before are unknown
-        self.sessions[self.current].add(self.given, how, whole=whole)
+        self.sessions[self.current].add(self.now.given, how, whole=whole)
 
     def find_valid(self, session: int) -> Tensor | None:
         """Return which tokens are not padding, if the model was given a mask."""
         return self.sessions[session].valid if session < len(self.sessions) else None
 
     @property
-    def is_inside(self) -> bool:
-        """Whether a call is a part of the current session, not of a new one."""
-        idle = self.state is State.IDLE
-        return self.state is State.RUNNING or (idle and bool(self.method_ran))
+    def is_begun(self) -> bool:
+        """Whether a pass is running, and no call of it was kept."""
+        return bool(self.now.depth) and not self.is_joined
 
     @property
-    def is_paged(self) -> bool:
-        """Whether a pass is running whose keys are those of many requests."""
-        return self.state is not State.IDLE and self.given.is_paged
+    def is_inside(self) -> bool:
+        """Whether a call is a part of the current session, not of a new one."""
+        return self.is_joined or (not self.now.depth and bool(self.method_ran))
 
     @property
     def is_first_use(self) -> bool:
         """Whether the pass was given a cache that no earlier pass has used."""
-        inside = self.state is not State.IDLE
-        return inside and self.known is None and self.given.cache is not None
+        cached = self.now.depth and self.now.given.cache is not None
+        return bool(cached) and self.known is None
 
     def find_last(self, runs: list[LayerRun]) -> LayerRun | None:
         """Return the run that a call may continue: of the same cache, if known."""
-        known = None if self.state is State.IDLE else self.known
+        known = self.known if self.now.depth else None
         some = [x for x in runs if known is None or x.session == known]
         return some[-1] if some else None
 
@@ -231,7 +200,7 @@ class Passes:
         """Return what the cache, and the first layer of the pass, tell about a run."""
         if run.is_cross or run.session >= len(self.sessions):
             return Continued()
-        how = self.how if self.state is State.RUNNING else None
+        how = self.how if self.is_joined else None
         return Continued(
             self.sessions[run.session].told, None if how is None else how.cropped
         )
@@ -244,7 +213,7 @@ class Passes:
         how = self.how
         if self.is_new:
             return None
-        if self.state is not State.RUNNING or how is None:
+        if not self.is_joined or how is None:
             return run
         if how.order is not None and int(how.order.max()) < run.batch:
             run.reorder(how.order)
@@ -298,14 +267,6 @@ class Passes:
             for run in (x for runs in self.runs.values() for x in runs):
                 if run.session == number and not run.is_cross:
                     run.crop(length)
-
-
-def refer_to(cache: Any) -> Any:
-    """Return a weak reference to a cache, None if there is none."""
-    try:
-        return None if cache is None else weakref.ref(cache)
-    except TypeError:  # a tuple of tensors
-        return None
 
 
 def has_all_keys(call: CapturedCall) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial, wraps
 from types import FunctionType
 from typing import Any
@@ -17,23 +17,20 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
 from torch.nn import functional as F  # noqa: N812
+from torch.utils._python_dispatch import (
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
 
 from regard.lens.adapters.hear import patch_adapters
-from regard.lens.attention_interface import follow_interface
 from regard.lens.captured_call import CapturedCall
-from regard.lens.module_stack import (
-    FAST_PATH,
-    ModuleStack,
-    PassHook,
-    is_recomputing,
-    is_tracing,
-)
-from regard.lens.monkeypatch import put
-from regard.lens.observer import compute
+from regard.lens.observer import Observer
+from regard.run.modules import RunningModules
+from regard.run.monkeypatch import put, put_back
+from regard.run.own_work import compute
 
-COMPILER = "torch._dynamo"  # loading it takes as long as loading torch
 BIAS = "torch.nn.attention.bias"  # loads it
-LIBRARIES = ("torch", "transformers", "builtins", "regard", "peft", "diffusers")
+LIBRARIES = ("torch", "transformers", "builtins", "peft", "diffusers")
 
 
 class Samples(threading.local):
@@ -46,40 +43,63 @@ class Samples(threading.local):
 def patch_all(model: nn.Module, watcher: Any) -> Iterator[None]:
     """Patch what operators alone do not show, inside the context manager."""
     with ExitStack() as stack:
-        stack.enter_context(run_uncompiled())
-        stack.enter_context(follow_interface())
+        stack.enter_context(patch_softmax(watcher))
         stack.enter_context(patch_sdpa(watcher))
-        stack.enter_context(patch_fast_paths(model, watcher))
         stack.enter_context(patch_adapters(model, watcher))
         stack.enter_context(patch_methods(model, watcher))
         stack.enter_context(patch_caches(watcher))
+        for name in ("__new__", "_make_subclass"):
+            stack.enter_context(put(Tensor, name, make_unobserved))
         yield
+
+
+def make_unobserved(original: Callable[..., Any]) -> Any:
+    """Return what makes a tensor of a subclass, which torch cannot do under a mode."""
+
+    @wraps(original)
+    def make(*args: Any, **named: Any) -> Any:
+        modes = _get_current_dispatch_mode_stack()
+        alone = len(modes) == 1 and isinstance(modes[0], Observer)
+        with _disable_current_modes() if alone else nullcontext():
+            return original(*args, **named)
+
+    return staticmethod(make)
 
 
 @contextmanager
-def run_uncompiled() -> Iterator[None]:
-    """Let compiled code run uncompiled, without loading a compiler that nobody uses."""
-    if COMPILER in sys.modules:
-        with torch.compiler.set_stance("force_eager"):
-            yield
-        return
+def patch_softmax(watcher: Any) -> Iterator[None]:
+    """Count softmaxes, and observe those that run where nothing attended before."""
 
-    def make(before: Callable[..., Any]) -> Callable[..., Any]:
+    def make(owner: Any, before: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(before)
         def stand_in(*args: Any, **named: Any) -> Any:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-            return before(*args, **named)
+            here = watcher.here
+            inside = here.name or (here.names and here.now.depth)
+            if inside and not (here.mode.is_deaf or watcher.run.is_away):
+                with watcher.run.contain():
+                    here.mode.called += 1
+                    here.enter_mode()
+            with show_original(owner, "softmax"):
+                return before(*args, **named)
 
         return stand_in
 
-    with ExitStack() as stack, put(torch, "compile", make):
+    with ExitStack() as patches:
+        for owner in (Tensor, torch):
+            patches.enter_context(put(owner, "softmax", partial(make, owner)))
         yield
+
+
+def show_original(owner: Any, name: str) -> AbstractContextManager[None]:
+    """Put a function back while modes may compare it with what they are called with."""
+    modes = torch._C._len_torch_function_stack()  # noqa: SLF001
+    return put_back(owner, name) if modes else nullcontext()
 
 
 @contextmanager
 def patch_sdpa(watcher: Any) -> Iterator[None]:
     """Hear calls of F.scaled_dot_product_attention where nothing else is heard."""
-    stack = watcher.stack
+    here = watcher.here
 
     def make(before: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(before)
@@ -90,14 +110,14 @@ def patch_sdpa(watcher: Any) -> Iterator[None]:
                 # it compares this function with the one in F
                 own = type(mask).__torch_function__
                 return own(F.scaled_dot_product_attention, (type(mask),), args, named)
-            deaf = not stack.names or stack.observer.muted
-            if deaf or is_tracing() or is_recomputing():
+            if not here.names or here.mode.is_deaf or watcher.run.is_away:
                 return before(*args, **named)
             given = [x for x in args[:3] if isinstance(x, Tensor)]
             if any(is_batchedtensor(x) for x in given):
                 return run_samples(watcher, before, args, named)
-            count_if_empty(watcher, given[:2])
-            return run_heard(stack, before, args, named)
+            count_call(watcher, given[:2])
+            with show_original(F, "scaled_dot_product_attention"):
+                return run_heard(here, before, args, named)
 
         return stand_in
 
@@ -105,38 +125,40 @@ def patch_sdpa(watcher: Any) -> Iterator[None]:
         yield
 
 
-def count_if_empty(watcher: Any, arrays: Sequence[Tensor]) -> None:
-    """Count a call for which torch runs no operator."""
+def count_call(watcher: Any, arrays: Sequence[Tensor]) -> None:
+    """Count a call; torch runs no operator for one without queries or keys."""
     try:
         with compute():
-            if not all(x.numel() for x in arrays):
-                watcher.count_empty(watcher.stack.name)
+            if all(x.numel() for x in arrays):
+                watcher.here.mode.called += 1
+            else:
+                watcher.count_empty(watcher.here.name)
     except Exception as error:  # noqa: BLE001 (nothing of ours reaches the model)
         watcher.fail(error)
 
 
 def run_heard(
-    stack: ModuleStack, before: Callable[..., Any], args: Any, named: Any
+    here: RunningModules, before: Callable[..., Any], args: Any, named: Any
 ) -> Any:
-    """Run a call, and hear its operators even if those around it are not heard."""
-    stack.in_sdpa += 1
-    narrow = not stack.entered
+    """Run a call, and observe its operators even if those around it are not."""
+    observer, narrow = here.mode, not here.entered
+    observer.in_sdpa += 1
     if narrow:
-        stack.observer.finder.narrow = True
-        stack.observer.__enter__()
+        observer.finder.narrow = True
+        observer.__enter__()
     try:
         return before(*args, **named)
     finally:
-        stack.in_sdpa -= 1
+        observer.in_sdpa -= 1
         if narrow:
-            stack.observer.__exit__(None, None, None)
-            stack.observer.flush()
-            stack.observer.finder.narrow = False
+            observer.__exit__(None, None, None)
+            observer.flush()
+            observer.finder.narrow = False
 
 
 def run_samples(watcher: Any, before: Callable[..., Any], args: Any, named: Any) -> Any:
     """Run a call under vmap: torch runs it once per sample, which is one call."""
-    module = watcher.stack.name
+    module = watcher.here.name
     outer, watcher.samples.calls = watcher.samples.calls, []
     try:
         return before(*args, **named)
@@ -150,55 +172,21 @@ def run_samples(watcher: Any, before: Callable[..., Any], args: Any, named: Any)
 
 
 @contextmanager
-def patch_fast_paths(model: nn.Module, watcher: Any) -> Iterator[None]:
-    """Name the torch modules that run differently when they have hooks."""
-    stack, hooks = watcher.stack, watcher.hooks
-    begin, end = (PassHook(hooks, x) for x in (hooks.enter_pass, hooks.leave_pass))
-    names = {
-        id(module): name
-        for name, module in model.named_modules()
-        if isinstance(module, FAST_PATH)
-    }
-
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)
-        def forward(module: nn.Module, *args: Any, **named: Any) -> Any:
-            name = names.get(id(module))
-            if name is None or is_tracing() or is_recomputing():
-                return original(module, *args, **named)
-            if not name:  # the whole model, which has no hooks
-                begin(module, args, named)
-            out = None
-            try:
-                with stack.inside(name, hear=True):
-                    out = original(module, *args, **named)
-                return out
-            finally:
-                if not name:
-                    end(module, args, out)
-
-        return forward
-
-    with ExitStack() as patches:
-        for kind in FAST_PATH if names else ():
-            patches.enter_context(put(kind, "forward", make))
-        yield
-
-
-@contextmanager
 def patch_methods(model: nn.Module, watcher: Any) -> Iterator[None]:
     """Hear methods of a model's own class that are called instead of its forward."""
-    stack = watcher.stack
+    run = watcher.run
+    # only modules attend in our models, so that a generation is not observed as a whole
+    is_ours = type(model).__module__.startswith("regard.")
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def method(self: Any, *args: Any, **named: Any) -> Any:
-            if self is not model or stack.names or is_tracing() or is_recomputing():
+            if self is not model or run.here.names or run.is_away:
                 return original(self, *args, **named)
-            watcher.hooks.ran.add("")
+            run.ran.add("")
             watcher.mine.method_ran = False
             try:
-                with stack.inside("", hear=True):
+                with run.inside_method(needs_mode=not is_ours):
                     return original(self, *args, **named)
             finally:
                 watcher.mine.method_ran = None

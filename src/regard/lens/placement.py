@@ -21,6 +21,7 @@ from regard.lens.layout import REPEAT, Axis, Part, count, merge
 from regard.lens.origin import View
 from regard.lens.roles import Roles, Source, assign_roles
 from regard.lens.take_weights import are_rows
+from regard.run.cells import make_four
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,10 @@ class FusedAxes:
 
     def place_mask(self, mask: Tensor | None, roles: Roles) -> Tensor | None:
         """Return a mask with its axes where those of the call are."""
-        if mask is None or is_usual(roles, self) or mask.shape[:2] == (1, 1):
+        if mask is None or is_usual(roles, self):
+            return mask
+        mask = make_four(mask)
+        if mask.shape[:2] == (1, 1):
             return mask
         mask = mask.expand(self.b, self.h, *mask.shape[2:])
         rest = [

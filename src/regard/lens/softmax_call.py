@@ -20,14 +20,8 @@ from torch import Tensor
 from regard.lens.check_rebuild import find_tolerance
 from regard.lens.layout import Axis, Part, arrange
 from regard.lens.origin import FEATURE, Origin, Product, Root, View
-from regard.lens.scores import (
-    HIDDEN,
-    Formula,
-    add_terms,
-    apply_formula,
-    make_term,
-    read_steps,
-)
+from regard.lens.scores import Formula, add_terms, apply_formula, make_term, read_steps
+from regard.run.cells import HIDDEN
 
 CHECKED = 2  # rows whose logits are compared with the formula
 KEPT = 2**28  # bytes of logits that are kept at most

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from regard.lens.origin import Step, View
-from regard.lens.scores import HIDDEN
+from regard.run.cells import HIDDEN
 
 UNKNOWN = Step("unknown")
 COPIES = {"clone", "_to_copy", "copy", "contiguous"}

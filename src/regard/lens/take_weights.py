@@ -23,6 +23,7 @@ from regard.lens.origin import ROW, Root
 from regard.lens.roles import Roles, Source, assign_roles
 from regard.lens.scores import Formula, Term, add_terms
 from regard.lens.softmax_call import SoftmaxCall
+from regard.recording.evidence import LseOrigin
 
 STORED_AS_LOGITS = "stored as logits: q and k could not be traced"
 AVERAGE = "rows that may see no key average over all keys"
@@ -97,6 +98,7 @@ def make_traced(
         v=v,
         out=out,
         lse=scores.lse if exact else None,
+        origin=LseOrigin.LOGITS,
         scale=call.formula.scale,
         mask=scores.mask,
         softcap=call.formula.softcap,
@@ -304,6 +306,7 @@ def make_untraced(
         v=None,
         out=None,
         lse=seen.lse,
+        origin=seen.origin,
         scale=1.0,
         mask=seen.mask,
         note=text,

@@ -9,10 +9,12 @@ Next: watch.py
 from __future__ import annotations
 
 import math
+import traceback
+from collections import Counter
 
 from torch import nn
 
-from regard.recording.record import Covered
+from regard.recording.evidence import Covered
 
 ORIGINAL = "_torchdynamo_orig_callable"  # an attribute of functions that are compiled
 
@@ -24,6 +26,8 @@ class Tally:
         self.via, self.attention = via, attention
         self.calls = self.kept = 0
         self.error = 0.0
+        self.rows = self.in_records = 0
+        self.left_out: Counter[str] = Counter()
         self.reasons: dict[str, None] = {}
         self.notes: dict[str, None] = {}
 
@@ -43,7 +47,31 @@ class Tally:
             reason="; ".join(self.reasons),
             attention=self.attention,
             note="; ".join(self.notes),
+            rows=self.rows,
+            in_records=self.in_records * (not self.reasons),
+            left_out={why: n for why, n in self.left_out.items() if n > 0},
         )
+
+
+class Tallies:
+    """What was heard of all layers, and errors of ours."""
+
+    def __init__(self) -> None:
+        self.tallies: dict[tuple[str, bool], Tally] = {}  # by layer, attention or not
+        self.failures: dict[str, None] = {}
+
+    def count(self, name: str, via: str = "", *, attention: bool) -> Tally:
+        """Count a call of a layer."""
+        new = Tally(via, attention=attention)
+        tally = self.tallies.setdefault((name, attention), new)
+        tally.calls += 1
+        return tally
+
+    def fail(self, error: Exception) -> None:
+        """Keep an error of ours; it does not reach the model."""
+        where = traceback.extract_tb(error.__traceback__)[-1:]
+        at = "".join(f" ({x.name}, line {x.lineno})" for x in where)
+        self.failures[f"{type(error).__name__}: {error}{at}"] = None
 
 
 def find_compiled(model: nn.Module) -> list[str]:
@@ -55,8 +83,3 @@ def find_compiled(model: nn.Module) -> list[str]:
         or type(module).__name__ == "OptimizedModule"
         or any(ORIGINAL in getattr(x, "__dict__", ()) for x in vars(module).values())
     ]
-
-
-def is_inside(name: str, other: str) -> bool:
-    """Return whether a module is another one, or a part of it."""
-    return not other or name == other or name.startswith((f"{other}.", f"{other}#"))

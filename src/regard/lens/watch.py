@@ -15,7 +15,6 @@ Next: show/map_source.py
 from __future__ import annotations
 
 import threading
-import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -27,89 +26,102 @@ import regard.lens.coverage_notes as notes
 from regard.errors import OptionError
 from regard.lens.about_model import describe_model, list_untested
 from regard.lens.assemble import LayerRun
-from regard.lens.call_edit import ALTERING
 from regard.lens.captured_call import CapturedCall, join_samples
 from regard.lens.captured_rows import is_other_sequence
+from regard.lens.certify_run import certify_made
 from regard.lens.check_rebuild import check_rebuild, find_tolerance, fix_empty_row_lse
-from regard.lens.chosen_layers import Layers, is_chosen, read_layers
 from regard.lens.find_attention import UNSTABLE, AttentionFinder, describe_error
-from regard.lens.module_stack import (
-    Hooks,
-    ModuleStack,
-    find_towers,
-    is_cross,
-    is_decoder,
-)
 from regard.lens.observer import Observer
-from regard.lens.padding import read_given
 from regard.lens.passes import Passes, Told
 from regard.lens.patches import Samples, patch_all
 from regard.lens.placement import Placement
-from regard.lens.suspects import find_folded, list_silent
-from regard.lens.tally import Tally, find_compiled, is_inside
+from regard.lens.tally import Tallies, Tally, find_compiled
 from regard.lens.trace import find_storages
-from regard.recording.record import Covered, Record, Recording
+from regard.lens.wide_passes import WidePasses
+from regard.recording.certificate import Claim
+from regard.recording.evidence import Covered
+from regard.recording.record import Recording
+from regard.run.call_edit import ALTERING
+from regard.run.chosen_layers import Layers, is_chosen, read_layers
+from regard.run.modules import Run, RunningModules, follow
+from regard.run.parts import find_towers, is_cross, is_decoder, is_inside
+from regard.run.passes import Pass
+from regard.run.suspects import find_folded, list_silent
 
 CHECKED, OFTEN = 2, 64  # calls of a layer that are checked: the first, every …th
 
 
-class Watcher:
+class Watcher(Tallies):
     """Records the attention calls that the observer finds, layer by layer."""
 
-    recording: Recording  # once the `with` is left
+    recording: Recording  # once the block is left
+    follows_backward = False  # the calls of a forward pass are known already
 
     def __init__(
         self, model: nn.Module, layers: Layers, keep: str, store: str = "device"
     ) -> None:
+        super().__init__()
         self.model, self.keep_v = model, keep == "qkv"
         self.on_host = store == "host"
         self.towers = find_towers(model)
         self.layers = read_layers(layers, [name for name, _ in model.named_modules()])
         self.placements: dict[str, Placement] = {}
         self.weights = find_storages(model)
-        self.stack = ModuleStack(self.make_observer)
-        self.hooks = Hooks(model, self.stack, self.fail)
+        self.wide = WidePasses()
         self.passes: dict[int, Passes] = {}  # by thread
         self.samples = Samples()
-        self.tallies: dict[tuple[str, bool], Tally] = {}  # by layer, attention or not
-        self.failures: dict[str, None] = {}
+        self.run = Run(model, self)
+        self.observers: list[Observer] = []  # of all threads
+        self.missed = 0  # calls that were not observed
 
-    def make_observer(self) -> Observer:
+    def make_mode(self) -> Observer:
         """Return the observer of a thread."""
-        return Observer(AttentionFinder(self, self.weights, self.placements))
+        finder = AttentionFinder(self, self.weights, self.placements)
+        self.observers.append(Observer(finder))
+        return self.observers[-1]
+
+    @property
+    def here(self) -> RunningModules:
+        """The modules that are running in this thread; `mode` is its observer."""
+        return self.run.here
 
     @property
     def mine(self) -> Passes:
         """The passes of this thread."""
         thread = threading.get_ident()
         if thread not in self.passes:
-            self.passes[thread] = Passes(on_host=self.on_host)
-        return self.passes[thread]
+            self.passes[thread] = Passes(self.here.now, on_host=self.on_host)
+        mine = self.passes[thread]
+        mine.now = self.here.now  # of a new thread with the number of an old one
+        return mine
 
-    def begin(self, module: nn.Module, args: Any, named: Any) -> None:
-        """Store the tokens and the padding of a pass."""
-        self.mine.begin(read_given(module, args, named))
+    def enter(self, name: str, _args: Any, _named: Any) -> bool:
+        """Return whether the observer has to be active in a module."""
+        return self.wide.needs_observer(self.run, name)
+
+    def begin(self, now: Pass) -> None:
+        """Begin a pass, or a model inside of one."""
+        self.mine.begin()
+        if now.depth == 1:
+            self.wide.begin()
 
     def end(self, out: Any) -> None:
         """End a pass; `out` is what it returned."""
         self.mine.end(getattr(out, "past_key_values", None))
+        if self.here.now.depth:  # a pass in another one
+            return
+        missed = self.here.mode.count_missed()
+        self.missed += missed
+        self.wide.end(self.run, finished=out is not None and not missed)
 
     def module(self) -> str:
         """Return the innermost module that is running in this thread."""
-        return self.stack.name
-
-    def fail(self, error: Exception) -> None:
-        """Keep an error of ours for the coverage."""
-        where = traceback.extract_tb(error.__traceback__)[-1:]
-        at = "".join(f" ({x.name}, line {x.lineno})" for x in where)
-        self.failures[f"{type(error).__name__}: {error}{at}"] = None
+        return self.here.name
 
     def count_empty(self, module: str) -> None:
         """Count a call without queries or keys, for which torch runs no operator."""
-        name = self.mine.name_layer(module)
-        tally = self.tallies.setdefault((name, True), Tally("sdpa", attention=True))
-        tally.calls += 1
-        tally.notes[notes.EMPTY] = None
+        name = self.here.now.name_layer(module)
+        self.count(name, "sdpa", attention=True).notes[notes.EMPTY] = None
 
     def is_wanted(self, name: str) -> bool:
         """Return whether a layer is to be recorded; it has been counted."""
@@ -120,13 +132,9 @@ class Watcher:
         self, module: str, reason: str, *, attention: bool, via: str = "softmax"
     ) -> None:
         """Count a call that is not kept."""
-        self.hooks.note(module, only_sdpa=False)
-        name = self.mine.name_layer(module) if attention else module
-        tally = self.tallies.setdefault(
-            (name, attention), Tally(via, attention=attention)
-        )
-        tally.calls += 1
-        tally.reasons[reason] = None
+        self.wide.note(module, only_sdpa=False)
+        name = self.here.now.name_layer(module) if attention else module
+        self.count(name, via, attention=attention).reasons[reason] = None
 
     def complete_samples(self, module: str, calls: list[CapturedCall]) -> None:
         """Record the calls that vmap made for its samples, as one call."""
@@ -144,13 +152,12 @@ class Watcher:
             return
         # the heads of torch's math path, a softmax, are told by what ran before it
         stable = self.placements.get(module) is not UNSTABLE and not call.weights_taken
-        self.hooks.note(module, only_sdpa=bool(self.stack.in_sdpa) and stable)
-        name = self.mine.name_layer(module)
-        tally = self.tallies.setdefault((name, True), Tally(call.via, attention=True))
-        tally.calls += 1
+        self.wide.note(module, only_sdpa=bool(self.here.mode.in_sdpa) and stable)
+        name = self.here.now.name_layer(module)
+        tally = self.count(name, call.via, attention=True)
         if call.note:
             tally.notes[call.note] = None
-        if self.mine.is_paged or not self.is_wanted(name):
+        if self.here.now.is_paged or not self.is_wanted(name):
             reason = notes.PAGED if self.is_wanted(name) else "not asked for"
             tally.reasons[reason] = None
             return
@@ -170,24 +177,27 @@ class Watcher:
             call, error = check_rebuild(call)
             error = max(error, call.error)
             tally.add_error(error)
-            kinds = {x.dtype for x in (call.q, call.k, call.v) if x is not None}
+            known = (call.q, call.k, call.v, call.lse)
+            kinds = {x.dtype for x in known if x is not None}
             if not error <= max(map(find_tolerance, kinds)):
                 tally.reasons["its output could not be rebuilt"] = None
         tower = bool(self.towers) and name.startswith(self.towers)
         call = replace(call, is_cross=is_cross(self.model, name))
         run = self.mine.add(name, call, keep_v=self.keep_v, tower=tower)
-        tally.kept += 1
+        tally.kept, tally.rows = (
+            tally.kept + 1,
+            tally.rows + len(call.q) * call.q.shape[2],
+        )
         tally.notes |= dict.fromkeys(self.note_places(name, call, run))
 
     def note_places(self, name: str, call: CapturedCall, run: LayerRun) -> list[str]:
         """Return what a reader must know of a call, and of where it stands."""
-        runs = self.mine.runs[name]
+        runs, given = self.mine.runs[name], self.here.now.given
         found = [notes.ALTERED] if ALTERING.outputs else []
-        found += [notes.PACKED] if self.mine.given.is_packed else []
-        if self.mine.given.tokens is not None:
-            n = self.mine.given.tokens.shape[1]
-            folded = find_folded(self.model, name.partition("#")[0], call.q, n)
-            found += [notes.FOLDED.format(folded)] if folded else []
+        found += [notes.PACKED] if given.is_packed else []
+        n = call.k.shape[2] if given.tokens is None else given.tokens.shape[1]
+        folded = find_folded(self.model, name.partition("#")[0], call.q, n)
+        found += [notes.FOLDED.format(folded)] if folded else []
         if run.rows[0].start:
             found.append(notes.PIECES if len(runs) > 1 else notes.EARLIER)
         attends_to_itself = any(not x.is_cross for x in runs)
@@ -207,17 +217,19 @@ class Watcher:
 
     def finish(self) -> Recording:
         """Return everything that was kept, as records."""
-        found: list[tuple[int, int, Record]] = []
+        made: list[tuple[int, int, Claim]] = []
         tokens: list[Told] = []
         for passes in self.passes.values():
             layers = list(passes.runs)
             for number, size, runs in passes.group_runs():
                 for first, run in runs:
-                    for b, record in self.make_records(passes, run.name, run):
+                    for b, claim in self.make_records(passes, run.name, run):
                         place = len(tokens) + first + b
-                        found.append((place, layers.index(run.name), record))
+                        made.append((place, layers.index(run.name), claim))
                 told = passes.list_told(number)
                 tokens += [told.get(b, ((), [], [])) for b in range(size)]
+        self.missed += sum(x.count_missed() for x in self.observers)
+        found = certify_made(made, self.tallies)
         found.sort(key=lambda x: x[:2])
         return Recording(
             model=type(self.model).__name__,
@@ -239,17 +251,20 @@ class Watcher:
 
     def make_records(
         self, passes: Passes, name: str, run: LayerRun
-    ) -> list[tuple[int, Record]]:
+    ) -> list[tuple[int, Claim]]:
         """Return the records of a run; an error of ours becomes a reason."""
         tally = self.tallies[name, True]
         if tally.reasons:
             return []
         try:
-            return list(run.records(passes.find_valid(run.session)))
+            made = list(run.records(passes.find_valid(run.session)))
         except Exception as error:  # noqa: BLE001
             tally.reasons[describe_error(error)] = None
             tally.kept = 0
             return []
+        tally.in_records += sum(x.record.shape[1] for _, x in made)
+        tally.left_out.update(run.left_out)
+        return made
 
     def cover(self) -> Iterator[Covered]:
         """Yield the coverage of each layer, and of modules that look like attention."""
@@ -261,10 +276,15 @@ class Watcher:
         for failure in self.failures:
             says = f"the observer failed: {failure}"
             yield Covered(name="", via="", reason=says, attention=False)
+        if self.missed:
+            reason = notes.MISSED.format(self.missed)
+            yield Covered(name="", via="", reason=reason, attention=False)
         heard = {name.partition("#")[0] for name, _ in self.tallies}
-        heard |= self.hooks.heard.keys()
-        for name in list_silent(self.model, self.hooks.ran, heard):
+        heard |= self.wide.heard.keys()
+        for name in list_silent(self.model, self.run.ran, heard):
             yield Covered(name=name, via="", reason=notes.SILENT)
+        for name in self.run.list_new():
+            yield Covered(name=name, via="", reason=notes.NEW, attention=False)
         yield from list_untested()
 
 
@@ -281,12 +301,12 @@ def capture(
     watcher = Watcher(model, layers, keep, store)
     try:
         with ExitStack() as stack:
+            stack.enter_context(follow(watcher.run))
             stack.enter_context(patch_all(model, watcher))
-            stack.callback(watcher.hooks.detach)
-            watcher.hooks.attach(watcher.begin, watcher.end)
             yield watcher
     finally:
         watcher.recording = watcher.finish_safely()
         # hooks refer to it in a cycle; memory is freed now, also that of the model
         watcher.passes.clear()
-        watcher.model = watcher.hooks.model = nn.Module()
+        watcher.model = watcher.run.model = nn.Module()
+        watcher.run.parts.clear()

@@ -4,7 +4,8 @@
     n bytes   {"0.q": {dtype, shape, data_offsets}, …, "__metadata__": {…}} as JSON
     the rest  the data of all arrays, one array after the other
 
-    __metadata__   regard: {version, crc: {"0.q": …}, …} as JSON
+    __metadata__   regard: {version, crc: {"0.q": …}, …} as JSON; the crc of each head,
+                   in chunks, so that a part that is read can be verified alone
                    checksum: of regard and of the table of arrays
 
 Other programs can read it like any safetensors file. (The safetensors package is not
@@ -30,7 +31,9 @@ from numpy.typing import NDArray
 from regard.arrays import Array, to_numpy
 from regard.errors import ArrayError, FileError, OptionError
 
-VERSION = 1
+VERSION = 2
+READABLE = {1, VERSION}  # a file of version 1 has no certificates
+CHUNK = 2**20  # bytes with one checksum
 HEADER = 2**26  # maximum size of a header, in bytes
 LONGEST = 2**62  # maximum size of an axis
 EMPTY = 2**16  # maximum size of an axis of an empty array
@@ -92,15 +95,43 @@ class ArrayFile:
             self.made[name, in_torch] = view_in_torch(x, code) if in_torch else x
         return self.made[name, in_torch]
 
-    def verify(self) -> None:
-        """Check every array against its CRC; bool arrays must contain only 0 and 1."""
+    def verify(self, *names: str, head: int | None = None) -> None:
+        """Check arrays against their CRC; bool arrays must contain only 0 and 1.
+
+        names: of the arrays; default: all. head: only this entry of their first axis
+        """
         crc = self.about.get("crc")
-        for name, (code, _, start, stop) in self.entries.items():
+        for name in names or self.entries:
+            code, shape, start, stop = self.find(name)
             raw = self.data[start:stop]
-            known = crc.get(name) if isinstance(crc, dict) else None
             odd = code == "BOOL" and raw.max(initial=0) > 1
-            if odd or known != f"{zlib.crc32(raw.data):08x}":
+            known = crc.get(name) if isinstance(crc, dict) else None
+            if odd or not has_checksum(raw, shape, known, head):
                 raise FileError(f"it is damaged: the data of {name:.40} is invalid.")
+
+
+def has_checksum(
+    raw: NDArray[np.uint8], shape: tuple[int, ...], known: Any, head: int | None
+) -> bool:
+    """Return whether the data of an array, or of one head, has its checksums."""
+    if isinstance(known, str):  # version 1: one for the whole array
+        return known == f"{zlib.crc32(raw.data):08x}"
+    heads = split_by_head(raw, shape)
+    if not isinstance(known, list) or len(known) != len(heads):
+        return False
+    some = range(len(heads)) if head is None else [head]
+    return all(known[i] == checksum_chunks(heads[i]) for i in some)
+
+
+def split_by_head(raw: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """Return the bytes of each head: one row for each entry of the first of 3 axes."""
+    return raw.reshape(shape[0] if len(shape) == 3 and raw.size else 1, -1)
+
+
+def checksum_chunks(raw: NDArray[np.uint8]) -> list[str]:
+    """Return the checksums of consecutive chunks."""
+    parts = (raw[i : i + CHUNK] for i in range(0, max(1, raw.size), CHUNK))
+    return [f"{zlib.crc32(x.data):08x}" for x in parts]
 
 
 def read_header(raw: bytes, size: int) -> tuple[dict[str, Any], dict[str, ArrayEntry]]:
@@ -111,7 +142,7 @@ def read_header(raw: bytes, size: int) -> tuple[dict[str, Any], dict[str, ArrayE
     if not isinstance(text, str) or "version" not in (about := parse(text)):
         raise FileError("it is not a file of regard, expected a saved recording.")
     version = about["version"] if type(about["version"]) is int else "unknown"
-    if version != VERSION:
+    if version not in READABLE:
         raise FileError(
             f"it has format version {version!s:.20}, expected version {VERSION}. "
             "Install a newer release: pip install -U regard."
@@ -182,13 +213,18 @@ def write_arrays(path: Path, about: dict[str, Any], arrays: dict[str, Array]) ->
         (code, dtype), shape = kinds[name], tuple(map(int, arrays[name].shape))
         stop = at + math.prod(shape) * dtype.itemsize
         entries[name], at = ArrayEntry(code, shape, at, stop), stop
-    crc = dict.fromkeys(entries, "0" * 8)
+    crc: dict[str, Any] = {}
+    for name, x in entries.items():
+        heads = x.shape[0] if len(x.shape) == 3 and x.stop > x.start else 1
+        chunks = max(1, -(-(x.stop - x.start) // heads // CHUNK))
+        crc[name] = [["0" * 8] * chunks] * heads
     about = {"version": VERSION, **about, "crc": crc}
     with path.open("wb") as file:
         file.write(pack_header(about, entries))
-        for name in entries:
+        for name, entry in entries.items():
             raw = to_bytes(arrays[name])
-            crc[name] = f"{zlib.crc32(raw):08x}"
+            rows = split_by_head(np.frombuffer(raw, np.uint8), entry.shape)
+            crc[name] = [checksum_chunks(x) for x in rows]
             file.write(raw)
         file.seek(0)
         file.write(pack_header(about, entries))  # has the same length

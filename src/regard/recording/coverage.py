@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from regard.display import Displayed, write_html_table, write_line
-from regard.recording.record import Covered
+from regard.recording.evidence import Covered
 
 ROWS = 40  # rows of a table in a notebook
 HEAD = ("layer", "recorded as", "calls", "error", "reason or note")

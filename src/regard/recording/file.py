@@ -35,7 +35,8 @@ from regard.errors import FileError, MaskError, RegardError
 from regard.masks.algebra import And, Mask, Not, Or, PerHead
 from regard.masks.primitives import ArrayMask, Band, Keys, Same, Valid
 from regard.recording.array_file import ArrayFile, name_dtype, to_bytes, write_arrays
-from regard.recording.record import Covered, Record, Recording
+from regard.recording.evidence import Certificate, Covered, LseOrigin
+from regard.recording.record import Record, Recording
 
 SMALL = 2**24  # files up to this many bytes are verified on opening
 CELLS, STRIP = 2**28, 2**22  # cells of a dense mask: maximum, and per step
@@ -104,6 +105,8 @@ def build_header(recording: Recording, arrays: ArrayTable) -> dict[str, Any]:
                 "sequence": operator.index(sequence),
                 "scale": float(record.scale),
                 "softcap": None if record.softcap is None else float(record.softcap),
+                "origin": record.origin.name,
+                "certificate": write_certificate(record.certificate),
                 **describe_arrays(record, f"{i}.", arrays),
             }
             for i, (record, sequence) in enumerate(pairs)
@@ -119,6 +122,9 @@ def build_header(recording: Recording, arrays: ArrayTable) -> dict[str, Any]:
                 "reason": write_text(x.reason),
                 "attention": bool(x.attention),
                 "note": write_text(x.note),
+                "rows": operator.index(x.rows),
+                "in_records": operator.index(x.in_records),
+                "left_out": {write_text(why): n for why, n in x.left_out.items()},
             }
             for x in recording.coverage
         ],
@@ -257,30 +263,73 @@ def read_record(file: ArrayFile, row: Any) -> Record:
         name=read_label(row, "name"),
         scale=read_field(row, "scale", float),
         softcap=read_field(row, "softcap", float, NOTHING),
+        origin=read_origin(row),
+        certificate=read_certificate(row),
         **arrays,
     )
 
 
+def write_certificate(certificate: Certificate | None) -> dict[str, Any] | None:
+    """Return a certificate as JSON, which has no NaN and no infinity."""
+    if certificate is None:
+        return None
+    return {
+        name: str(x) if isinstance(x, float) else x
+        for name, x in vars(certificate).items()
+    }
+
+
+def read_certificate(row: Any) -> Certificate | None:
+    """Return the certificate of a record; version 1 has none."""
+    told = expect_kind(row, "an entry", dict).get("certificate")
+    if told is None:
+        return None
+    return Certificate(
+        by=read_label(told, "by"),
+        rows=read_count(told, "rows"),
+        failed=read_count(told, "failed"),
+        unknown=read_count(told, "unknown"),
+        error=read_size(told, "error"),
+        tolerance=read_size(told, "tolerance"),
+        power=read_size(told, "power"),
+    )
+
+
+def read_origin(row: dict[str, Any]) -> LseOrigin:
+    """Return who computed lse; nothing is known of version 1."""
+    name = read_label({"origin": LseOrigin.RECORD.name, **row}, "origin")
+    if name not in LseOrigin.__members__:
+        raise FileError(f"it is damaged: the origin of lse is {name!r:.40}.")
+    return LseOrigin[name]
+
+
+def read_size(table: Any, key: str) -> float:
+    """Return table[key], a number that is stored as a string."""
+    try:
+        return float(read_field(table, key, str))
+    except ValueError:
+        raise FileError(f"it is damaged: {key} is not a number.") from None
+
+
 def read_covered(row: Any) -> Covered:
     """Return the coverage of one layer."""
-    error = read_field(row, "error", str)
-    try:
-        size = float(error)
-    except ValueError:
-        raise FileError("it is damaged: an error is not a number.") from None
     calls, reason = read_count(row, "calls"), read_label(row, "reason", TEXT)
     # older files have no kept, attention and note: a layer was recorded or it was not
     older = {"kept": 0 if reason else calls, "attention": True, "note": ""}
-    row = older | row
+    row = older | {"rows": 0, "in_records": 0, "left_out": {}} | row
+    left_out = read_field(row, "left_out", dict)
     return Covered(
         name=read_label(row, "name"),
         via=read_label(row, "via" if "via" in row else "door"),  # older files
         calls=calls,
         kept=read_count(row, "kept", calls + 1),
-        error=size,
+        error=read_size(row, "error"),
         reason=reason,
         attention=read_field(row, "attention", bool),
         note=read_label(row, "note", TEXT),
+        rows=read_count(row, "rows"),
+        in_records=read_count(row, "in_records"),
+        left_out={write_text(x): read_count(left_out, x) for x in left_out},
     )
 
 

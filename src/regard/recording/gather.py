@@ -27,7 +27,9 @@ import numpy as np
 from regard.arrays import Array, convert, is_array, namespace, to_numpy
 from regard.errors import OptionError, ShapeError
 from regard.masks.algebra import Mask
-from regard.recording.record import Covered, Record, Recording
+from regard.masks.free_axes import find_axes
+from regard.recording.evidence import Covered
+from regard.recording.record import Record, Recording
 
 SHARED = ("scale", "softcap", "q_positions", "k_positions")  # the same on every rank
 BY_HEAD = ("q", "k", "v", "lse", "sink")  # a part of the heads on every rank
@@ -163,7 +165,7 @@ def join_cells(
     read: returns what one rank has as an array, (H or 1, Nq, Nk), or None
     """
     values = [getattr(part, name) for part in parts]
-    by_head = [depends_on_head(value) for value in values]
+    by_head = [depends_on_head(*x) for x in zip(values, parts, strict=True)]
     if not any(by_head):
         for rank, value in enumerate(values):
             if not is_same(values[0], value):
@@ -187,10 +189,10 @@ def join_cells(
     return xp.concat(wide, axis=0)
 
 
-def depends_on_head(value: Any) -> bool:
+def depends_on_head(value: Any, part: Record) -> bool:
     """Return whether a mask or bias is not the same for all heads."""
     if isinstance(value, Mask):
-        return any(node.extent.heads not in (None, 1) for node in value.walk())
+        return "head" in find_axes(value, part.q)
     return value is not None and int(value.shape[0]) > 1
 
 

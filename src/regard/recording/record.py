@@ -21,7 +21,6 @@ import numpy as np
 from regard.arrays import (
     Array,
     accumulator,
-    constant,
     convert,
     convert_library,
     count_from,
@@ -37,6 +36,8 @@ from regard.display import Displayed
 from regard.errors import ArrayError, MaskError, OptionError, ShapeError
 from regard.masks.algebra import Mask
 from regard.masks.formula import Extent
+from regard.masks.free_axes import find_axes
+from regard.recording.evidence import Certificate, Covered, LseOrigin
 from regard.recording.indices import (
     Index,
     Selection,
@@ -47,6 +48,7 @@ from regard.recording.indices import (
 )
 from regard.recording.memory import expect_room
 from regard.recording.record_picture import show_record, write_record
+from regard.recording.row_sums import blank_wrong_rows
 
 FLOATS, WHOLE, BITS = "real floating", "integral", "bool"
 
@@ -67,6 +69,8 @@ class Record(Displayed):
     sink: Array | None = None  # (H,)
     mask: Mask | Array | None = None  # a formula of positions, or (H or 1, Nq, Nk)
     bias: Array | None = None  # (H or 1, Nq, Nk), added to the scores
+    origin: LseOrigin = LseOrigin.RECORD  # of lse
+    certificate: Certificate | None = None  # of the record as it was made
 
     def __post_init__(self) -> None:
         check_record(self)
@@ -199,12 +203,10 @@ class Record(Displayed):
 
     def compute_weights(self, part: Selection) -> Array:
         """Return weights without a warning about their size."""
-        xp, logits = namespace(q=self.q), self.compute_logits(part)
         lse = self.lse[self.place(part.heads), ...]
         lse = lse[..., self.place(part.rows)][..., None]
-        blind = lse == -math.inf  # so are all logits of the row
-        zero = constant(0, lse)
-        return part.squeeze(xp.exp(logits - xp.where(blind, zero, lse)))
+        logits = self.compute_logits(part)
+        return part.squeeze(blank_wrong_rows(self, part, logits, lse))
 
     def __str__(self) -> str:
         return write_record(self)
@@ -216,27 +218,6 @@ class Record(Displayed):
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         """Return the weights as a NumPy array, (H, Nq, Nk)."""
         return np.asarray(to_numpy(self.weights()), dtype=dtype, copy=copy)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Covered:
-    """The coverage of one attention module: how, or why not, it was recorded."""
-
-    name: str
-    via: str  # how it was intercepted: "sdpa", "transformers", …; "" if it was not
-    calls: int = 0  # softmaxes and fused calls that were heard
-    kept: int = 0  # how many of them are in records
-    error: float = 0.0  # of its output, recomputed from the record
-    reason: str = ""  # why it was not recorded
-    attention: bool = True  # False: a gate, a router or an output
-    note: str = ""  # what a reader of its records must know
-
-    def __str__(self) -> str:
-        calls = f"{self.calls} call{'' if self.calls == 1 else 's'}"
-        about = f"{self.via}, {calls}, error {self.error:.0e}" if self.via else ""
-        note = f"({self.note})" if self.note else ""
-        said = " ".join(filter(None, (about, self.reason, note)))
-        return f"{self.name or 'the model itself'}: {said}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -348,10 +329,13 @@ def check_record(record: Record) -> None:
 def check_mask_extent(record: Record, mask: Mask) -> None:
     """Raise MaskError if a formula does not cover every head and position."""
     for node in mask.walk():
-        if not covers_record(node.extent, record):
+        if "batch" in find_axes(node, record.q) or not covers_record(
+            node.extent, record
+        ):
             raise MaskError(
                 f"{record.name}: {node!r} does not cover all heads and positions of "
-                f"q {tuple(record.q.shape)} and k {tuple(record.k.shape)}."
+                f"q {tuple(record.q.shape)} and k {tuple(record.k.shape)}, or is not "
+                "for one sequence."
             )
 
 

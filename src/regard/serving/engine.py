@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
 
-from regard.lens.chosen_layers import is_chosen, read_layers
 from regard.recording.record import Recording
+from regard.run.chosen_layers import is_chosen, read_layers
 
 
 class Captured(Protocol):

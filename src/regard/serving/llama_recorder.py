@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.recording.record import Covered, Record, Recording
+from regard.recording.evidence import Covered
+from regard.recording.record import Record, Recording
 from regard.serving.ggml_tensors import (
     Tensor,
     TensorReader,

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.lens.captured_call import may_see
+from regard.run.cells import may_see
 from regard.serving.request_rows import LayerFacts, Piece, RequestRows
 
 MISFIT = "the rows of a batch are not those of its requests"

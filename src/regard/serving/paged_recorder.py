@@ -22,10 +22,11 @@ from dataclasses import replace
 from typing import Any
 
 from regard.lens.check_rebuild import find_largest_difference, find_tolerance
-from regard.lens.chosen_layers import is_chosen
 from regard.lens.tally import Tally
 from regard.lens.watch import Watcher
-from regard.recording.record import Covered, Record, Recording
+from regard.recording.evidence import Covered
+from regard.recording.record import Record, Recording
+from regard.run.chosen_layers import is_chosen
 from regard.serving.layer_engine import attend_layer, compute_lse
 from regard.serving.paged_batch import (
     MASKED,
@@ -141,11 +142,11 @@ class PagedRecorder:
 
     def hear(self, call: BatchedCall) -> None:
         """Record a call of a layer; an error of ours becomes a reason."""
-        watcher, module = self.watcher, self.watcher.stack.name
-        watcher.hooks.note(module, only_sdpa=True)
+        watcher, module = self.watcher, self.watcher.here.name
+        watcher.wide.note(module, only_sdpa=True)
         if self.mine.warming:
             return
-        name = watcher.mine.name_layer(module)
+        name = watcher.here.now.name_layer(module)
         with self.lock:
             if self.closed:
                 return
@@ -164,7 +165,7 @@ class PagedRecorder:
     def refuse(self, reason: str) -> None:
         """Keep the reason why the layer that is running is not recorded."""
         with self.lock:
-            name = self.watcher.stack.name
+            name = self.watcher.here.name
             heard = self.layers.setdefault(name, Tally("", attention=True))
             heard.reasons[reason] = None
 

@@ -30,12 +30,12 @@ from typing import Any
 import torch
 
 from regard.lens.adapters.hear import run_muted
-from regard.lens.module_stack import is_tracing
-from regard.lens.monkeypatch import put
-from regard.lens.observer import COMPUTING, compute
 from regard.lens.watch import Watcher
 from regard.lens.watch import capture as capture_passes
-from regard.recording.record import Covered, Recording
+from regard.recording.evidence import Covered
+from regard.recording.record import Recording
+from regard.run.monkeypatch import put
+from regard.run.own_work import COMPUTING, compute, is_tracing
 from regard.serving.paged_batch import BatchedCall
 from regard.serving.paged_recorder import UNHEARD, PagedRecorder, refuse_for
 
@@ -159,15 +159,15 @@ def run_function(
     named: dict[str, Any],
 ) -> Any:
     """Run an attention function; record the call if its cache is paged."""
-    stack = recorder.watcher.stack
-    deaf = not stack.names or stack.observer.muted or COMPUTING.on or is_tracing()
+    here = recorder.watcher.here
+    deaf = not here.names or here.mode.muted or COMPUTING.on or is_tracing()
     if deaf or "cu_seq_lens_k" not in named or named.get("cache") is None:
         return function(*given, **named)
     call = BatchedCall(function, given, named)
     call.edited = torch._C._len_torch_function_stack() > 0  # noqa: SLF001
     before, recorder.mine.call = recorder.mine.call, call
     try:
-        done = run_muted(stack.observer, function, given, named)
+        done = run_muted(here.mode, function, given, named)
     finally:
         recorder.mine.call = before
     try:
@@ -193,7 +193,7 @@ def hear_cache(
                 number = named["layer_idx"] if "layer_idx" in named else args[2]
                 call.allocator = cache.layer_to_allocator[number]
                 call.k, call.v = done
-            elif recorder.watcher.stack.names and not recorder.mine.warming:
+            elif recorder.watcher.here.names and not recorder.mine.warming:
                 recorder.refuse(UNHEARD)
         except Exception as error:  # noqa: BLE001 (nothing of ours reaches the model)
             recorder.refuse(refuse_for(error))

@@ -24,7 +24,8 @@ import numpy as np
 from regard.arrays import Array, convert, namespace
 from regard.masks.algebra import Mask
 from regard.masks.patterns import causal, window
-from regard.recording.record import Covered, Record
+from regard.recording.evidence import Covered
+from regard.recording.record import Record
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,8 +25,9 @@ from torch import Tensor
 
 from regard.lens.check_rebuild import find_tolerance
 from regard.lens.find_attention import describe_error
+from regard.recording.evidence import Covered
 from regard.recording.file import save_recording
-from regard.recording.record import Covered, Record, Recording
+from regard.recording.record import Record, Recording
 from regard.serving.layer_engine import compute_lse
 from regard.serving.paged_cache import Arrange, find_arrangement, read_keys
 from regard.serving.request_rows import RequestRows, make_record, refuse_layer

@@ -28,8 +28,8 @@ from typing import Any
 
 from torch import nn
 
-from regard.lens.call_edit import PendingCall
 from regard.lens.captured_call import CapturedCall
+from regard.run.call_edit import PendingCall
 
 Place = tuple[Any, str]  # a module or a class, and the name of a function in it
 

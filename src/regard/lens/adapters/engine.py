@@ -17,19 +17,13 @@ from torch import Tensor, nn
 from regard.definition.attention import Attended
 from regard.engine.choose import attend
 from regard.lens.adapters.adapter import Adapter, Place
-from regard.lens.call_edit import (
-    CallEdit,
-    PendingCall,
-    Rerun,
-    drop_axes,
-    find_hidden,
-    hide,
-)
-from regard.lens.captured_call import CapturedCall, make_four
-from regard.lens.monkeypatch import list_files
+from regard.lens.captured_call import CapturedCall
 from regard.masks.algebra import Mask
 from regard.masks.formula import Formula, evaluate, resolve_start
 from regard.masks.patterns import causal
+from regard.run.call_edit import CallEdit, PendingCall, Rerun, find_hidden, hide
+from regard.run.cells import drop_axes, make_four
+from regard.run.monkeypatch import list_files
 
 
 def find_engine(model: nn.Module) -> Iterator[Place]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.lens.adapters.adapter import Adapter
-from regard.lens.call_edit import CallEdit, PendingCall, Rerun
+from regard.run.call_edit import CallEdit, PendingCall, Rerun
 
 
 def expect_flex(

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from regard.lens.adapters.adapter import Adapter
 from regard.lens.adapters.registry import patch_places
 from regard.lens.captured_call import CapturedCall
-from regard.lens.module_stack import is_recomputing, is_tracing
-from regard.lens.observer import COMPUTING, Observer, compute
+from regard.lens.observer import Observer
+from regard.run.own_work import COMPUTING, compute
 
 UNCHECKED = "its output was not compared: the adapter gives none"
 
@@ -41,19 +41,19 @@ def hear_calls(
 
     @wraps(original)
     def stand_in(*args: Any, **named: Any) -> Any:
-        stack = watcher.stack
-        deaf = not stack.names or stack.observer.muted or COMPUTING.on
-        if deaf or is_tracing() or is_recomputing():
+        here = watcher.here
+        deaf = not here.names or here.mode.muted or COMPUTING.on
+        if deaf or watcher.run.is_away:
             return original(*args, **named)
-        result = run_muted(stack.observer, original, args, named)
-        stack.in_sdpa += 1  # it is heard without the observer
+        result = run_muted(here.mode, original, args, named)
+        here.mode.in_sdpa += 1  # it is heard without the observer
         try:
             with compute(), torch.no_grad():
                 report(watcher, adapter, result, args, named)
         except Exception as error:  # noqa: BLE001 (nothing of ours reaches the model)
             watcher.fail(error)
         finally:
-            stack.in_sdpa -= 1
+            here.mode.in_sdpa -= 1
         return result
 
     return stand_in
@@ -67,7 +67,7 @@ def report(
     named: Mapping[str, Any],
 ) -> None:
     """Describe a call that has run, and record it, or say why not."""
-    module = watcher.stack.name
+    module = watcher.here.name
     call: Any = None
     assert adapter.describe is not None
     try:

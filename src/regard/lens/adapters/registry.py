@@ -21,7 +21,7 @@ from regard.lens.adapters.engine import ENGINE
 from regard.lens.adapters.flex import FLEX
 from regard.lens.adapters.sdpa import SDPA
 from regard.lens.adapters.transformers_eager import EAGER
-from regard.lens.monkeypatch import put
+from regard.run.monkeypatch import put
 
 BUILT_IN = (ENGINE, EAGER, SDPA, FLEX)
 REGISTERED: list[Adapter] = []

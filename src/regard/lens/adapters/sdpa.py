@@ -14,15 +14,9 @@ from torch.nn import functional as F  # noqa: N812
 
 from regard.engine.sdpa_with_lse import repeat_heads
 from regard.lens.adapters.adapter import Adapter
-from regard.lens.attention_interface import unpack_heads
-from regard.lens.call_edit import (
-    CallEdit,
-    PendingCall,
-    Rerun,
-    drop_axes,
-    find_hidden,
-    hide,
-)
+from regard.run.attention_interface import unpack_heads
+from regard.run.call_edit import CallEdit, PendingCall, Rerun, find_hidden, hide
+from regard.run.cells import drop_axes
 
 
 def expect_sdpa(  # noqa: PLR0917 (the signature of the kernel)

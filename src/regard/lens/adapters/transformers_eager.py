@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.lens.adapters.adapter import Adapter, Place
-from regard.lens.call_edit import (
+from regard.run.call_edit import (
     CallEdit,
     PendingCall,
     Rerun,
@@ -25,7 +25,7 @@ from regard.lens.call_edit import (
     find_hidden,
     lower,
 )
-from regard.lens.monkeypatch import list_files
+from regard.run.monkeypatch import list_files
 
 FUNCTION = "eager_attention_forward"
 

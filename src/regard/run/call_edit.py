@@ -9,7 +9,7 @@
 An adapter describes a call before it runs (PendingCall), and runs it under a CallEdit;
 which edit that is, is decided in regard.ablate.
 
-Next: adapters/adapter.py
+Next: ../lens/adapters/adapter.py
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 
 from regard.errors import OptionError, ShapeError
-from regard.lens.captured_call import CapturedCall, may_see
-from regard.lens.mask_store import hides
+from regard.run.cells import drop_axes, hides, may_see
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +46,7 @@ class PendingCall:
     scale: float | None = None  # of q · k; None: unknown
 
     @classmethod
-    def of(cls, call: CapturedCall) -> PendingCall:
+    def of(cls, call: Any) -> PendingCall:  # a CapturedCall
         """Return a call that was described before it ran."""
         return cls(
             like=call.q,
@@ -273,8 +272,3 @@ def find_blank(scores: Tensor, cells: Tensor) -> Tensor:
     """Return which rows have no visible key left, (…, Nq, 1)."""
     seen = may_see(scores).any(-1, keepdim=True)
     return ~seen & cells.any(-1, keepdim=True)
-
-
-def drop_axes(x: Tensor, ndim: int) -> Tensor:
-    """Return x (B, H, …) with fewer axes in front, where they are 1."""
-    return x.reshape(x.shape[x.ndim - ndim :]) if x.ndim > ndim else x

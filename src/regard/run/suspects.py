@@ -7,7 +7,7 @@ A module that runs without a softmax, and looks like attention, attends in anoth
     projections   one of q, k and v together, or one of q and one of k
     parameters    "att", "att_src", … as in layers of graphs
 
-Next: watch.py
+Next: ../lens/watch.py
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from regard.lens.module_stack import find_module
+from regard.run.parts import find_module
 
 CLASS = re.compile(r"attention(?!\w*output)", re.IGNORECASE)
 BEFORE, AFTER = r"(to_|lin_|w_?|in_proj_|proj_)?", r"(_?proj|_?linear|_lin|z)?"

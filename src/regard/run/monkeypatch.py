@@ -1,6 +1,6 @@
 """Replace an attribute of a module or class while a `with` lasts (monkeypatch).
 
-Next: adapters/adapter.py
+Next: own_work.py
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from torch import nn
 
 Make = Callable[[Any], Any]
 LOCK = threading.RLock()
-PATCHED: dict[tuple[int, str], tuple[Any, list[tuple[bool, Make]]]] = {}
+# the original, the patches, and whether the original is a parent's
+PATCHED: dict[tuple[int, str], tuple[Any, list[tuple[bool, Make]], bool]] = {}
 
 
 @contextmanager
@@ -31,7 +32,9 @@ def put(
     """
     key, entry = (id(owner), name), (is_outermost, make)
     with LOCK:
-        original, makers = PATCHED.setdefault(key, (vars(owner)[name], []))
+        inherited = name not in vars(owner)
+        value = getattr(owner, name) if inherited else vars(owner)[name]
+        original, makers, inherited = PATCHED.setdefault(key, (value, [], inherited))
         makers.append(entry)
         setattr(owner, name, compose(original, makers))
     try:
@@ -42,6 +45,24 @@ def put(
             setattr(owner, name, compose(original, makers))
             if not makers:
                 del PATCHED[key]
+                if inherited:
+                    delattr(owner, name)
+
+
+@contextmanager
+def put_back(owner: Any, name: str) -> Iterator[None]:
+    """Put the original back for the duration of the block: a mode compares with it."""
+    with LOCK:
+        original, makers, inherited = PATCHED[id(owner), name]
+        if inherited:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, original)
+    try:
+        yield
+    finally:
+        with LOCK:
+            setattr(owner, name, compose(original, makers))
 
 
 def compose(original: Any, makers: Sequence[tuple[bool, Make]]) -> Any:

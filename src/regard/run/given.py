@@ -1,7 +1,7 @@
-"""What a model is told in a pass: its arguments, and which tokens are padding.
+"""What a model is given in a pass: tokens, a cache, and which tokens are padding.
 
-What hides a key is what a call adds to its scores; the arguments only tell which tokens
-are padding (assemble.py compares the two).
+What hides a key is what a call adds to its scores. The arguments of the model only say
+which tokens are padding; lens/assemble.py and positions.py compare the two.
 
 Next: passes.py
 """
@@ -9,15 +9,17 @@ Next: passes.py
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from regard.lens.captured_call import may_see
-from regard.lens.scores import HIDDEN
+from regard.run.cells import HIDDEN, may_see
+
+LENGTH = "get_seq_length"  # a method of the caches of transformers
 
 
 def name_arguments(
@@ -37,10 +39,18 @@ class Given:
     """What a pass was given."""
 
     tokens: Tensor | None = None  # (B, N)
-    valid: Tensor | None = None  # (B, N), which tokens are no padding
-    cache: Any = None  # of keys
+    valid: Tensor | None = None  # (B, N), which tokens are not padding
+    cache: Any = None  # of keys; a weak reference while the pass runs
+    before: int | None = None  # tokens in the cache, None if there is none
+    is_shifted: bool = False  # the tokens of a decoder begin with padding
     is_packed: bool = False  # several sequences in one row
     is_paged: bool = False  # so are the keys, in a cache of many requests
+
+    def complete(self, inner: Given) -> Given:
+        """Return this with what only the model in a wrapper was given."""
+        mine = {x.name: getattr(self, x.name) for x in fields(self)}
+        known = {x: y for x, y in mine.items() if y is not None and y is not False}
+        return replace(inner, **known)
 
 
 def read_given(
@@ -51,17 +61,46 @@ def read_given(
     named = name_arguments(module, args, named)
     whole = isinstance(tokens, Tensor) and tokens.ndim == 2
     tokens = tokens.detach() if whole and not tokens.is_floating_point() else None
-    cache, paged = named.get("past_key_values"), is_paged(named)
-    if any(name.startswith("cu_seq_lens") for name in named):
-        # the tokens of several sequences, one behind the other
-        return Given(None, None, cache, is_packed=True, is_paged=paged)
-    valid = read_valid(named.get("attention_mask"), tokens)
-    return Given(tokens, valid, cache, is_paged=paged)
+    cache = named.get("past_key_values")
+    if cache is None:
+        kinds = (x for x in named.values() if callable(getattr(x, LENGTH, None)))
+        cache = next(kinds, None)
+    is_packed = any(name.startswith("cu_seq_lens") for name in named)
+    if is_packed:  # the tokens of several sequences, one behind the other
+        tokens = valid = None
+    else:
+        valid = read_valid(named.get("attention_mask", named.get("valid")), tokens)
+    inner = read_valid(named.get("decoder_attention_mask"), None)
+    return Given(
+        tokens,
+        valid,
+        refer_to(cache),
+        before=count_tokens(cache),
+        is_shifted=inner is not None and not bool(inner[:, 0].all()),
+        is_packed=is_packed,
+        # a cache of many requests, as of transformers
+        is_paged=type(named.get("cache")).__name__ == "PagedAttentionCache",
+    )
 
 
-def is_paged(named: Mapping[str, Any]) -> bool:
-    """Return whether a pass is given a cache of many requests, as of transformers."""
-    return type(named.get("cache")).__name__ == "PagedAttentionCache"
+def count_tokens(cache: Any) -> int | None:
+    """Return how many tokens a cache of transformers holds, None if it has no keys."""
+    try:
+        return int(getattr(cache, LENGTH)())
+    except (
+        AttributeError,
+        TypeError,
+        ValueError,
+    ):  # a tuple, or a state of another kind
+        return None
+
+
+def refer_to(cache: Any) -> Any:
+    """Return a weak reference to a cache, None if there is none."""
+    try:
+        return None if cache is None else weakref.ref(cache)
+    except TypeError:  # a tuple of tensors
+        return None
 
 
 def read_valid(mask: Any, tokens: Tensor | None) -> Tensor | None:
@@ -73,7 +112,7 @@ def read_valid(mask: Any, tokens: Tensor | None) -> Tensor | None:
     if mask.ndim == 2:
         return read_flat(mask, tokens)
     if mask.ndim == 4 and tokens is not None and tokens.shape[1] > 1:
-        seen = may_see(mask)[:, 0].any(-2)[:, : tokens.shape[1]].int()
+        seen = may_see(mask).any(1).any(-2)[:, : tokens.shape[1]].int()
         # no query attends to padding, which is at the ends
         return (seen.cumsum(1) * seen.flip(1).cumsum(1).flip(1)).bool()
     return None

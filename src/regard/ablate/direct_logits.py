@@ -55,10 +55,7 @@ class DirectLogits(Displayed):
     def __str__(self) -> str:
         by_heads = float(self.heads.nansum())
         parts = f"{by_heads:+.4g} by heads, {self.rest:+.4g} by the rest"
-        lines = [
-            f"logit {self.logit:.4g}: {parts}",
-            "layer  head      adds",
-        ]
+        lines = [f"logit {self.logit:.4g}: {parts}", "layer  head      adds"]
         for layer, head in rank_heads(self.heads):
             lines.append(f"{layer:5}  {head:4}  {float(self.heads[layer, head]):+8.4g}")
         return "\n".join(lines)

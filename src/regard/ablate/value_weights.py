@@ -31,10 +31,10 @@ from regard.ablate.search_heads import RepeatedInputs, rank_heads
 from regard.ablate.trace_heads import TracedHeads, trace_into
 from regard.arguments import suggest
 from regard.display import Displayed
-from regard.lens.call_edit import Turn
-from regard.lens.watch import capture
+from regard.lens import capture
 from regard.recording.head_outputs import expect_values
 from regard.recording.record import Record, Recording
+from regard.run.call_edit import Turn
 from regard.stats.columns import received
 
 EVERY = slice(None)

@@ -5,7 +5,7 @@
     "model.layers.3.attn#2"     the second time that this module attends in a pass
     "model.layers.3.attn#1"     the first time only, and nothing inside of it
 
-Next: watch.py
+Next: ../lens/watch.py
 """
 
 from __future__ import annotations

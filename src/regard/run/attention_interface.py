@@ -11,7 +11,7 @@ The query is kept while the function runs. If the q of a kernel call has the sam
 numbers in other axes, the call is described with the axes of the query, so that a head
 is never taken for a token.
 
-Next: fused.py
+Next: call_edit.py
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.lens.captured_call import CapturedCall, make_four
-from regard.lens.monkeypatch import put
+from regard.run.cells import make_four
+from regard.run.monkeypatch import put
 
 LIBRARY = "transformers.modeling_utils"  # loaded by every model that needs it
 
@@ -43,14 +42,16 @@ RUNNING = LayerQuery()
 
 
 @contextmanager
-def follow_interface() -> Iterator[None]:
+def keep_queries() -> Iterator[None]:
     """Keep the query of each call of an attention function inside the block."""
     kind = getattr(sys.modules.get(LIBRARY), "AttentionInterface", None)
-    if "get_interface" not in vars(kind or object):
-        yield
-        return
-    with put(kind, "get_interface", wrap_getter):
-        yield
+    for name in ("get_interface", "__getitem__"):  # 5.0 has the latter only
+        for owner in getattr(kind, "__mro__", ()):
+            if name in vars(owner):
+                with put(owner, name, wrap_getter):
+                    yield
+                return
+    yield
 
 
 def wrap_getter(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -110,15 +111,3 @@ def unpack_heads(q: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]
             mask = mask.expand(-1, *q.shape[1:3], -1)
             mask = mask.reshape(len(mask), *query.shape[1:3], mask.shape[3])
     return q.reshape(query.shape), mask
-
-
-def unpack_rows(call: CapturedCall) -> CapturedCall:
-    """Return a call with the axes of the query, if its q is packed."""
-    q, mask = unpack_heads(call.q, call.mask)
-    if q.shape == call.q.shape:
-        return call
-    b, heads, n, _ = q.shape
-    out = None if call.out is None else call.out.reshape(b, heads, n, -1)
-    lse = None if call.lse is None else call.lse.reshape(b, heads, n)
-    blind = None if call.blind is None else call.blind.reshape(b, -1, n).any(1)
-    return replace(call, q=q, mask=mask, out=out, lse=lse, blind=blind)

@@ -1,0 +1,79 @@
+"""Which modules are observed: all of them in a wide pass, in others those that attend.
+
+    wide      every module has hooks, and the observer is active in a whole pass
+    narrow    only modules that attended have hooks, and those that never ran. The
+              observer is active in them alone, or, where all of their calls go through
+              F.scaled_dot_product_attention, only in that call.
+
+A pass is wide if it is one of the first two, every 64th, or if a module runs for the
+first time or a known one does not attend: a decoding step is short, and observing each
+of its operators would slow it down.
+
+Next: watch.py
+"""
+
+from __future__ import annotations
+
+import threading
+
+from regard.run.modules import Run
+from regard.run.parts import find_module
+
+FIRST, AGAIN = 2, 64  # wide passes: the first …, every …th
+
+
+class WidePasses:
+    """What attended so far, and how the pass that runs is observed."""
+
+    def __init__(self) -> None:
+        self.heard: dict[str, bool] = {}  # modules; whether only F.sdpa was called
+        self.attended: dict[str, int] = {}  # calls of modules in this pass
+        self.bare: dict[str, bool] = {}  # those with an own softmax; without parameters
+        self.wide = True
+        self.done = self.running = 0  # passes, in all threads
+        self.lock = threading.RLock()
+
+    def needs_observer(self, run: Run, name: str) -> bool:
+        """Return whether the observer has to be active in a module."""
+        self.attended.setdefault(name, 0)
+        if name in self.heard:
+            return self.wide or not self.heard[name]
+        return self.wide or name not in run.ran
+
+    def note(self, name: str, *, only_sdpa: bool) -> None:
+        """Note that something attended in a module."""
+        self.attended[name] = self.attended.get(name, 0) + 1
+        self.heard[name] = only_sdpa and self.heard.get(name, True)
+
+    def begin(self) -> None:
+        """Count a pass that begins in a thread."""
+        with self.lock:
+            self.running += 1
+
+    def end(self, run: Run, *, finished: bool) -> None:
+        """Count a pass that ends; choose how the next one is observed."""
+        with self.lock:
+            self.running = max(0, self.running - 1)
+            if not self.running:
+                self.plan(run, finished=finished)
+
+    def is_traced(self, run: Run) -> bool:
+        """Return whether a module attends with q, k and v that another one computes."""
+        for name in {x for x, only_sdpa in self.heard.items() if not only_sdpa}:
+            if name not in self.bare:
+                own = find_module(run.model, name).parameters()
+                self.bare[name] = next(own, None) is None
+        return any(self.bare.values())
+
+    def plan(self, run: Run, *, finished: bool) -> None:
+        """Choose how the next pass is observed."""
+        silent = any(name in self.heard and not n for name, n in self.attended.items())
+        self.attended.clear()
+        self.done += finished
+        early = self.done < FIRST or self.done % AGAIN == 0
+        wide = not finished or silent or early or not self.heard or self.is_traced(run)
+        if wide and not self.wide:
+            run.hook_modules()
+        elif not wide:
+            run.unhook(run.ran - self.heard.keys())
+        self.wide = wide

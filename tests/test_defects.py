@@ -1,0 +1,411 @@
+"""Defects that fresh eyes found, in the lens and in interventions: each is a test."""
+
+import os
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+from torch.nn.attention.bias import causal_lower_right
+from torch.overrides import TorchFunctionMode
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    BertModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    OlmoConfig,
+    Qwen3Config,
+)
+
+import regard
+from regard.ablate.active import ACTIVE
+from regard.errors import OptionError
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+    with torch.no_grad():
+        yield
+
+
+class Attention(nn.Module):
+    """Attention with one head and a softmax of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(16, 16) for _ in "qkv")
+
+    def forward(self, x):
+        return (self.q(x) @ self.k(x).mT / 4).softmax(-1) @ self.v(x)
+
+
+def find_weights(module, x):
+    return (module.q(x) @ module.k(x).mT / 4).softmax(-1)
+
+
+def test_a_path_with_cross_in_it_is_no_cross_attention():
+    class Causal(nn.Module):
+        def forward(self, x):
+            return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cross_decoder = Causal()
+
+        def forward(self, x):
+            return self.cross_decoder(x)
+
+    model, x = Model(), torch.randn(1, 2, 5, 8)
+    with regard.watch(model) as seen:
+        model(x)
+    expected = (x[0] @ x[0].mT / 8**0.5).masked_fill(
+        ~torch.ones(5, 5).tril().bool(), -torch.inf
+    )
+    assert torch.allclose(seen.layer(0).weights(), expected.softmax(-1), atol=1e-6)
+
+
+def test_a_model_that_changes_how_it_attends_is_recorded_in_every_pass():
+    class Changing(Attention):
+        def forward(self, x):
+            q, k, v = (f(x)[:, None] for f in (self.q, self.k, self.v))
+            if x.shape[1] < 8:
+                return F.scaled_dot_product_attention(q, k, v)
+            return (q @ k.mT / 4).softmax(-1) @ v
+
+    model, sizes = nn.Sequential(Changing()), (5, 6, 12, 7, 16, 5, 20, 5)
+    given = [torch.randn(1, n, 16) for n in sizes]
+    with regard.watch(model) as seen:
+        for x in given:
+            model(x)
+    assert [r.shape[1] for r in seen.records] == [*sizes]
+    for record, x in zip(seen.records, given, strict=True):
+        assert torch.allclose(record.weights(), find_weights(model[0], x), atol=1e-6)
+
+
+def test_kernels_align_is_causal_with_the_first_key_also_beside_a_cache():
+    class Layer(nn.Module):
+        def forward(self, q, k):
+            return F.scaled_dot_product_attention(q, k, k, is_causal=True)
+
+    model, k = Layer(), torch.randn(1, 1, 6, 8)
+    with regard.watch(model) as seen:
+        model(k[:, :, :4], k[:, :, :4])
+        model(k[:, :, 4:5], k[:, :, :5])
+        model(k[:, :, 5:6], k[:, :, :6])
+    found = seen.layer(0).weights()[0]
+    first = torch.eye(6)[0]
+    assert torch.allclose(found[4:], first.expand(2, 6), atol=1e-6)
+
+
+class Own(nn.MultiheadAttention):
+    def forward(self, x):
+        q, k, v = F.linear(x, self.in_proj_weight).chunk(3, -1)
+        return (q @ k.mT / 4).softmax(-1) @ v
+
+
+@pytest.mark.parametrize(
+    ("make", "run"),
+    [
+        (Attention, lambda model, x: model.forward(x)),
+        (lambda: nn.Sequential(Attention()), lambda model, x: model[0].forward(x)),
+        (lambda: Own(16, 1), lambda model, x: model(x)),
+    ],
+)
+def test_forward_may_be_called_without_hooks(make, run):
+    model, x = make(), torch.randn(1, 5, 16)
+    with regard.watch(model) as seen:
+        run(model, x)
+    (record,) = seen.records
+    assert record.shape == (1, 5, 5)
+    assert not record.certificate.failed
+
+
+def test_a_mode_that_compares_functions_sees_those_of_torch():
+    class Softmax1(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            if func is F.scaled_dot_product_attention:
+                q, k, v = args
+                e = (q @ k.mT / q.shape[-1] ** 0.5).exp()
+                return e / (1 + e.sum(-1, keepdim=True)) @ v
+            if func is torch.Tensor.softmax:
+                return args[0] * 0
+            return func(*args, **(kwargs or {}))
+
+    class Model(nn.Module):
+        def forward(self, x):
+            return F.scaled_dot_product_attention(x, x, x) + x.softmax(-1)
+
+    model, x = Model(), torch.randn(1, 2, 5, 8)
+    with Softmax1():
+        before = model(x)
+        with regard.watch(model) as seen:
+            watched = model(x)
+    assert torch.equal(before, watched)
+    assert "2 softmaxes or attention calls ran no operator" in str(seen)
+
+
+@pytest.mark.parametrize("enter", [regard.watch, partial(regard.knock_out, layers=[0])])
+def test_lazy_modules_may_be_initialised_inside_a_block(enter):
+    model = nn.Sequential(nn.LazyLinear(16), Attention())
+    with enter(model):
+        model(torch.randn(1, 5, 8))
+    assert model[0].in_features == 8
+
+
+def test_a_tensor_of_a_subclass_may_be_made_inside_a_watch():
+    class Model(nn.Module):
+        def forward(self, q, k):
+            bias = causal_lower_right(5, 9)
+            return F.scaled_dot_product_attention(q, k, k, attn_mask=bias)
+
+    model, q, k = Model(), torch.randn(1, 2, 5, 8), torch.randn(1, 2, 9, 8)
+    before = model(q, k)
+    names = {x: vars(torch.Tensor).get(x) for x in ("__new__", "_make_subclass")}
+    with regard.watch(model) as seen:
+        assert torch.equal(model(q, k), before)
+    assert names == {x: vars(torch.Tensor).get(x) for x in names}
+    logits = q[0] @ k[0].mT / 8**0.5
+    hidden = ~torch.ones(5, 9).tril(4).bool()
+    expected = logits.masked_fill(hidden, -torch.inf).softmax(-1)
+    got = torch.stack([r.weights() for r in seen.records]).reshape(2, 5, 9)
+    assert torch.allclose(got, expected, atol=1e-6)
+
+
+def test_memory_that_is_used_again_between_softmax_and_values_is_reported():
+    class Reusing(nn.Module):
+        def forward(self, q, k, v):
+            weights = (q @ k.mT / 4).softmax(-1)
+            k.mul_(3)
+            return weights @ v
+
+    q, k, v = (torch.randn(1, 2, 5, 16) for _ in "qkv")
+    expected = (q @ k.mT / 4).softmax(-1)
+    model = Reusing()
+    with regard.watch(model) as seen:
+        model(q, k, v)
+    for record in seen.records:
+        assert torch.allclose(record.weights(), expected[0], atol=1e-5)
+    assert seen.records or seen.coverage()[0].reason
+
+
+def test_heads_that_are_rows_of_one_head_are_reported():
+    class MultiQuery(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.kv = nn.Linear(32, 32), nn.Linear(32, 16)
+
+        def forward(self, x):
+            n = x.shape[1]
+            k, v = self.kv(x)[:, None].chunk(2, -1)
+            q = self.q(x).view(len(x), 1, n * 4, 8)
+            return F.scaled_dot_product_attention(q, k, v)
+
+    model = MultiQuery()
+    with regard.watch(model) as seen:
+        model(torch.randn(2, 5, 32))
+    assert "4 times as many heads" in seen.coverage()[0].note
+
+
+def test_a_core_that_is_given_folded_heads_has_heads_in_every_pass():
+    class Core(nn.Module):
+        def forward(self, q, k, v):
+            return (q @ k.mT / 8**0.5).softmax(-1) @ v
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv, self.core = nn.Linear(32, 96), Core()
+
+        def forward(self, x):
+            b, n, _ = x.shape
+            parts = self.qkv(x).view(b, n, 3, 4, 8).permute(2, 0, 3, 1, 4)
+            return self.core(*parts.reshape(3, b * 4, n, 8))
+
+    model = Model()
+    with regard.watch(model) as seen:
+        for n in (5, 6, 7, 8):
+            model(torch.randn(2, n, 32))
+    assert [r.shape for r in seen.records] == [
+        (4, n, n) for n in (5, 5, 6, 6, 7, 7, 8, 8)
+    ]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes can be forked")
+def test_a_forked_process_does_not_change_a_record():
+    code = (
+        "import os, torch, regard\n"
+        "class M(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return torch.nn.functional.scaled_dot_product_attention(x, x, x)\n"
+        "m = M()\n"
+        "with torch.no_grad(), regard.watch(m) as seen: m(torch.randn(1, 4, 64, 32))\n"
+        "before = seen.layer(0).q.clone()\n"
+        "if os.fork() == 0:\n"
+        "    seen.layer(0).q.zero_(); os._exit(0)\n"
+        "os.wait(); assert torch.equal(before, seen.layer(0).q)"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+
+
+def test_tokens_after_embeddings_are_not_shifted():
+    config = GPT2Config(
+        vocab_size=50, n_embd=32, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=None
+    )
+    model = GPT2LMHeadModel(config).eval()
+    x = model.get_input_embeddings()(torch.arange(3, 9)[None])
+    with regard.watch(model) as seen:
+        model.generate(
+            inputs_embeds=x, max_new_tokens=4, do_sample=False, pad_token_id=0
+        )
+    assert seen.recording.tokens == ((),)
+
+
+def test_float64_with_a_softmax_in_float32_is_recorded():
+    model = make_llama(attn_implementation="eager").double()
+    with regard.watch(model) as seen:
+        model(torch.randint(0, 60, (1, 9)))
+    assert len(seen.records) == 2
+
+
+# --- interventions --------------------------------------------------------------------
+
+
+def make_llama(kind=LlamaConfig, **options):
+    config = kind(
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        vocab_size=60,
+        initializer_range=0.4,
+        **options,
+    )
+    return AutoModelForCausalLM.from_config(config).double().eval()
+
+
+LEFT = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1] * 7])
+IDS = torch.arange(14).reshape(2, 7)
+
+
+class Twice(nn.Module):
+    """Two texts through one model, as in a bi-encoder."""
+
+    def __init__(self, lm):
+        super().__init__()
+        self.lm = lm
+
+    def forward(self, x, first, y, second):
+        self.lm(x, attention_mask=first)
+        return self.lm(y, attention_mask=second).logits
+
+
+class Tower(nn.Module):
+    """An encoder, and a language model with padding that only it knows of."""
+
+    def __init__(self, lm):
+        super().__init__()
+        sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+        config = BertConfig(num_attention_heads=4, vocab_size=60, **sizes)
+        self.enc, self.lm = BertModel(config).double().eval(), lm
+
+    def forward(self, x, first, y, second):
+        self.enc(x)
+        return self.lm(y, attention_mask=second).logits
+
+
+@pytest.mark.parametrize("kind", [Twice, Tower])
+def test_a_model_that_a_wrapper_calls_later_has_a_pass_of_its_own(kind):
+    model = make_llama()
+    wrapper = kind(model)
+    with regard.knock_out(model, keys=[2]):
+        expected = model(IDS, attention_mask=LEFT).logits
+    with regard.knock_out(wrapper, layers=["lm"], keys=[2]):
+        found = wrapper(IDS, torch.ones_like(LEFT), IDS, LEFT)
+    assert torch.allclose(found[LEFT.bool()], expected[LEFT.bool()], atol=1e-9)
+
+
+def test_a_generation_in_a_forward_is_edited_in_every_step():
+    class Generating(nn.Module):
+        def __init__(self, lm):
+            super().__init__()
+            self.lm = lm
+
+        def forward(self, ids, mask):
+            done = self.lm.generate(
+                ids,
+                attention_mask=mask,
+                max_new_tokens=4,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+                return_dict_in_generate=True,
+                output_logits=True,
+            )
+            return torch.stack(done.logits)
+
+    model = make_llama()
+    wrapper = Generating(model)
+    for edit in ({"keys": [2]}, {"heads": [(0, 1)]}):
+        with regard.knock_out(model, **edit):
+            expected = wrapper(IDS, LEFT)
+        with regard.knock_out(wrapper, **edit), regard.watch(wrapper) as seen:
+            assert torch.allclose(wrapper(IDS, LEFT), expected, atol=1e-9)
+        assert len(seen.layers) == 2
+
+
+def test_an_interrupt_that_is_caught_in_the_block_leaves_nothing():
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    model = make_llama()
+    with regard.knock_out(model, [(0, 1)]):
+        expected = model(IDS).logits
+    with regard.knock_out(model, [(0, 1)]), regard.watch(model) as seen:
+        hook = model.model.layers[1].mlp.register_forward_pre_hook(stop)
+        with pytest.raises(KeyboardInterrupt):
+            model(IDS)
+        hook.remove()
+        here = ACTIVE[-1].run.here
+        assert (here.names, here.now.depth) == ([], 0)
+        assert torch.equal(model(IDS).logits, expected)
+        model(IDS)
+    assert len(seen.layers) == 2
+
+
+def test_a_layer_that_is_replaced_in_the_block_is_refused_and_reported():
+    model, other = make_llama(), make_llama().model.layers[0]
+
+    def replace_layer():
+        model(IDS)
+        model.model.layers[0] = other
+        model(IDS)
+
+    with (
+        pytest.raises(OptionError, match=r"model.layers.0 was added or replaced"),
+        regard.knock_out(model, [(0, 1)]),
+    ):
+        replace_layer()
+    other = make_llama().model.layers[0]
+    with regard.watch(model) as seen:
+        replace_layer()
+    assert "modules were added or replaced" in str(seen)
+
+
+def test_circuits_refuse_what_is_no_matrix():
+    read = regard.circuits.read_circuit
+    with pytest.raises(OptionError, match="half precision"):
+        read(make_llama().bfloat16(), 0, 1)
+    # an embedding that is 0, of padding, has no direction
+    with pytest.raises(OptionError, match="normalises q and k"):
+        read(make_llama(Qwen3Config, pad_token_id=0), 0, 1)
+    with pytest.raises(OptionError, match="clips"):
+        read(make_llama(OlmoConfig, clip_qkv=0.2, pad_token_id=0), 0, 1)
