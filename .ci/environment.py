@@ -6,6 +6,8 @@
     python3 .ci/environment.py --wild    makes .venv.wild: the same, and the libraries
                                          whose models are watched in tests/wild
     python3 .ci/environment.py --newest  makes .venv.newest: the same, newest torch
+    python3 .ci/environment.py --oldest  makes .venv.oldest: the same, oldest torch and
+                                         transformers
     python3 .ci/environment.py --serving    makes .venv.serving: vLLM and what it needs,
                                          which is another transformers than ours
     python3 .ci/environment.py --llama   makes .venv.llama: the same as .venv, and
@@ -54,6 +56,7 @@ LOCK = ROOT / ".ci" / "lock.txt"  # all packages of .venv except torch, with ver
 MORE = {  # what the other environments hold; all that they need is listed
     "wild": ROOT / "tests" / "wild" / "requirements.txt",
     "newest": ROOT / "tests" / "newest" / "requirements.txt",
+    "oldest": ROOT / "tests" / "oldest" / "requirements.txt",
     "serving": ROOT / "tests" / "serving" / "requirements.txt",
     "llama": ROOT / "tests" / "serving" / "llama_cpp.txt",
     "triton": ROOT / "tests" / "kernels" / "requirements.txt",

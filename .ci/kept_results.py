@@ -16,6 +16,10 @@ While all of them are the same, the result is reused, in another clone too. Resu
 kept for a clean committed tree only. A random tenth of what could be reused runs
 nevertheless, and must pass.
 
+A long file may have a result for each of its tests: RESULTS_BY = "test". Its tests are
+collected once, and each runs in a process forked after that, so that what one of them
+reads is not taken for what another depends on.
+
 Next: run
 """
 
@@ -37,6 +41,7 @@ import sysconfig
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -58,6 +63,7 @@ DECIDING = (
     "REGARD_ HYPOTHESIS_ OMP_ TRITON_ HF_ JAX_ XLA_ TORCH VLLM_ RAY_ PYTHON CXX TZ"
 )
 UNSET = "REGARD_READS CI COLUMNS LINES TERM NO_COLOR FORCE_COLOR"
+UNSET += " PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE"
 PROGRAMS = "chromium-headless-shell chromium node git c++"
 # in a .pth file: every Python of the environment notes what it reads, if it is asked
 LINE = 'import os; x = os.environ.get("REGARD_READS"); '
@@ -76,6 +82,7 @@ class Result:
     seconds: float = 0
     commit: str = ""
     read: dict[str, str] = field(default_factory=dict)
+    tests: dict[str, Result] = field(default_factory=dict)  # if each has a result
 
     def count(self, other: Result) -> None:
         """Add the numbers of another result."""
@@ -85,6 +92,18 @@ class Result:
 
     def __str__(self) -> str:
         return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
+
+    def is_of(self, other: Result) -> bool:
+        """Return whether both have read the same."""
+        tests = {name: x.read for name, x in self.tests.items()}
+        same = tests == {name: x.read for name, x in other.tests.items()}
+        return same and self.read == other.read
+
+    @classmethod
+    def load(cls, row: dict[str, Any]) -> Result:
+        """Return a result that was written as JSON."""
+        tests = {name: cls.load(x) for name, x in row.pop("tests", {}).items()}
+        return cls(**row, tests=tests)
 
 
 class Tree:
@@ -142,8 +161,9 @@ def name_environment() -> str:
     cpu = Path("/proc/cpuinfo")
     lines = cpu.read_text("utf-8").splitlines() if cpu.exists() else []
     flags = next((x for x in lines if x.startswith("flags")), platform.processor())
-    chosen = [x for x in sorted(os.environ) if x.startswith((*DECIDING.split(),))]
-    versions = [f"{x}={os.environ[x]}" for x in chosen]
+    chosen = sorted({*os.environ} - {*UNSET.split()})
+    deciding = [x for x in chosen if x.startswith((*DECIDING.split(),))]
+    versions = [f"{x}={os.environ[x]}" for x in deciding]
     for program in filter(None, map(shutil.which, PROGRAMS.split())):
         asked = subprocess.run([program, "--version"], capture_output=True, check=False)
         versions.append(os.fsdecode(asked.stdout))
@@ -167,7 +187,7 @@ class Store:
         """Return the results of a test file, the newest first."""
         with contextlib.suppress(OSError, ValueError, TypeError):
             rows = json.loads(self.find_path(name).read_text("utf-8"))
-            return [Result(**row) for row in rows]
+            return [Result.load(row) for row in rows]
         return []
 
     def write(self, name: str, results: list[Result]) -> None:
@@ -180,10 +200,14 @@ class Store:
 
 
 class Counter:
-    """A plugin of pytest: one file, and how its tests ended."""
+    """A plugin of pytest: one file, and how its tests ended.
 
-    def __init__(self, file: str) -> None:
+    skip: tests that are not run, if each has a result of its own
+    """
+
+    def __init__(self, file: str, skip: set[str], place: Path) -> None:
         self.file, self.result = ROOT / file.partition("::")[0], Result()
+        self.skip, self.place = skip, place
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
         """Leave out what is next to the file, before pytest looks into it."""
@@ -199,8 +223,64 @@ class Counter:
         self.result.failed += report.failed
         self.result.skipped += report.skipped
 
+    def pytest_runtestloop(self, session: Any) -> bool | None:
+        """Run each test in a process of its own, if the file says so."""
+        if not session.items or session.testsfailed:
+            return None
+        if getattr(session.items[0].module, "RESULTS_BY", None) != "test":
+            return None
+        for item in session.items:
+            if item.name not in self.skip:
+                done = self.run_test(item)
+                self.result.tests[item.name] = done
+                self.result.count(done)
+                session.testsfailed += done.failed
+        return True
 
-def run_file(file: str, options: list[str], place: Path) -> None:
+    def run_test(self, item: Any) -> Result:
+        """Run a test in a forked process, and return its result."""
+        place = Path(tempfile.mkdtemp(dir=self.place))
+        reporter = item.config.pluginmanager.get_plugin("terminalreporter")
+        reporter.flush()
+        with warnings.catch_warnings(action="ignore"):  # of threads that are not forked
+            pid = os.fork()
+        if pid:
+            os.waitpid(pid, 0)
+            return read_result(place)
+        code = 1
+        try:
+            use_log(place / "reads")
+            self.result = Result()
+            # another one, so that what is of the whole file need not be torn down
+            other = next((x for x in item.session.items if x is not item), None)
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=other)
+            for report in reporter.getreports("failed") + reporter.getreports("error"):
+                reporter.write_line(report.longreprtext)
+            reporter.flush()
+            (place / "result").write_text(json.dumps(asdict(self.result)), "utf-8")
+            code = 0
+        except BaseException:  # noqa: BLE001 (nobody above would print it)
+            traceback.print_exc()
+        os._exit(code)
+
+
+def use_log(path: Path) -> None:
+    """Note what is read from here on in another log."""
+    os.environ["REGARD_READS"] = f"{READS}{os.pathsep}{path}"
+    sys.regard_reads.log = str(path)  # type: ignore[attr-defined]
+
+
+def read_result(place: Path) -> Result:
+    """Return what a process that ended has written, and the names that it read."""
+    result, log = Result(failed=1), place / "reads"  # unless it was killed
+    with contextlib.suppress(OSError, ValueError):
+        result = Result.load(json.loads((place / "result").read_text("utf-8")))
+    names = os.fsdecode(log.read_bytes()).split("\n")[:-1] if log.exists() else []
+    result.read = dict.fromkeys(names, "")
+    return result
+
+
+def run_file(file: str, options: list[str], skip: set[str], place: Path) -> None:
     """Run a test file in this process, which was forked for it, and end it."""
     os.setsid()  # so that it can be ended with all that it started
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -209,7 +289,7 @@ def run_file(file: str, options: list[str], place: Path) -> None:
             os.dup2(stream.fileno(), number)
     os.environ["REGARD_READS"] = f"{READS}{os.pathsep}{place / 'reads'}"
     sys.path[0] = str(ROOT)  # as python -m pytest has it
-    counter, code = Counter(file), 1
+    counter, code = Counter(file, skip, place), 1
     sys.argv = ["pytest", *FIXED, f"--basetemp={place / 'tmp'}", *options, file]
     try:
         exec(LINE)  # as other processes do
@@ -230,8 +310,13 @@ def end_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def fork_files(files: list[str], options: list[str], workers: int) -> Iterator[Any]:
-    """Run test files, some at once; yield each with its seconds and a folder."""
+def fork_files(
+    files: dict[str, set[str]], options: list[str], workers: int
+) -> Iterator[Any]:
+    """Run test files, some at once; yield each with its seconds and a folder.
+
+    files: with the tests that are not run
+    """
     running: dict[int, tuple[str, float, Path]] = {}
     waiting, folder = iter(files), Path(tempfile.mkdtemp(prefix="kept-"))
     try:
@@ -240,7 +325,7 @@ def fork_files(files: list[str], options: list[str], workers: int) -> Iterator[A
                 place = Path(tempfile.mkdtemp(dir=folder))
                 sys.stdout.flush()
                 if not (pid := os.fork()):
-                    run_file(file, options, place)
+                    run_file(file, options, files[file], place)
                 running[pid] = (file, time.monotonic(), place)
             if not running:
                 return
@@ -267,30 +352,47 @@ class Run:
             self.stores.append(Store(self.options))
         self.known: dict[str, Result] = {}  # the one that is reused, or the newest
         self.reused: list[str] = []
+        self.fresh: dict[str, dict[str, Result]] = {}  # tests that are reused
         self.files: list[str] = []
         for path in given.paths:
             inside = sorted((ROOT / path).rglob("test_*.py"))
             self.files += [str(x.relative_to(ROOT)) for x in inside] or [path]
         for file in self.files:
-            results = [result for store in self.stores for result in store.read(file)]
-            same = [x for x in results if not self.tree.find_changes(x)]
-            if results:
-                self.known[file] = (same or results)[0]
-            if same:
-                self.reused.append(file)
-        self.again: set[str] = set()
-        if self.reused and not given.quick and given.command == "run":
-            self.again = {x for x in self.reused if random.random() < SHARE}
-            self.again = self.again or {random.choice(self.reused)}
+            self.look_up(file, [x for store in self.stores for x in store.read(file)])
+        self.again: set[str] = set()  # files, and tests
+        if not given.quick and given.command == "run":
+            could = [x for x in self.reused if not self.fresh[x]]
+            could += [f"{x}::{y}" for x, tests in self.fresh.items() for y in tests]
+            self.again = {x for x in could if random.random() < SHARE}
+            self.again |= {random.choice(could)} if could and not self.again else set()
+            self.again |= {x.partition("::")[0] for x in self.again} & {*self.reused}
+
+    def look_up(self, file: str, results: list[Result]) -> None:
+        """Find what can be reused of a file."""
+        self.fresh[file] = {}
+        same = [x for x in results if not self.tree.find_changes(x)]
+        for result in reversed(same):
+            tests = result.tests.items()
+            fresh = {x: y for x, y in tests if not self.tree.find_changes(y)}
+            self.fresh[file] |= fresh
+        if results:
+            self.known[file] = (same or results)[0]
+        if any(x.tests.keys() <= self.fresh[file].keys() for x in same):
+            self.reused.append(file)
 
     def explain(self, file: str) -> str:
         """Return why a test file runs."""
-        if file in self.again:
+        if file in self.reused:
             return "again"
         if file not in self.known:
             return "no result"
-        first, *more = self.tree.find_changes(self.known[file])
-        return f"{first} changed" + (f", and {len(more)} more" if more else "")
+        known = self.known[file]
+        stale = [y for x, y in known.tests.items() if x not in self.fresh[file]]
+        first, *more = {
+            name: None for x in (known, *stale) for name in self.tree.find_changes(x)
+        }
+        some = f"{len(self.fresh[file])} tests reused; " if self.fresh[file] else ""
+        return f"{some}{first} changed" + (f", and {len(more)} more" if more else "")
 
     def plan(self) -> list[str]:
         """Return the files that run, the longest first."""
@@ -306,10 +408,15 @@ class Run:
             self.total.count(self.known[file])
         for name in LIBRARIES.split() if chosen and self.given.load else ():
             import_module(name)
-        for file, seconds, place in fork_files(
-            chosen, self.options, self.given.workers
-        ):
+        skip = {
+            x: {y for y in self.fresh[x] if f"{x}::{y}" not in self.again}
+            for x in chosen
+        }
+        for file, seconds, place in fork_files(skip, self.options, self.given.workers):
             result = self.read(place)
+            for name in skip[file] - result.tests.keys():
+                result.tests[name] = self.fresh[file][name]
+                result.count(self.fresh[file][name])
             result.seconds = seconds
             print(f"{seconds:6} s  {file}: {result} ({self.explain(file)})", flush=True)
             self.total.count(result)
@@ -319,7 +426,8 @@ class Run:
                 self.drop(file)
             else:
                 self.keep(file, result)
-        text = f"{len(chosen)} files run, {len(self.again)} of them again; "
+        again = {*self.reused} & self.again
+        text = f"{len(chosen)} files run, {len(again)} of them again; "
         text += f"{len(self.files) - len(chosen)} reused"
         if self.kept < len(chosen):
             why = ": files are not committed" if self.tree.changed else ""
@@ -329,16 +437,14 @@ class Run:
 
     def read(self, place: Path) -> Result:
         """Return what a process that ended has written."""
-        result, log = Result(failed=1), place / "reads"  # unless it was killed
-        with contextlib.suppress(OSError, ValueError):
-            result = Result(**json.loads((place / "result").read_text("utf-8")))
-        names = (
-            {*os.fsdecode(log.read_bytes()).split("\n")[:-1]} if log.exists() else "."
-        )
-        states = {name: self.tree.find_state(name) for name in sorted(names)}
-        # a file that is there and unknown is ignored by git: the tests made it
-        made = {x for x, y in states.items() if not y and os.path.exists(ROOT / x)}
-        result.read = {x: y for x, y in states.items() if x not in made}
+        result = read_result(place)
+        if not result.read:  # it was killed before it began
+            result.read = {".": ""}
+        for each in (result, *result.tests.values()):
+            states = {name: self.tree.find_state(name) for name in sorted(each.read)}
+            # a file that is there and unknown is ignored by git: the tests made it
+            made = {x for x, y in states.items() if not y and os.path.exists(ROOT / x)}
+            each.read = {x: y for x, y in states.items() if x not in made}
         result.commit = self.tree.commit
         return result
 
@@ -346,13 +452,13 @@ class Run:
         """Keep a result, unless the repository is not as committed."""
         now = Tree()
         if not (now.changed or self.tree.changed) and now.commit == self.tree.commit:
-            kept = [x for x in self.stores[-1].read(file) if x.read != result.read]
-            self.stores[-1].write(file, [result, *kept])
+            others = [x for x in self.stores[-1].read(file) if not x.is_of(result)]
+            self.stores[-1].write(file, [result, *others])
             self.kept += 1
 
     def drop(self, file: str) -> None:
         """Keep no result of a file that failed although nothing changed."""
-        if file in self.again:
+        if file in self.reused:
             print(f"!! {file} passed at {self.known[file].commit[:9]}, and fails now")
             print("!! with the same inputs: its results are no longer kept", flush=True)
             for store in self.stores:
@@ -373,7 +479,7 @@ def close(tally: Path) -> None:
     for line in tally.read_text("utf-8").splitlines() if tally.exists() else []:
         name, text, numbers = json.loads(line)
         print(f"{name}: {text}")
-        total.count(Result(**numbers))
+        total.count(Result.load(numbers))
     print(total)
 
 

@@ -258,7 +258,8 @@ def render(dates: dict[str, Any]) -> str:
         stem = Path(name).stem
         page = find_page(stem)
         if page is not None:
-            made = f"`benchmarks/{stem}.py` | `benchmarks/{name}`"
+            script = "support" if stem == "libraries" else stem  # it has two tables
+            made = f"`benchmarks/{script}.py` | `benchmarks/{name}`"
             lines.append(f"| [{Path(page).stem}]({page}) | {made} | {result['date']} |")
     return "\n".join(lines)
 

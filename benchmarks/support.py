@@ -1,11 +1,13 @@
-"""Which versions of Python the tests pass on: every one is run, none is assumed.
+"""Which versions the tests pass on: every one is run, none is assumed.
 
     python benchmarks/support.py PYTHON ...    writes support.json, and docs/install.md
     python benchmarks/support.py --here        this Python only; writes nothing
+    python benchmarks/support.py --torch PYTHON ...    the second table, of other torch
+                                               and transformers, and libraries.json
 
 PYTHON is an interpreter whose environment has the pinned dependencies: run
 .ci/environment.py with it. The tests are those of `AREAS`, without the slow ones, in
-two processes.
+two processes; those of `MODEL_AREAS` for the second table, in one.
 
 Next: .github/workflows/ci.yml
 """
@@ -37,6 +39,14 @@ AREAS = {
     "statistics": "stats registry attention_flow",
     "tools": "display page cli grade class atlas_tally",
 }
+MODEL_MARK = "<!-- benchmark:libraries -->"
+MODEL_RESULTS = HERE / "libraries.json"
+MODEL_AREAS = {  # what depends most on torch and transformers
+    "grouped heads": "attention_interface",
+    "generation": "generation",
+    "interventions": "patch_heads",
+    "doctor": "doctor",
+}
 PACKAGES = ("torch", "numpy", "jax", "transformers")
 ASK = (
     "import importlib.metadata as m, json, platform, sys;"
@@ -45,9 +55,9 @@ ASK = (
 )
 
 
-def run_tests(python: str) -> ET.Element:
+def run_tests(python: str, areas: dict[str, str], *, workers: int) -> ET.Element:
     """Return the report of one run of pytest, on the files of all areas."""
-    names = " ".join(AREAS.values()).split()
+    names = " ".join(areas.values()).split()
     files = [f"tests/test_{name}.py" for name in names]
     env = os.environ | {
         "PYTHONPATH": str(ROOT / "src"),
@@ -57,7 +67,8 @@ def run_tests(python: str) -> ET.Element:
     }
     with tempfile.TemporaryDirectory() as temporary:
         report = Path(temporary) / "report.xml"
-        command = [python, "-m", "pytest", "-q", "-n", "2", "-m", "not slow", *files]
+        command = [python, "-m", "pytest", "-q", "-n", str(workers), *files]
+        command += ["-m", "not slow"]
         done = subprocess.run(
             [*command, "--junitxml", str(report), "-p", "no:cacheprovider"],
             cwd=ROOT,
@@ -86,22 +97,24 @@ def count(report: ET.Element, names: str) -> dict[str, int]:
     return counts
 
 
-def run_version(python: str) -> dict[str, Any]:
+def run_version(
+    python: str, areas: dict[str, str] = AREAS, *, workers: int = 2
+) -> dict[str, Any]:
     """Return what a Python is and has, and the counts of every area."""
     began = time.perf_counter()
     asked = subprocess.run(
         [python, "-c", ASK, *PACKAGES], check=True, capture_output=True, text=True
     )
     version, packages = json.loads(asked.stdout)
-    report = run_tests(python)
-    areas = {area: count(report, names) for area, names in AREAS.items()}
-    for area, found in areas.items():
+    report = run_tests(python, areas, workers=workers)
+    counts = {area: count(report, names) for area, names in areas.items()}
+    for area, found in counts.items():
         print(f"{version}  {area:<12} {describe(found)}", flush=True)
     seconds = round(time.perf_counter() - began)
     return {
         "python": version,
         "packages": packages,
-        "areas": areas,
+        "areas": counts,
         "seconds": seconds,
     }
 
@@ -113,32 +126,44 @@ def describe(counts: dict[str, Any]) -> str:
     return text + (f", {counts['skipped']} skipped" if counts["skipped"] else "")
 
 
-def render(rows: list[dict[str, Any]]) -> str:
-    """Return the table of all versions that were run."""
+def render(
+    rows: list[dict[str, Any]], first: tuple[str, ...] = ("Python", "torch")
+) -> str:
+    """Return the table of all versions that were run, with these columns first."""
+    areas = list(rows[0]["areas"])
     lines = [
-        f"| Python | torch | {' | '.join(AREAS)} |",
-        "|---" * (2 + len(AREAS)) + "|",
+        f"| {' | '.join([*first, *areas])} |",
+        "|---" * (len(first) + len(areas)) + "|",
     ]
     for row in rows:
-        cells = [describe(row["areas"][area]) for area in AREAS]
-        told = [row["python"], row["packages"]["torch"], *cells]
+        versions = {"Python": row["python"], **row["packages"]}
+        told = [versions[name] for name in first]
+        told += [describe(row["areas"][area]) for area in areas]
         lines.append(f"| {' | '.join(told)} |")
     return "\n".join(lines)
 
 
-def read_results() -> list[dict[str, Any]]:
+def read_results(path: Path) -> list[dict[str, Any]]:
     """Return what is known, one row per version."""
-    found: list[dict[str, Any]] = json.loads(RESULTS.read_text("utf-8"))
+    found: list[dict[str, Any]] = json.loads(path.read_text("utf-8"))
     return found
 
 
-def keep(row: dict[str, Any]) -> None:
+def name_row(row: dict[str, Any], path: Path) -> tuple[list[int], ...]:
+    """Return what a row is a row of, in the order of the table."""
+    packages = row["packages"]
+    told = [packages["torch"].partition("+")[0], packages["transformers"]]
+    if path == RESULTS:
+        told = [row["python"].rpartition(".")[0]]
+    return tuple([int(x) for x in version.split(".")] for version in told)
+
+
+def keep(row: dict[str, Any], path: Path) -> None:
     """Put the row of a version into the results, in place of an older one."""
-    minor = row["python"].rpartition(".")[0]
-    known = read_results() if RESULTS.exists() else []
-    others = [x for x in known if x["python"].rpartition(".")[0] != minor]
-    rows = sorted([*others, row], key=lambda x: int(x["python"].split(".")[1]))
-    RESULTS.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
+    known = read_results(path) if path.exists() else []
+    others = [x for x in known if name_row(x, path) != name_row(row, path)]
+    rows = sorted([*others, row], key=lambda x: name_row(x, path))
+    path.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
 
 
 def main() -> None:
@@ -148,13 +173,21 @@ def main() -> None:
     )
     parser.add_argument("pythons", nargs="*", metavar="PYTHON")
     parser.add_argument("--here", action="store_true", help="this Python only")
+    parser.add_argument("--torch", action="store_true", help="the second table")
     asked = parser.parse_args()
     if asked.here:
         row = run_version(sys.executable)
         sys.exit(any(x["failed"] for x in row["areas"].values()))
     for python in asked.pythons:
-        keep(run_version(python))
-    fill("docs/install.md", MARK, render(read_results()))
+        if asked.torch:
+            keep(run_version(python, MODEL_AREAS, workers=0), MODEL_RESULTS)
+        else:
+            keep(run_version(python), RESULTS)
+    page = "docs/install.md"
+    fill(page, MARK, render(read_results(RESULTS)))
+    if MODEL_RESULTS.exists():
+        table = render(read_results(MODEL_RESULTS), ("torch", "transformers"))
+        fill(page, MODEL_MARK, table)
 
 
 if __name__ == "__main__":

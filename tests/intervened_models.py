@@ -8,6 +8,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
 import transformers
+from transformers.models.vit import modeling_vit
 
 HEADS, WIDTH, D = 4, 32, 8
 TOKENS = {"vocab_size": 60, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
@@ -43,6 +44,9 @@ WHISPER = {
     "max_target_positions": 64,
     "decoder_start_token_id": 1,
 }
+VIT_LAYERS, VIT_OUT = "vit.layers.{}.attention", "o_proj"
+if hasattr(modeling_vit, "ViTSelfAttention"):  # transformers 4
+    VIT_LAYERS, VIT_OUT = "vit.encoder.layer.{}.attention.attention", "../output.dense"
 IMAGE = {**SIZES, "image_size": 16, "patch_size": 4}
 
 
@@ -115,8 +119,8 @@ FAMILIES = {
     "vit": Family(
         "ViTForImageClassification",
         IMAGE,
-        each("vit.layers.{}.attention"),
-        "o_proj",
+        each(VIT_LAYERS),
+        VIT_OUT,
         lambda: {"pixel_values": draw(2, 3, 16, 16)},
         causal=lambda name: False,
     ),

@@ -105,7 +105,7 @@ def test_what_it_changes_is_measured_and_what_cannot_be_is_refused():
     for short in (regard.same(documents), padding(keys)):
         with (
             torch.no_grad(),
-            pytest.raises(OptionError, match="does not cover 1 sequences, 3 heads"),
+            pytest.raises(OptionError, match="covers 3 keys, but there are 5"),
             knock_out(model, mask=short),
         ):
             model(text)

@@ -18,9 +18,10 @@ from regard.errors import OptionError
 from regard.lens.adapters import Adapter, register
 from regard.lens.adapters.registry import BUILT_IN, REGISTERED
 from regard.lens.captured_call import CapturedCall
-from regard.lens.monkeypatch import PATCHED
-from regard.lens.padding import Given
-from regard.lens.passes import Passes, State
+from regard.lens.passes import Passes
+from regard.run.given import Given
+from regard.run.monkeypatch import PATCHED
+from regard.run.passes import Pass, State
 
 HERE = Path(__file__).parent
 SOURCE = Path(regard.__file__).parent
@@ -466,30 +467,49 @@ def make_call(n_q, first, n_k):
 
 def run_every_transition():
     """Yield (state, next, sessions that begin) of passes that do what the page lists."""
-    passes, before = Passes(), 0
+    now = Pass()
+    passes, before = Passes(now), 0
     tokens = torch.zeros(1, 3, dtype=torch.long)
 
     def attend(name, call):
-        passes.add(name, call, keep_v=False)
+        passes.add(now.name_layer(name), call, keep_v=False)
+
+    def begin(tokens, model=""):
+        if now.begin(model, Given(tokens)):
+            passes.begin()
+
+    def end():
+        passes.end()
+        now.end()
 
     for act in (
         lambda: attend("encoder", make_call(2, 0, 2)),
-        lambda: passes.begin(Given(tokens)),
+        lambda: begin(tokens),
         lambda: attend("layer", make_call(3, 0, 3)),
         lambda: attend("other", make_call(3, 0, 3)),
-        passes.end,
-        lambda: passes.begin(Given(tokens[:, :1])),
+        end,
+        lambda: begin(tokens[:, :1]),
         lambda: attend("layer", make_call(1, 0, 4)),
-        passes.end,
-        lambda: passes.begin(Given(tokens)),
+        end,
+        lambda: begin(tokens),
         lambda: attend("layer", make_call(3, 9, 3)),
-        passes.end,
-        lambda: passes.begin(Given(tokens)),
-        passes.end,
+        end,
+        lambda: begin(tokens),
+        end,
+        # a wrapper that calls a model twice
+        lambda: begin(tokens),
+        lambda: attend("layer", make_call(3, 20, 3)),
+        lambda: begin(tokens, "lm"),
+        lambda: attend("layer", make_call(3, 30, 3)),
+        now.end,
+        lambda: begin(tokens, "lm"),
+        lambda: attend("layer", make_call(3, 40, 3)),
+        now.end,
+        end,
     ):
-        state = passes.state
+        state = now.state
         act()
-        yield state.name, passes.state.name, len(passes.sessions) - before
+        yield state.name, now.state.name, len(passes.sessions) - before
         before = len(passes.sessions)
 
 
@@ -499,8 +519,8 @@ def test_the_state_table_of_the_design_page_is_that_of_the_code():
     done = list(run_every_transition())
     assert {x[:2] for x in done} == {(row[0], row[2]) for row in rows}
     # BEGUN -> RUNNING: a run that continues, and one that begins
-    assert [x[2] for x in done if x[:2] == ("BEGUN", "RUNNING")] == [1, 0, 1]
-    assert sum(x[2] for x in done) == 2
+    assert [x[2] for x in done if x[:2] == ("BEGUN", "RUNNING")] == [1, 0, 1, 1, 1]
+    assert sum(x[2] for x in done) == 4
 
 
 def test_the_adapter_table_of_the_design_page_is_the_registry():
@@ -519,9 +539,11 @@ def test_the_adapter_table_of_the_design_page_is_the_registry():
 def test_the_design_page_names_files_that_exist():
     text = (HERE.parent / "docs" / "lens_design.md").read_text("utf-8")
     named = set(re.findall(r"`([\w/]+\.py)`", text))
-    places = [SOURCE / x for x in ("lens", "lens/adapters", "ablate", ".")]
+    packages = ("", "lens", "lens/adapters", "run", "ablate")
+    places = [SOURCE / x for x in packages]
     places.append(HERE.parent)  # SOURCE may be a copy
     missing = {x for x in named if not any((y / x).exists() for y in places)}
     assert not missing
-    steps = {x.name for x in (SOURCE / "lens").glob("*.py")} - {"__init__.py"}
-    assert steps <= named
+    for package in ("lens", "run"):
+        steps = {x.name for x in (SOURCE / package).glob("*.py")} - {"__init__.py"}
+        assert {x for x in steps - named if f"{package}/{x}" not in named} == set()

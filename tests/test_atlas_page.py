@@ -13,6 +13,7 @@ from regard.atlas.page import AROUND, write_page
 from regard.atlas.table import AtlasTable, Example, compare_atlases
 from regard.atlas.tally import merge_tallies, tally_document
 from regard.atlas.terminal_table import (
+    INTERVALS,
     describe_atlas,
     draw_atlas_table,
     draw_difference,
@@ -90,12 +91,51 @@ layer 1    ░░░░░
 · less   ░ 0.18   ▒ 0.36   ▓ 0.54   █ 0.72 or more   blank: no value
 
 largest, in weight, ± half of a 95 % Student interval over
-documents:
+documents (too narrow if few of them carry the mean):
 layer 0 head 2      0.9000 ± 0.0055
 layer 0 head 1      0.5000 ± 0.0055
 layer 1 head 0      0.3000 ± 0.0055
 layer 0 head 0      0.1000 ± 0.0055"""
     )
+
+
+def test_a_head_that_few_documents_carry_is_named_and_equal_ones_are_not_sure():
+    means = {"sink": [[0.2, 0.4, 0.6]]}
+    tallies = [
+        tally_document(
+            ["layers.0"],
+            [
+                {
+                    "sink": np.array(
+                        [[0.2 + 0.7 * (n == 5)], [0.4], [0.6 + 0.01 * (n % 3)]]
+                    )
+                }
+            ],
+            ["sink"],
+            document=n,
+        )
+        for n in range(30)
+    ]
+    table = AtlasTable(ABOUT, merge_tallies(tallies, keep=1), {})
+    few, equal = "few documents differ", "all documents are equal"
+    drawn = draw_atlas_table(table, "sink").splitlines()[-3:]
+    assert drawn[0].startswith("layer 0 head 2      0.6100 ± ")
+    assert drawn[0][-1].isdecimal()
+    assert drawn[1:] == [
+        f"layer 0 head 1      0.4 ± ? ({equal})",
+        f"layer 0 head 0      0.223 ± 0.048 ({few})",
+    ]
+    assert f"sink  0.4 ± ? ({equal}) weight: " in draw_head(table, 0, 1)
+    rows = table.list_rows()
+    assert [row["note"] for row in rows] == [few, equal, ""]
+    assert [row["half"] is None for row in rows] == [False, True, False]
+    other = make_table({"sink": [[0.9, 0.9, 0.9]]})
+    drawn = draw_difference(table, other, "sink", "ab")
+    assert f"a 0.223 ± 0.048 ({few})   b 0.9000 ± 0.0055" in drawn
+    assert not compare_atlases(table, other, "sink").marked[0, 1]  # it is not known
+    stopped = AtlasTable(ABOUT | {"interval": "sequence", "pieces": 1}, table.tally, {})
+    assert [row["note"] for row in stopped.list_rows()] == ["", "", ""]
+    assert make_table(means).doubt("sink").tolist() == [[0, 0, 0]]
 
 
 def test_a_difference_is_drawn_with_its_marks():
@@ -129,7 +169,7 @@ would mark any). 2 differ by more than their own 95 % interval; by
 chance about 0.2 would.
 
 largest that are marked, in weight, ± half of a 95 % Student interval
-over documents:
+over documents (too narrow if few of them carry the mean):
 layer 0 head 2      -0.3950 ± 0.0078   notes 0.9000 ± 0.0055   code 0.5050 ± 0.0055
 layer 0 head 1      0.2000 ± 0.0078   notes 0.5000 ± 0.0055   code 0.7000 ± 0.0055"""
     )
@@ -247,7 +287,7 @@ def test_every_number_of_a_page_is_the_number_of_its_table(tmp_path):
     write_page(tmp_path / "page.html", [a, b], names=["a", "b"])
     data, _ = read_page(tmp_path / "page.html")
     assert data["heads"] == [3, 1, 2]
-    assert data["interval"] == "half of a 95 % Student interval over documents"
+    assert data["interval"] == INTERVALS["student"]
     assert data["about"][1] == data["about"][3] == tell_left_out(ABOUT)
     assert [x["name"] for x in data["statistics"]] == ["self", "local"]
     for packed in data["statistics"]:
@@ -276,7 +316,8 @@ def test_what_is_not_known_is_null(tmp_path):
     write_page(tmp_path / "page.html", [table], names=["x"])
     data, held = read_page(tmp_path / "page.html")
     sink, logit = (x["tables"][0] for x in data["statistics"])
-    assert sink == {"mean": [[0.5, None]], "half": [[None, None]], "count": [[4, 0]]}
+    known = {"count": [[4, 0]], "doubt": [[0, 0]]}
+    assert sink == {"mean": [[0.5, None]], "half": [[None, None]], **known}
     assert logit["mean"][0][1] is None
     assert held == {"examples-0-0": [[[], []]], "examples-0-1": [[[], []]]}
     assert data["folders"] == [None]

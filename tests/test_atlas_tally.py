@@ -3,15 +3,21 @@
 import itertools
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.atlas.store import Result, Store, merge_results, pack_result, unpack_result
 from regard.atlas.tally import (
+    CUBES,
     NOWHERE,
+    Tally,
     join_pieces,
+    merge_sums,
     merge_tallies,
+    sum_draw,
     tally_document,
 )
 from regard.errors import FileError
@@ -112,6 +118,49 @@ def test_fewer_than_eight_documents_have_no_interval_and_equal_ones_one_of_nothi
         [tally(draw(np.random.default_rng(0), n=9)) for _ in range(9)], keep=1
     )
     assert (same.half() < 1e-14).all()
+    assert (same.doubt == 2).all()
+    assert (few.doubt == 0).all()
+
+
+def tally_means(x, n):
+    """Return the tally of documents with the means x (documents, heads)."""
+    shape = (1, x.shape[1])
+    sums = merge_sums(sum_draw(n, n * x)[:, None])
+    top = np.full((*shape, 1), NOWHERE)
+    return Tally(("one",), shape[1:], ("sink",), sums, np.ones(shape), top)
+
+
+@pytest.mark.parametrize("base", [0.0, 0.1, 0.7])
+@pytest.mark.parametrize("documents", [8, 30, 100])
+def test_few_documents_that_differ_are_named_wherever_the_others_are(base, documents):
+    """5 % of them carry the effect: Student's interval misses the truth at 8 and 30."""
+    rng = np.random.default_rng(documents)
+    heads, effect = 2_000, 0.2
+    carries = rng.random((documents, heads)) < 0.05
+    n = rng.integers(100, 400, carries.shape).astype(float)
+    found = tally_means(base + effect * carries, n)
+    hits = np.abs(found.mean - base - 0.05 * effect) < found.half()
+    assert hits.mean() < {8: 0.4, 30: 0.8, 100: 0.93}[documents]
+    count = carries.sum(0)
+    assert (found.doubt[0][count == 0] == 2).all()
+    seen = (count > 0) & (25 * count < documents * 5)
+    assert (found.doubt[0][seen] == 1).mean() > 0.7
+    if documents > 8:
+        assert (found.doubt > 0).mean() > 0.97
+    plain = tally_means(rng.normal(base, 0.1, carries.shape), n)
+    assert (plain.doubt > 0).mean() < 0.15
+
+
+def test_results_of_earlier_versions_have_no_doubt():
+    before = result(7)
+    table = pq.read_table(pa.BufferReader(pack_result(before))).drop_columns(CUBES)
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    after = unpack_result(bytes(sink.getvalue())).tally
+    np.testing.assert_array_equal(after.sums[..., :6], before.tally.sums[..., :6])
+    assert np.isnan(after.sums[..., 6:]).all()
+    both = merge_tallies([after] * 9, keep=1)
+    assert (both.doubt != 1).all()
 
 
 def test_the_examples_are_the_largest_numbers_one_of_each_document():

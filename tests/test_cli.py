@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 import time
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from test_weights import build, write_gguf
 import regard
 from regard.__main__ import main
 from regard.commands.train import TASKS
+from regard.commands.why import read_files
+from regard.errors import FileError
 from regard.learn.course import ORDER
 from regard.nn.generation import generate
 from regard.nn.tasks import PUZZLES
@@ -32,6 +35,8 @@ from regard.plain.sample import Sampling
 from regard.recording.record import Record, Recording
 from regard.seen import Seen
 from regard.terminal import read_argument, remove_control, write_reason
+
+RESULTS_BY = "test"  # see .ci/kept_results.py
 
 PAGE = Path(__file__).parent.parent / ".ci/cli_page.py"
 SPEC = importlib.util.spec_from_file_location("cli_page", PAGE)
@@ -192,6 +197,19 @@ def test_why_refuses_files_that_are_no_text(content, words, tmp_path):
     done = run("why", "What?", path, "--model", "x.gguf")
     assert done.exit_code == 1
     assert words in done.stderr
+
+
+def test_why_refuses_a_file_that_is_given_twice(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("one", "utf-8")
+    Path("copy.txt").write_text("one", "utf-8")
+    for twice in ("a.txt", "./a.txt"):
+        done = run("why", "What?", "a.txt", "copy.txt", twice, "--model", "x.gguf")
+        assert done.exit_code == 1
+        assert done.stderr == (
+            "Error: a.txt is given twice. Name each document once.\n"
+        )
+    assert read_files(("a.txt", "copy.txt")) == {"a.txt": "one", "copy.txt": "one"}
 
 
 def test_generate_samples_what_the_library_samples_in_a_batch(smollm):
@@ -451,6 +469,39 @@ def test_a_text_may_be_long_or_a_file_or_come_from_stdin(smollm, tmp_path):
     first, *_ = json.loads(done.stdout)
     assert first["name"] == "blocks.0.attention"
     assert 4 < first["distance"] < 100  # 100 tokens were read
+
+
+def test_what_is_there_and_is_no_text_is_refused(tmp_path, monkeypatch):
+    """It is not read as text with U+FFFD for its bytes, nor is its name the text."""
+    monkeypatch.chdir(tmp_path)
+    Path("latin.txt").write_bytes("Gr\u00fc\u00dfe".encode("latin-1"))
+    Path("folder").mkdir()
+    Path("loop").symlink_to("loop")
+    Path("gone").symlink_to("nowhere")
+    last = ". Write the name of a file in UTF-8."
+    for name, reason in {
+        "latin.txt": "'utf-8' codec can't decode byte 0xfc in position 2: invalid "
+        "start byte",
+        "folder": "Is a directory",
+        "loop": "Too many levels of symbolic links",
+        "gone": "No such file or directory",
+    }.items():
+        with pytest.raises(FileError) as raised:
+            read_argument(name)
+        assert str(raised.value) == f"{name} cannot be read as text: {reason}{last}"
+        for command in ("show", name), ("why", "What?", name):
+            done = run(*command, "--model", "x.gguf")
+            assert done.exit_code == 1
+            assert f"Error: {name} cannot be read as text: " in done.stderr
+    done = run("show", "-", "--model", "x.gguf", input=b"\xff")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "Error: - cannot be read as text: 'utf-8'" in done.stderr
+
+
+def test_a_text_may_come_from_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    threading.Thread(target=(tmp_path / "pipe").write_text, args=("a text",)).start()
+    assert read_argument(str(tmp_path / "pipe")) == "a text"
 
 
 def test_a_name_of_no_file_is_read_as_a_text_and_that_is_said(capsys):

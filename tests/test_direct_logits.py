@@ -11,7 +11,7 @@ from test_circuits import SIZES
 
 import regard
 from regard.ablate import trace_heads
-from regard.direct_logits import attribute_logits
+from regard.ablate.direct_logits import attribute_logits
 from regard.errors import OptionError
 from regard.nn.decoder import CausalTransformer
 from regard.plain.config import Config

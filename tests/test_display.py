@@ -15,7 +15,8 @@ from regard import display
 from regard.audit.finding import Finding, Findings
 from regard.masks.mask_picture import find_part, shade_cells
 from regard.recording.coverage import Coverage
-from regard.recording.record import Covered, Record, Recording
+from regard.recording.evidence import Covered
+from regard.recording.record import Record, Recording
 from regard.seen import Seen
 from regard.show import notebook_figure
 from regard.show.figure import plot_mask, plot_table, plot_weights
@@ -283,6 +284,16 @@ def test_a_bias_is_shaded_from_its_least_to_its_largest():
     assert (
         "blue from -7.5 (faint) to 0 (full)" in regard.masks.alibi([0.5])._repr_html_()
     )
+
+
+def test_a_function_that_differs_by_an_axis_shows_its_first():
+    for function, told in (
+        (lambda b, h, q, k: (h == 0) | (k <= q), "; head 0 only"),
+        (lambda b, h, q, k: (b == h) | (k <= q), "; batch 0 only; head 0 only"),
+        (lambda b, h, q, k: k <= q, "may attend"),
+    ):
+        words = Reader(regard.where(function)._repr_html_()).words
+        assert words[-1].endswith(told)
 
 
 def test_a_function_that_cannot_be_drawn_is_written():

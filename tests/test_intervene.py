@@ -37,16 +37,16 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import regard
 from regard.ablate.active import ACTIVE, PASSING
 from regard.ablate.effect import Effect, effect
-from regard.ablate.intercept import SILENCE
 from regard.ablate.knock_out import knock_out
 from regard.engine.choose import attend
 from regard.errors import OptionError
-from regard.lens.monkeypatch import PATCHED
 from regard.masks.biases import alibi
 from regard.nn.decoder import CausalTransformer
 from regard.nn.generation import generate
 from regard.plain.config import Config
 from regard.recording.spans import Span
+from regard.run.monkeypatch import PATCHED
+from regard.run.own_work import COMPUTING
 from regard.seen import watch
 
 BLIND = {"mamba2", "reformer", "written-hidden"}  # no softmax, no kernel
@@ -864,7 +864,7 @@ def take_stock(model):
         "mha": F.multi_head_attention_forward,
         "encoder": nn.TransformerEncoder.forward,
         "modes": _get_current_function_mode_stack(),
-        "edits": (list(ACTIVE), PASSING.busy, dict(PATCHED), SILENCE.on),
+        "edits": (list(ACTIVE), PASSING.busy, dict(PATCHED), COMPUTING.on),
     }
 
 
@@ -1093,9 +1093,18 @@ def test_heads_or_pieces_that_cannot_be_told_apart_are_refused():
         knock_out(model, [(0, 1)]),
     ):
         model(x)
+    for differs in (lambda b, h, q, k: h != k, lambda b, h, q, k: b != k):
+        with (
+            pytest.raises(OptionError, match="one mask for all of them, and no padd"),
+            knock_out(model, mask=regard.where(differs)),
+        ):
+            model(x)
+    mask = torch.ones(6, 6, dtype=torch.bool)
+    mask[:, 2] = False
+    for hidden in ({"keys": [2]}, {"mask": regard.where(lambda b, h, q, k: k != 2)}):
+        with knock_out(model, **hidden):
+            assert largest(model(x), regard.attention(x, x, x, mask).out) < 1e-5
     with knock_out(model, keys=[2]):
-        mask = torch.ones(6, 6, dtype=torch.bool)
-        mask[:, 2] = False
         assert largest(model(x), regard.attention(x, x, x, mask).out) < 1e-5
     model = nn.Sequential(Folded(4))
     with (

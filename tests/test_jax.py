@@ -14,7 +14,18 @@ import numpy as np
 import pytest
 
 import regard
-from regard.masks import added, alibi, array, everything, last, per_head, prefix, table
+from regard.errors import ArrayError
+from regard.masks import (
+    added,
+    alibi,
+    array,
+    everything,
+    keys,
+    last,
+    per_head,
+    prefix,
+    table,
+)
 
 # --- dot_product_attention -----------------------------------------------------------
 
@@ -330,3 +341,40 @@ def test_grad_gives_the_slopes_of_numpy(rng, qkv, name):
         expected = (up - down) / (2 * step)
         assert abs(expected) > 1e-3
         np.testing.assert_allclose(np.sum(slope * way), expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.fixture
+def narrow():
+    """JAX as it is by default, without integers of 64 bits."""
+    jax.config.update("jax_enable_x64", False)
+    yield jnp.zeros(1)
+    jax.config.update("jax_enable_x64", True)
+
+
+WRAP = {  # what it would be in 32 bits: all ids are 0, or one key is left
+    "ids": (regard.same(np.array([2**40, 0])), "from 0 to 1099511627776"),
+    "bound": (keys(0, np.array([2**32 + 1])), "from 4294967297 to 4294967297"),
+    "lengths": (regard.padding(lengths=[-(2**40)]), "from -1099511627776 to"),
+    "bias": (added(np.full((1, 1), 2**32)), "from 4294967296 to 4294967296"),
+}
+
+
+@pytest.mark.parametrize("name", WRAP)
+def test_integers_that_jax_would_cut_are_refused(narrow, name):
+    formula, ends = WRAP[name]
+    words = f"integers {ends}.* do not fit int32. Use smaller ones, or write jax.config"
+    with pytest.raises(ArrayError, match=words):
+        formula.dense((1, 1, 1, 2), q_start=0, like=narrow)
+    with pytest.raises(ArrayError, match=words):
+        jax.jit(lambda x: formula.dense((1, 1, 1, 2), q_start=0, like=x))(narrow)
+
+
+def test_integers_that_fit_are_those_of_numpy(narrow):
+    for formula in (
+        regard.same(np.array([2**31 - 1, -(2**31), 2**31 - 1])),
+        keys(0, np.array([2**31 - 1])),
+        keys(0, 2**32 + 1),
+        regard.causal() & regard.window(2**40),
+    ):
+        found = np.asarray(formula.dense((1, 1, 3, 3), like=narrow))
+        assert found.tolist() == formula.dense((1, 1, 3, 3)).tolist()

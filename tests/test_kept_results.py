@@ -59,6 +59,18 @@ FILES = {
         "    try: import colorsys, house.lift\n"
         "    except ImportError: pass\n"
     ),
+    "house/roof.py": "TILES = 7\n",
+    "house/gate.py": "BARS = 8\n",
+    "tests/test_each.py": (
+        "import pytest\n"
+        "from importlib import import_module\n"
+        "RESULTS_BY = 'test'\n"
+        "@pytest.mark.parametrize('name', ['roof.TILES', 'gate.BARS'])\n"
+        "def test(name, tmp_path):\n"
+        "    module, _, name = name.partition('.')\n"
+        "    assert vars(import_module(f'house.{module}'))[name] in (7, 8)\n"
+        "def test_alone(): pass\n"
+    ),
     "tests/test_shell.py": (
         "import subprocess\ndef test(): subprocess.run(['true'], check=True)\n"
     ),
@@ -137,6 +149,7 @@ EDITS = {
     "house/attic.py": {"tests/test_string.py"},
     "house/sign.html": {"tests/test_template.py"},
     "house/lift.py": {"tests/test_missing.py"},
+    "house/roof.py": {"tests/test_each.py"},
     "tests/colorsys.py": {"tests/test_missing.py"},  # would be imported instead
     "rooms/bath.txt": {"tests/test_folder.py", "tests/test_exists.py"},
     "tests/far/conftest.py": {"tests/far/test_fixture.py"},
@@ -176,7 +189,29 @@ def test_a_clone_at_another_path_reuses_the_results(house, tmp_path):
     assert code == 0, text
     assert "(again)" in text  # at least one runs
     closing = house.ask("close", f"--tally={house.cache}/tally")[1].splitlines()
-    assert closing[-1] == f"{2 * len(ALL)} passed, 0 failed, 0 skipped"
+    assert closing[-1] == f"{2 * (len(ALL) + 2)} passed, 0 failed, 0 skipped"
+
+
+def test_a_file_may_have_a_result_for_each_of_its_tests(house):
+    house.write("house/roof.py", "TILES = 9\n")
+    code, text = house.ask("run", "all", "tests/test_each.py")
+    assert code == 1
+    assert "tests/test_each.py: 2 passed, 1 failed" in text
+    assert "(2 tests reused; house/roof.py changed)" in text
+    assert "assert 9 in (7, 8)" in text
+    house.write("house/roof.py", "import os, signal; os.kill(os.getpid(), 9)\n")
+    code, text = house.ask("run", "all", "tests/test_each.py")
+    assert (code, "2 passed, 1 failed" in text) == (1, True)
+    house.write("house/roof.py", "TILES = 8\n")
+    house.commit()
+    code, text = house.ask("run", "all", "tests/test_each.py")
+    assert (code, "3 passed, 0 failed" in text) == (0, True)
+    assert house.plan() == BLIND
+    house.git("reset", "-q", "--hard", "HEAD~1")
+    assert house.plan() == set()  # both branches have their results
+    house.write("tests/test_each.py", FILES["tests/test_each.py"] + "# changed\n")
+    assert "house/roof.py" not in house.ask("plan", "all", "tests")[1]
+    house.git("checkout", "-q", "tests/test_each.py")
 
 
 def test_results_of_changed_files_are_not_kept(house):

@@ -19,7 +19,7 @@ from layers_by_hand import (
 
 from regard.ablate import knock_out, patch_heads, trace_heads
 from regard.ablate.active import ACTIVE
-from regard.direct_logits import attribute_logits
+from regard.ablate.direct_logits import attribute_logits
 from regard.errors import OptionError
 from regard.seen import watch
 

@@ -24,10 +24,10 @@ from transformers.models.llama import modeling_llama
 from regard.errors import OptionError
 from regard.lens.check_rebuild import find_largest_difference
 from regard.lens.mask_store import MaskStore
-from regard.lens.padding import read_valid
 from regard.nn.decoder import CausalTransformer
 from regard.nn.generation import generate
 from regard.plain.config import Config
+from regard.run.given import read_valid
 from regard.seen import open_seen, watch
 
 BLIND = {"reformer", "written-hidden"}  # no softmax, no kernel: named, not seen
@@ -188,10 +188,23 @@ def test_no_family_is_called_ill_and_all_say_the_same_when_watched(name):
     assert torch.equal(before, after)
 
 
+def has_fused_groups():
+    """Return whether SDPA has a fused kernel for heads that share keys: not torch 2.6."""
+    q, k = torch.ones(1, 4, 2, 8), torch.ones(1, 2, 2, 8)
+    try:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            F.scaled_dot_product_attention(q, k, k, enable_gqa=True)
+    except RuntimeError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("kernel", [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_generation_is_one_record_of_the_final_sequence(padded, cache, kernel):
+    if kernel == SDPBackend.FLASH_ATTENTION and not has_fused_groups():
+        pytest.skip("torch 2.6 has no fused kernel for grouped heads")
     with sdpa_kernel(kernel):
         check_generation(padded, cache)
 
@@ -369,7 +382,11 @@ def test_rows_that_hide_all_keys_average_after_their_maximum_is_subtracted():
 
 
 def test_rows_whose_scores_lose_some_bits_are_reported():
-    seen, _ = watch_blind_rows(-1e4)  # scores beside it are rounded to 1e-3
+    seen, truth = watch_blind_rows(-1e4)  # scores beside it are rounded to 1e-3
+    if not has_fused_groups():  # a softmax ran, and its scores were taken
+        for record, weights in zip(seen.recording.records, truth, strict=True):
+            assert (record.weights() - weights).abs().max() < 1e-3
+        return
     assert [x.kept for x in seen.recording.coverage] == [0]
     assert seen.recording.coverage[0].reason == "its output could not be rebuilt"
 
@@ -681,7 +698,10 @@ def test_a_call_in_which_nobody_looks_is_left_alone(shape):
         assert torch.equal(model(q, k, k), q)
         model(k, k, k)
     assert len(seen.records) == shape[0]
-    assert [(x.calls, x.reason) for x in seen.coverage()] == [(2, "")]
+    first, *others = ((x.calls, x.reason) for x in seen.coverage())
+    # torch 2.6 runs a softmax for a call without cells
+    assert not others or not has_fused_groups()
+    assert first == (2, "")
 
 
 # --- which calls are one sequence -----------------------------------------------------
@@ -962,7 +982,8 @@ def test_autocast_and_checkpointing_are_seen_once():
         with watch(model) as seen:
             assert torch.equal(model(tokens).logits, plain)
     assert {x.calls for x in seen.coverage()} == {1}
-    assert seen.layer(0).q.dtype == torch.bfloat16
+    kernel_dtype = torch.bfloat16 if has_fused_groups() else torch.float32
+    assert seen.layer(0).q.dtype == kernel_dtype
     model.train()
     old = model.gradient_checkpointing_enable  # deprecated in transformers 5.23
     getattr(model, "activation_checkpointing_enable", old)({"use_reentrant": False})
@@ -1019,6 +1040,16 @@ def test_padding_is_read_from_masks_of_any_kind(kind):
     masks["each layer"] = {"sliding_attention": square, "full_attention": square}
     found = read_valid(masks[kind], torch.ones(2, 5, dtype=torch.long))
     assert torch.equal(found, valid)
+
+
+def test_what_only_one_head_never_sees_is_no_padding():
+    mask = torch.ones(1, 2, 5, 5, dtype=torch.bool).tril()
+    mask[:, 0, :, 3:] = False
+    found = read_valid(mask, torch.ones(1, 5, dtype=torch.long))
+    assert found.all()
+    mask[:, 1, :, 4] = False
+    found = read_valid(mask, torch.ones(1, 5, dtype=torch.long))
+    assert found.tolist() == [[True] * 4 + [False]]
 
 
 def test_what_cannot_be_asked_is_refused():

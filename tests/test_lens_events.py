@@ -23,6 +23,7 @@ from torch.nn.modules import module as modules
 
 import regard
 from regard.lens.watch import __file__ as watch_file
+from regard.run.modules import __file__ as modules_file
 
 OWNERS = (
     torch,
@@ -211,36 +212,45 @@ INTERNALS = (  # "module:name", called while a watched model runs
     "regard.lens.check_rebuild:rebuild",
     "regard.lens.find_attention:AttentionFinder.flush",
     "regard.lens.find_attention:AttentionFinder.hear",
-    "regard.lens.module_stack:Hooks.leave_pass",
-    "regard.lens.module_stack:ModuleStack.push",
     "regard.lens.off_heap:keep",
     "regard.lens.softmax_call:compare_rows",
     "regard.lens.take_weights:make_call",
     "regard.lens.trace:Trace.derive",
     "regard.lens.watch:Watcher.complete",
+    "regard.run.modules:Run.enter",
+    "regard.run.modules:Run.leave",
+    "regard.run.modules:RunningModules.push",
 )
 GUARDS = {  # the functions that catch errors, and what they need for it
-    "module_stack:Hook.__call__",
-    "module_stack:ModuleStack.inside",
-    "module_stack:ModuleStack.leave",
-    "module_stack:PassHook.__call__",
-    "module_stack:is_recomputing",
-    "module_stack:is_tracing",
+    "modules:Hook.__call__",
+    "modules:Run.contain",
+    "modules:Run.is_away",
+    "modules:RunningModules.leave",
+    "own_work:compute.__enter__",
+    "own_work:compute.__exit__",
+    "own_work:is_recomputing",
+    "own_work:is_tracing",
     "observer:Observer.__enter__",
+    "observer:Observer.__exit__",
     "observer:Observer.__torch_dispatch__",
     "observer:Observer.ask",
     "observer:Observer.flush",
+    "observer:Observer.is_deaf",
     "observer:Observer.is_infra_mode",
     "observer:Observer.save_overwritten",
     "observer:Observer.hears",
-    "observer:compute.__enter__",
-    "observer:compute.__exit__",
-    "patches:count_if_empty",
+    "observer:has_own_way",
+    "patches:count_call",
     "patches:run_heard",
     "patches:run_samples",
+    "patches:show_original",
 }
 CALLERS = {"regard.engine.device_operators": "fused"}
-FILES = sorted(x.stem for x in Path(watch_file).parent.glob("[a-z]*.py"))
+FILES = sorted(
+    x.stem
+    for file in (watch_file, modules_file)
+    for x in Path(file).parent.glob("[a-z]*.py")
+)
 
 
 @functools.cache
@@ -249,7 +259,7 @@ def list_unguarded():
     found = {}
     for path in list_internals():
         module, _, name = path.partition(":")
-        place = module.removeprefix("regard.lens.")
+        place = module.removeprefix("regard.lens.").removeprefix("regard.run.")
         held = getattr(*find_internal(path))
         named_in = vars(sys.modules[module])
         listed = any(  # such as READERS, which keeps what is replaced

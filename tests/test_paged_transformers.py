@@ -39,7 +39,7 @@ import regard
 from regard.ablate import knock_out
 from regard.errors import OptionError
 from regard.lens.coverage_notes import PAGED
-from regard.lens.monkeypatch import PATCHED
+from regard.run.monkeypatch import PATCHED
 from regard.serving import paged_batch, paged_recorder
 from regard.serving.paged_recorder import PARTIAL, REBUILT, PagedRecorder
 

@@ -19,11 +19,11 @@ import regard
 from regard.ablate import average_outputs, knock_out, patch_heads
 from regard.ablate.active import ACTIVE
 from regard.errors import OptionError
-from regard.lens.monkeypatch import PATCHED
 from regard.nn.decoder import CausalTransformer
 from regard.nn.generation import generate
 from regard.plain.config import Config
 from regard.recording.head_outputs import compute_outputs
+from regard.run.monkeypatch import PATCHED
 from regard.seen import watch
 
 
@@ -405,6 +405,9 @@ def test_outputs_of_a_record_with_a_sink_are_the_definition():
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of flex_attention
 @pytest.mark.filterwarnings("ignore:.*flex_attention called without:UserWarning")
+@pytest.mark.filterwarnings(
+    "ignore:return_lse is deprecated:FutureWarning"
+)  # transformers 4
 @pytest.mark.parametrize("name", ["sdpa", "eager", "flex_attention"])
 def test_a_row_without_visible_keys_gets_what_replaces_it(name):
     family, model, inputs = open_family("llama")

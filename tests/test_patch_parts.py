@@ -27,9 +27,9 @@ import regard
 from regard.ablate import average_outputs, knock_out, patch_heads
 from regard.ablate.active import ACTIVE
 from regard.errors import OptionError
-from regard.lens.monkeypatch import PATCHED
 from regard.nn.decoder import CausalTransformer
 from regard.plain.config import Config
+from regard.run.monkeypatch import PATCHED
 from regard.seen import watch
 
 OWN_SOFTMAX = ("bloom", "gptj")  # their calls cannot be run again with other arrays

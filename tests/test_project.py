@@ -150,6 +150,21 @@ def test_failed_attempts_are_one_table_in_the_order_of_their_dates():
 # -- versions ------------------------------------------------------------------------------
 
 
+def test_the_oldest_versions_that_are_promised_were_run_and_passed():
+    rows = json.loads(read("benchmarks/libraries.json"))
+    oldest = read("tests/oldest/requirements.txt")
+    extras = tomllib.loads(read("pyproject.toml"))["project"]["optional-dependencies"]
+    for name, extra in (("torch", "torch"), ("transformers", "hf")):
+        (least,) = re.findall(rf"{name}>=([\d.]+)", " ".join(extras[extra]))
+        assert f"{name}=={least}." in oldest
+        assert f"{name} {least} or newer" in read("docs/install.md")
+        assert rows[0]["packages"][name].startswith(f"{least}.")
+    assert not [x for row in rows for x in row["areas"].values() if x["failed"]]
+    for row in rows:
+        torch, transformers = (row["packages"][x] for x in ("torch", "transformers"))
+        assert f"| {torch} | {transformers} |" in read("docs/install.md")
+
+
 def test_every_version_that_is_promised_was_run_and_passed():
     results = json.loads(read("benchmarks/support.json"))
     run = sorted(x["python"].rpartition(".")[0] for x in results)

@@ -34,8 +34,10 @@ from regard.masks.primitives import Same
 from regard.recording import array_file
 from regard.recording import file as recording
 from regard.recording.array_file import ArrayEntry, checksum_header
+from regard.recording.evidence import Covered, LseOrigin
 from regard.recording.file import open_recording, save_recording
-from regard.recording.record import Covered, Record, Recording
+from regard.recording.record import Record, Recording
+from regard.stats.rows import masked_mass
 
 ARRAYS = ("q", "k", "lse", "q_positions", "k_positions", "v", "sink", "mask", "bias")
 FLOATS = {
@@ -219,7 +221,6 @@ LEAVES = {
     "valid": masks.padding(np.asarray([[True, False, True, True, False, True, True]])),
     "same": masks.same(IDS),
     "same twice": masks.same(IDS, IDS[::-1].copy()),
-    "same in batch": masks.same(np.stack([IDS, IDS])),
     "array": masks.array(np.arange(35).reshape(5, 7) % 3 > 0, q_start=2),
     "per head": masks.per_head([masks.causal(), masks.last(1)] * 2),
 }
@@ -548,6 +549,16 @@ def test_a_record_refuses_a_formula_that_does_not_reach(rng):
     for mask in (*short, *heads, masks.array(np.ones((6, 7), bool)), late, nobody):
         with pytest.raises(MaskError, match="does not cover all heads and positions"):
             replace(make_record(rng), mask=mask)
+    words = r"does not cover all heads .* or is not for one sequence\."
+    for several in (
+        masks.same(np.stack([IDS, IDS[::-1]])),
+        masks.causal() & masks.padding(lengths=[7, 7]),
+        masks.where(lambda b, h, q, k: (b == 0) | (k <= q)),
+    ):
+        with pytest.raises(MaskError, match=words):
+            replace(make_record(rng), mask=several)
+        with pytest.raises(MaskError, match=words):
+            masked_mass(make_record(rng), several)
     with pytest.raises(OptionError, match="0 sequences for 1 records"):
         make_recording(make_record(rng), sequences=())
 
@@ -567,6 +578,8 @@ def test_weights_are_those_of_the_definition(rng):
     some = record.weights(slice(1, 4), slice(3, 1, -1))
     np.testing.assert_allclose(some, expected[3:1:-1, 1:4], atol=1e-15)
     one = replace(record, bias=options["bias"][:1], softcap=None)
+    sums = np.logaddexp.reduce(one.logits(), axis=-1)
+    one = replace(one, lse=np.logaddexp(sums, one.sink[:, None]))
     alone = one.weights(heads=slice(2, 3))
     np.testing.assert_allclose(alone, one.weights()[2:3], atol=1e-15)
     blind = make_record(rng, mask=np.zeros((4, 5, 7), bool))
@@ -902,7 +915,7 @@ def test_arrays_without_numbers_are_small_too(tmp_path, rng):
         table["0.q"]["shape"], table["0.lse"]["shape"] = [heads, 0, 3], [heads, 0]
         found = try_to_open(tmp_path / "b", pack(table, about, numbers))
         assert (found is not None) == fits
-    nobody = Same(np.zeros((0, 7), int), np.zeros((2, 7), int))
+    nobody = Same(np.zeros((0, 7), int), np.zeros((1, 7), int))
     with pytest.raises(
         FileError, match="a field of a mask has the wrong type or shape"
     ):
@@ -922,6 +935,44 @@ def test_truth_values_are_true_or_false(folder, small):
     assert try_to_open(folder / "one", pack(table, about, bytes(raw))) is not None
 
 
+def test_a_file_of_version_1_opens_and_has_no_certificate(folder, small):
+    table, about, numbers = unpack(small)
+    about["version"] = 1
+    for name, entry in table.items():
+        start, stop = entry["data_offsets"]
+        about["crc"][name] = f"{array_file.zlib.crc32(numbers[start:stop]):08x}"
+    for record in about["records"]:
+        del record["origin"], record["certificate"]
+    for row in about["coverage"]:
+        del row["rows"], row["in_records"], row["left_out"]
+    path = folder / "version 1"
+    path.write_bytes(pack(table, about, numbers))
+    found = open_recording(path, verify=True)
+    assert {x.certificate for x in found.records} == {None}
+    assert {x.origin for x in found.records} == {LseOrigin.RECORD}
+    about["crc"]["0.q"] = "0" * 8
+    path.write_bytes(pack(table, about, numbers))
+    with pytest.raises(FileError, match=r"the data of 0\.q is invalid"):
+        open_recording(path)
+
+
+def test_one_head_of_a_large_array_is_verified_alone(folder, monkeypatch):
+    monkeypatch.setattr(array_file, "CHUNK", 2**4)
+    path, record = folder / "large", full_record(np.random.default_rng(0))
+    save_recording(path, make_recording(record))
+    table, _, _ = unpack(raw := path.read_bytes())
+    start, stop = table["0.q"]["data_offsets"]
+    begin = len(raw) - max(x["data_offsets"][1] for x in table.values())
+    half = begin + start + (stop - start) // 2
+    path.write_bytes(raw[:half] + bytes([raw[half] ^ 1]) + raw[half + 1 :])
+    file = array_file.ArrayFile(path)
+    for head in (0, 1, 3):
+        file.verify("0.q", head=head)
+    file.verify("0.k")
+    with pytest.raises(FileError, match=r"0\.q is invalid"):
+        file.verify("0.q", head=2)  # of four: its first byte is the changed one
+
+
 def test_a_file_of_another_time_or_kind_says_so(folder, small):
     path = folder / "other"
 
@@ -933,8 +984,8 @@ def test_a_file_of_another_time_or_kind_says_so(folder, small):
             open_recording(path)
         return str(error.value)
 
-    assert refused(lambda a: a.update(version=2)) == (
-        "other cannot be opened: it has format version 2, expected version 1. "
+    assert refused(lambda a: a.update(version=3)) == (
+        "other cannot be opened: it has format version 3, expected version 2. "
         "Install a newer release: pip install -U regard."
     )
     assert refused(lambda a: a["records"][0].update(formula=["spiral", 3])) == (
@@ -953,11 +1004,15 @@ def test_a_file_of_another_time_or_kind_says_so(folder, small):
 
 
 def test_every_field_of_a_record_is_saved():
-    assert {x.name for x in fields(Record)} == {*ARRAYS, "name", "scale", "softcap"}
+    assert {x.name for x in fields(Record)} == {
+        *ARRAYS,
+        *("name", "scale", "softcap", "origin", "certificate"),
+    }
     saved = {"model", "records", "sequences", "tokens", "texts", "coverage", "notes"}
     assert {x.name for x in fields(Recording)} == saved
     kinds = {x.name for x in fields(Covered)}
     told = {"name", "via", "calls", "kept", "error", "reason", "attention", "note"}
+    told |= {"rows", "in_records", "left_out"}
     assert kinds == told
 
 

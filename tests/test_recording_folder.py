@@ -15,6 +15,7 @@ from click.testing import CliRunner
 import regard
 from regard.__main__ import main
 from regard.errors import FileError, RegardError
+from regard.recording.evidence import Covered
 from regard.recording.file import open_recording
 from regard.recording.folder import (
     LEFT,
@@ -23,7 +24,7 @@ from regard.recording.folder import (
     measure,
     read_limits,
 )
-from regard.recording.record import Covered, Record, Recording
+from regard.recording.record import Record, Recording
 
 
 def make_recording(n=4, rank=(0, 1), heads=2, seed=0):

@@ -21,9 +21,9 @@ from regard.ablate import (
 )
 from regard.ablate.ablation import Tokens
 from regard.ablate.active import ACTIVE
+from regard.ablate.direct_logits import attribute_logits
 from regard.ablate.search_heads import HeadSearch
 from regard.ablate.skip_prefix import Prefix, find_done
-from regard.direct_logits import attribute_logits
 from regard.errors import OptionError
 from regard.nn.decoder import CausalTransformer
 from regard.plain.config import Config

@@ -22,8 +22,9 @@ from regard.learn.grade_file import attempt, run_program
 from regard.nn import chat_template
 from regard.nn.tokens import Tokenizer
 from regard.nn.weights import load
+from regard.recording.evidence import Covered
 from regard.recording.file import open_recording, save_recording
-from regard.recording.record import Covered, Recording
+from regard.recording.record import Recording
 from regard.show.page import make_page
 from regard.show.server import start_server
 

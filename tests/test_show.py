@@ -2,6 +2,7 @@
 
 import re
 import sys
+import textwrap
 import unicodedata
 from dataclasses import replace
 from itertools import pairwise
@@ -13,8 +14,8 @@ import torch
 
 import regard
 from regard.arrays import to_numpy
-from regard.errors import ArrayError, OptionError, ShapeError
-from regard.masks import alibi, causal, per_head, window
+from regard.errors import ArrayError, MaskError, OptionError, ShapeError
+from regard.masks import alibi, causal, per_head, where, window
 from regard.recording.record import Record, Recording
 from regard.seen import Seen
 from regard.show import figure, palette
@@ -846,6 +847,43 @@ def test_the_figure_of_a_mask_is_its_cells():
     axes, bar = figure.plot_mask(alibi([0.5]), 6).axes
     assert (axes.images[0].get_array() == alibi([0.5]).dense((1, 1, 6, 6))[0, 0]).all()
     assert bar.get_ylabel() == "added to scores"
+
+
+BY_HEAD = where(lambda b, h, q, k: (h == 1) | (k <= q))
+BY_BATCH = where(lambda b, h, q, k: (b == 1) | (k <= q))
+
+
+@pytest.mark.parametrize(
+    ("mask", "told"),
+    [
+        (per_head([window(0), causal()]), "head 1 of 2"),
+        (per_head([causal(), causal()]), ""),
+        (BY_HEAD & causal(), "head 0 only"),
+        (BY_BATCH, "batch 0 only"),
+        (BY_BATCH & BY_HEAD, "batch 0 only; head 0 only"),
+        (per_head([window(0), causal()]) & BY_HEAD, "head 1 of 2"),
+        (where(lambda b, h, q, k: k <= q), ""),
+    ],
+)
+def test_a_picture_of_one_head_says_so_if_others_differ(mask, told):
+    past = "■ · ·\n■ ■ ·\n■ ■ ■"
+    drawn = text.draw_mask(mask, 3)
+    assert drawn == "\n".join(filter(None, (repr(mask), told, past)))
+    title = figure.plot_mask(mask, 3).axes[0].get_title().splitlines()
+    assert title[-2:] == [told, "hatched: may not see"] or not told
+    assert len(title) == len(textwrap.wrap(repr(mask), 44)) + 1 + bool(told)
+
+
+def test_each_map_has_the_cells_of_its_head():
+    x, past = np.ones((2, 3, 3)), np.tri(3).tolist()
+    for mask in (BY_HEAD, BY_HEAD.dense((2, 3, 3))):
+        panels = read_panels(x, mask=mask)
+        assert [y.allowed.tolist() for y in panels] == [past, np.ones((3, 3)).tolist()]
+        for one in (x[0], {"one": x[0]}):  # of which head is not known
+            with pytest.raises((MaskError, ShapeError), match=r"by head|or H of it"):
+                read_panels(one, mask=mask)
+    with pytest.raises(MaskError, match="may differ by batch"):
+        read_panels(x, mask=BY_BATCH)
 
 
 def test_a_figure_does_without_pyplot_and_text_without_torch_and_matplotlib(run_apart):

@@ -172,7 +172,7 @@ def test_signatures_tell_the_storage():
         max_q="max_seqlen_q",
         max_k="max_seqlen_k",
     )
-    assert (words.layout, words.causal_from, words.gradients) == ("bnhd", None, True)
+    assert (words.layout, words.causal_from, words.gradients) == ("bnhd", None, None)
     words = read_convention(flash_attn_with_kvcache)
     assert words.storage == Storage(kind="cache", lengths="cache_seqlens", k="k", v="v")
     assert (words.layout, words.causal_from, words.gradients) == ("bnhd", "end", False)

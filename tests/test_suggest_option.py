@@ -92,7 +92,7 @@ def window_with_itself(q, k, v, causal=False, window=None):
 
 ALONE = {"precisions": ("float64",)}
 WRONG = [  # function, what is declared of it, failed case, what is suggested
-    (tokens_first, {}, "heads_do_not_mix", "as bnhd: add --layout bnhd"),
+    (tokens_first, {}, "equal_scores_equal_weights", "as bnhd: add --layout bnhd"),
     (tokens_before_batches, {}, "", "as nbhd: add --layout nbhd"),
     (two_axes, {}, "it_answers", "as nd: add --layout nd"),
     (
@@ -184,16 +184,6 @@ def test_the_convention_of_a_right_function_is_suggested(fn, declared, case, hin
             "causal_alignment",
             "passes as end: add --causal-from end",
         ),
-        (
-            heads_in_groups,
-            "gqa_group_is_contiguous",
-            "passes with shared heads: add --shared-heads",
-        ),
-        (
-            heads_in_turn,
-            "gqa_group_is_contiguous",
-            "passes with shared heads: add --shared-heads --head-order interleaved",
-        ),
     ],
 )
 def test_what_is_not_declared_is_suggested_too(fn, case, hint):
@@ -205,6 +195,20 @@ def test_what_is_not_declared_is_suggested_too(fn, case, hint):
     assert f"not declared: {case} {hint}" in str(report)
     again = Subject(fn, replace(words, **read_options(hint)))
     assert judge(again, found[case].case).status == "passed"
+
+
+def test_the_order_of_shared_heads_is_observed_and_judged():
+    words = replace(read_convention(heads_in_turn), **ALONE)
+    (failed,) = check(heads_in_turn, words).failed
+    assert failed.name == "gqa_group_is_contiguous"
+    assert failed.hint == "passes as interleaved: add --head-order interleaved"
+    assert check(heads_in_turn, replace(words, head_order="interleaved")).ok
+    report = check(heads_in_groups, replace(words, head_order="grouped"))
+    assert report.ok, str(report)
+    status = {x.name: x.status for x in report.verdicts}
+    assert status["groups_of_any_size"] == "passed"
+    undeclared = check(heads_in_turn, replace(words, shared_heads=False), level="basic")
+    assert undeclared.ok
 
 
 def test_no_option_is_suggested_that_does_not_help():
@@ -334,13 +338,15 @@ def test_arguments_without_a_default_are_given():
     )
 
 
-def test_a_kernel_without_a_backward_pass_is_told_how_to_say_so():
+def test_a_kernel_without_a_backward_pass_is_not_asked_for_gradients():
     def forward_only(q, k, v):
         with torch.no_grad():
             return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
 
     words = Convention(library="torch", precisions=("float64",))
-    failed = check(forward_only, words, level="kernel").failed
+    report = check(forward_only, words)
+    assert report.ok, str(report)
+    why = {x.name: x.says for x in report.verdicts if x.status == "not asked"}
+    assert why["gradient_of_q"] == "out does not require a gradient"
+    failed = check(forward_only, replace(words, gradients=True)).failed
     assert [x.name for x in failed] == [f"gradient_of_{x}" for x in "qkv"]
-    assert "add --no-gradients" in failed[0].says
-    assert check(forward_only, replace(words, gradients=False), level="kernel").ok

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from regard.lens.suspects import looks_like_attention
+from regard.run.suspects import looks_like_attention
 from regard.seen import watch
 
 

@@ -51,14 +51,29 @@ def test_proofs_are_never_wrong_and_mostly_found():
     assert found[f"proved {FULL}"] > 0.8 * found[str(FULL)]
 
 
-@given(calls(most=40), st.sampled_from([(4, 4), (8, 4), (5, 7), (16, 16), (64, 64)]))
+def draw_starts(data, formula, batch, q_start):
+    """Return a start for each sequence; an array has rows for one of them only."""
+    fixed = any(isinstance(x, ArrayMask) for x in formula.walk())
+    some = st.integers(q_start if fixed else 0, q_start)
+    return np.array(data.draw(st.lists(some, min_size=batch, max_size=batch)))
+
+
+@given(
+    calls(most=40),
+    st.sampled_from([(4, 4), (8, 4), (5, 7), (16, 16), (64, 64)]),
+    st.data(),
+)
 @settings(max_examples=150)
-def test_block_masks_are_those_of_torch(call, block):
+def test_block_masks_are_those_of_torch(call, block, data):
+    """Which tiles are empty, full or mixed, and every cell of the function in them."""
     formula, shape, q_start = call
+    if data.draw(st.booleans()):
+        q_start = draw_starts(data, formula, shape[0], q_start)
+    starts = torch.as_tensor(q_start).expand(shape[0])
     ours = block_mask(formula, shape, q_start=q_start, block=block)
     placed = formula.place(torch.empty(0))
     theirs = create_block_mask(
-        lambda b, h, q, k: placed(b, h, q + q_start, k),
+        lambda b, h, q, k: placed(b, h, q + starts[b], k),
         *shape,
         device="cpu",
         BLOCK_SIZE=block,
@@ -68,6 +83,10 @@ def test_block_masks_are_those_of_torch(call, block):
         assert torch.equal(mine.expand(other.shape), other)
     mine, other = ours.to_dense(), theirs.to_dense()
     assert torch.equal(mine.expand(other.shape), other)
+    at = torch.meshgrid(*map(torch.arange, shape), indexing="ij")
+    dense = torch.tensor(formula.dense(shape, q_start=q_start))
+    assert torch.equal(torch.as_tensor(ours.mask_mod(*at)).expand(shape), dense)
+    assert torch.equal(torch.as_tensor(theirs.mask_mod(*at)).expand(shape), dense)
 
 
 def list_blocks(mask, kind):
@@ -111,7 +130,15 @@ def test_masks_that_do_not_differ_keep_one_entry_for_all_heads():
         assert mask.tiles((2, 64, 256, 256)).settle().kinds.shape[:2] == lead
 
 
-@pytest.mark.parametrize("make", [block_mask, sdpa_arguments])
+def make_dense(mask, shape):
+    return mask.dense(shape)
+
+
+def settle(mask, shape):
+    return mask.tiles(shape).settle()
+
+
+@pytest.mark.parametrize("make", [block_mask, sdpa_arguments, make_dense, settle])
 def test_a_shape_without_the_axis_of_a_function_is_refused(make):
     for name, shape in [("batch", (2, 256, 256)), ("head", (256, 256))]:
         with pytest.raises(MaskError, match=f"may differ by {name}, but the shape"):
@@ -177,6 +204,18 @@ def test_a_long_block_mask_equals_torchs_and_is_20_times_faster(run_apart):
     assert result["same"]
     assert min(result["tiles"]) > 100
     assert result["torch seconds"] > 20 * result["seconds"]
+
+
+def test_tiles_say_if_other_heads_or_sequences_differ():
+    told = "batch 0 and head 0; others differ"
+    for name, mask in BY_PART.items():
+        tiles = mask.tiles((2, 2, 256, 256))
+        assert str(tiles).split("\n") == ["▒▒", "▒▒"]
+        assert str(tiles.settle()).split("\n")[2:] == [told], name
+    both = masks.per_head([masks.causal()] * 2).tiles((2, 256, 256))
+    assert str(both).split("\n") == ["▒·", "■▒"]
+    apart = masks.per_head([masks.causal(), masks.everything()]).tiles((2, 256, 256))
+    assert str(apart).split("\n") == ["▒·", "■▒", told]
 
 
 def test_tiles_draw_themselves():

@@ -9,7 +9,7 @@ from transformers import DynamicCache
 import regard
 from regard.ablate import average_outputs, knock_out, patch_heads
 from regard.errors import OptionError
-from regard.lens.module_stack import find_models
+from regard.run.parts import find_models
 
 SIZES = {
     "vocab_size": 60,

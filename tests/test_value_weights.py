@@ -9,8 +9,8 @@ from torch import nn
 import regard
 from regard.ablate import attribute_weights, knock_out, patch_heads
 from regard.ablate.active import ACTIVE
+from regard.ablate.value_weights import weigh_values
 from regard.errors import OptionError
-from regard.value_weights import weigh_values
 
 ONE_INPUT = ("gpt2", "llama", "qwen3", "llama-eager", "gpt2-eager", "bert")
 

@@ -20,6 +20,7 @@ from draw import HostileCall, Rng
 
 from regard import attention, window
 from regard.masks.formula import Formula
+from regard.masks.free_axes import find_axes
 from regard.recording.record import Record
 from regard.stats.cells import offset
 from regard.stats.columns import received
@@ -75,8 +76,9 @@ def take_first(x: Any) -> Any:
 
 
 def is_batched(formula: Formula) -> bool:
-    """Tell whether a formula differs by batch."""
-    return any(node.extent.batch is not None for node in formula.walk())
+    """Return whether a formula is for several sequences, or may differ by them."""
+    known = any(node.extent.batch is not None for node in formula.walk())
+    return known or "batch" in find_axes(formula, np.zeros(1))
 
 
 def read_scale(call: HostileCall) -> float:

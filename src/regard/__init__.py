@@ -40,10 +40,10 @@ else:
 
 LATER = {
     "ablate": "regard.ablate",
-    "circuits": "regard.circuits",
+    "circuits": "regard.ablate.circuits",
     "check": "regard.judge.run_check:check",
     "compare": "regard.seen:compare_seen",
-    "direct_logits": "regard.direct_logits",
+    "direct_logits": "regard.ablate.direct_logits",
     "doctor": "regard.doctor",
     "effect": "regard.ablate:effect",
     "engine": "regard.engine",
@@ -58,7 +58,7 @@ LATER = {
     "read": "regard.models.read:read",
     "sources": "regard.attribution.sources:sources",
     "stats": "regard.stats",
-    "value_weights": "regard.value_weights",
+    "value_weights": "regard.ablate.value_weights",
     "watch": "regard.seen:watch",
 }
 

@@ -195,19 +195,28 @@ class NewFile(click.Path):
 
 def read_argument(text: str) -> str:
     """Return the contents of a file or of stdin ("-"), or else the argument itself."""
-    if text == "-":
-        if sys.stdin is None:
-            raise FileError(
-                'stdin is closed, so "-" cannot be read. Pipe a text to it.'
-            )
-        return sys.stdin.read()
-    if not os.path.isfile(text):  # noqa: PTH113 (Path raises on long texts)
-        if FILE_NAME.fullmatch(text):
-            click.echo(f"there is no file {text}: using it as the text", err=True)
-        return text
-    found = Path(text).read_text(encoding="utf-8", errors="replace")
+    if text == "-" and sys.stdin is None:
+        raise FileError('stdin is closed, so "-" cannot be read. Pipe a text to it.')
+    if text == "-" or os.path.lexists(text):  # also a folder, or a link to nothing
+        return read_text(text)
+    if FILE_NAME.fullmatch(text):
+        click.echo(f"there is no file {text}: using it as the text", err=True)
+    return text
+
+
+def read_text(path: str) -> str:
+    """Return the text of a file, or of stdin ("-"); raise FileError if it is none."""
+    try:
+        with click.open_file(path, encoding="utf-8") as file:
+            found: str = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise FileError(
+            f"{path} cannot be read as text: {reason}. Write the name of a file in "
+            "UTF-8."
+        ) from error
     if "\0" in found:
-        raise FileError(f"{text} is not a text file: it contains null bytes.")
+        raise FileError(f"{path} is not a text file: it contains null bytes.")
     return found
 
 

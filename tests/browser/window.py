@@ -115,7 +115,7 @@ class Window:
     def await_text(self, name, pattern):
         self.wait(lambda: bool(re.search(pattern, self.text(name))), expected=True)
 
-    def wait(self, look, expected, seconds=20):
+    def wait(self, look, expected, seconds=60):
         until = time.monotonic() + seconds
         while (found := look()) != expected and time.monotonic() < until:
             self.page.wait_for_timeout(30)

@@ -155,7 +155,7 @@ def test_a_table_makes_a_constant_number_of_host_copies_per_layer():
             seen.table()
         made.append((watching.to_host, tabulating.to_host))
     assert made[0] == made[1]
-    assert made[0][0] <= 2
+    assert made[0][0] <= 3  # one of them for the certificates of alike records
     assert made[0][1] <= 60 * len(seen.records)
 
 

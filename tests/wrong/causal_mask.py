@@ -87,6 +87,16 @@ def minus_a_billion(scores):
     return weigh(masked)
 
 
+def ten_thousand_less(scores):
+    """A finite number is subtracted from the hidden scores"""
+    return weigh(scores - 1e4 * (1 - np.tri(len(scores))))
+
+
+def a_billion_less(scores):
+    """it gets the weight. Set these scores to -np.inf"""
+    return weigh(scores + np.triu(np.full(scores.shape, -1e9), k=1))
+
+
 def plus_a_billion(scores):
     """Hidden scores are a large positive number"""
     masked = scores.copy()

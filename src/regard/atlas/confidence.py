@@ -50,7 +50,7 @@ def scale_sums(tally: Tally, *, length: int, pieces: int) -> Numbers:
 
     NaN where a query was outside the bounds of its statistic: there is no interval.
     """
-    _, n, y, weight, centre, spread = np.moveaxis(tally.sums, -1, 0)
+    _, n, y, weight, centre, spread = np.moveaxis(tally.sums[..., :6], -1, 0)
     bounds = [find_statistic(name).bound(length) for name in tally.statistics]
     low, high = np.array(bounds).reshape(-1, 2, 1).swapaxes(0, 1)
     span, most = high - low, length * pieces

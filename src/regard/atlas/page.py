@@ -136,6 +136,7 @@ def pack_statistic(tables: Sequence[AtlasTable], name: str) -> dict[str, Any]:
                 "mean": list_values(table, table.mean(name)),
                 "half": list_values(table, table.half(name)),
                 "count": list_values(table, table.count(name)),
+                "doubt": list_values(table, table.doubt(name)),
             }
             for table in tables
         ],

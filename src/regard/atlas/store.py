@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from regard.atlas.tally import PLACE, SUMS, Tally, merge_tallies
+from regard.atlas.tally import CUBES, PLACE, SUMS, Tally, merge_tallies
 from regard.atomic_file import write_atomically
 from regard.errors import FileError
 
@@ -179,6 +179,8 @@ def read_shape(told: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], Any, int]:
 
 def read_column(table: Any, name: str) -> Any:
     """Return a column as one array, with lists flattened."""
+    if name in CUBES and name not in table.column_names:  # of an earlier version
+        return np.full(table.num_rows, np.nan)
     column = table.column(name).combine_chunks()
     if pa.types.is_fixed_size_list(column.type):
         column = column.flatten()

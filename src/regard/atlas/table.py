@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from regard.atlas.confidence import find_half
 from regard.atlas.settings import SEQUENCE, STUDENT, read_interval
 from regard.atlas.store import OTHER, WRONG, encode_result, unpack
-from regard.atlas.tally import Numbers, Tally
+from regard.atlas.tally import DOUBTS, Numbers, Tally
 from regard.atomic_file import write_atomically
 from regard.errors import FileError, OptionError
 from regard.stats.registry import find_statistic
@@ -116,11 +116,16 @@ class AtlasTable:
             peak=tally.peak[s : s + 1],
         )
         if self.interval == STUDENT:
-            half = one.half(sure)
+            half = one.half(sure) + np.where(one.doubt == 2, np.nan, 0.0)
         else:
             length, pieces = self.about["length"], self.about["pieces"]
             half = find_half(one, length=length, pieces=pieces, sure=sure)
         return self.lay(statistic, np.broadcast_to(half, tally.peak.shape))
+
+    def doubt(self, statistic: str) -> Numbers:
+        """Return why Student's intervals may not hold, as indices of DOUBTS."""
+        used = self.interval == STUDENT and not is_largest(statistic)
+        return self.lay(statistic, self.tally.doubt.astype(np.float64) * used)
 
     def count(self, statistic: str) -> Numbers:
         """Return the number of documents behind each mean."""
@@ -153,11 +158,13 @@ class AtlasTable:
         rows = []
         for name in self.statistics:
             grids = {x: getattr(self, x)(name) for x in ("mean", "half", "count")}
+            notes = self.doubt(name)
             for layer, head in self.tally.places:
                 found = {x: float(grid[layer, head]) for x, grid in grids.items()}
                 row = {x: y if math.isfinite(y) else None for x, y in found.items()}
                 where = {"layer": layer, "name": self.layers[layer], "head": head}
-                rows.append({"statistic": name, **where, **row, "nan": self.with_nan})
+                last = {"nan": self.with_nan, "note": DOUBTS[int(notes[layer, head])]}
+                rows.append({"statistic": name, **where, **row, **last})
         return rows
 
     def list_halves(self) -> Numbers:
@@ -177,6 +184,7 @@ class AtlasTable:
             "half": self.list_halves(),
             "interval": [self.interval] * mean.size,
             "nan": [self.with_nan] * mean.size,
+            "note": [row["note"] for row in self.list_rows()],
         }
         with write_atomically(folder / TABLE) as new:
             new.write_bytes(encode_result(tally, self.about, more))

@@ -11,9 +11,12 @@ around their own centre c, to avoid cancellation, and shifted when tallies merge
     W = Σ n²,   c = Σ n²·y/n / W,   S = Σ n²(y/n - c)²
     S of all = Σ S_i + Σ W_i (c_i - c)²
 
-So six numbers are enough. The maximum and the places of the largest values are kept
-too, and merge as well. The first token can only attend to itself, so it is never one
-of these places.
+So six numbers are enough. Four more, Σ nʲ y³⁻ʲ, give the skewness G of the documents:
+if it is large, few of them differ from the others, and the interval is too narrow. By
+Cochran's rule it takes D > 25 G² documents.
+
+The maximum and the places of the largest values are kept too, and merge as well. The
+first token can only attend to itself, so it is never one of these places.
 
 Next: store.py
 """
@@ -31,7 +34,9 @@ from regard.stats.registry import find_statistic
 from regard.student import FEW, SURE, student
 
 Numbers = NDArray[np.float64]
-SUMS = ("documents", "queries", "total", "weight", "centre", "spread")
+CUBES = ("y3", "ny2", "n2y", "n3")  # Σ y³, Σ n y², …; of earlier versions NaN
+SUMS = ("documents", "queries", "total", "weight", "centre", "spread", *CUBES)
+DOUBTS = ("", "few documents differ", "all documents are equal")  # about an interval
 PLACE = np.dtype(  # where the value of a head is largest
     [("value", "f8"), ("document", "i8"), ("piece", "i4"), ("position", "i4")]
 )
@@ -62,10 +67,26 @@ class Tally:
     @property
     def deviation(self) -> Numbers:
         """The standard error of the mean, over documents."""
-        d, n, _, weight, centre, spread = np.moveaxis(self.sums, -1, 0)
-        rest = spread + weight * (centre - self.mean) ** 2
+        d, n = self.sums[..., 0], self.sums[..., 1]
         spare = np.where(d < FEW, np.nan, d - 1)
-        return divide(np.sqrt(divide(d * rest, spare)), n)
+        return divide(np.sqrt(divide(d * self.squares, spare)), n)
+
+    @property
+    def squares(self) -> Numbers:
+        """The sum of (y - mean n)² over documents."""
+        weight, centre, spread = np.moveaxis(self.sums[..., 3:6], -1, 0)
+        return np.asarray(spread + weight * (centre - self.mean) ** 2)
+
+    @property
+    def doubt(self) -> NDArray[np.int64]:
+        """Why Student's interval may not hold, as an index of DOUBTS."""
+        weight, centre, spread, y3, ny2, n2y, n3 = np.moveaxis(self.sums, -1, 0)[3:]
+        d, r, squares = np.maximum(self.sums[..., 0], 1), self.mean, self.squares
+        cube = y3 - 3 * r * ny2 + 3 * r**2 * n2y - r**3 * n3  # Σ (y - r n)³
+        most = np.maximum(d / 25, 30 / d)  # of G²; it exceeds 30 / d rarely by chance
+        size = squares / (spread + weight * centre**2 + 1e-300)
+        skewed = (d * cube**2 > most * squares**3) & (size > 1e-9)  # less is rounding
+        return np.where(d < FEW, 0, np.where(size < 1e-24, 2, skewed))
 
     def half(self, sure: float = SURE) -> Numbers:
         """Return half of the interval of each mean; NaN below FEW documents."""
@@ -134,19 +155,21 @@ def join_pieces(pieces: Sequence[Tally]) -> Tally:
 
 def sum_draw(n: NDArray[Any], y: Numbers) -> Numbers:
     """Return the six sums of one document."""
-    return np.stack([n > 0, n, y, n * n, y / np.maximum(n, 1), 0 * y], -1)
+    cubes = (np.asarray(n, float) ** j * y ** (3 - j) for j in range(4))
+    return np.stack([n > 0, n, y, n * n, y / np.maximum(n, 1), 0 * y, *cubes], -1)
 
 
 def merge_sums(sums: Numbers) -> Numbers:
     """Merge (parts, statistics, heads, 6) into (statistics, heads, 6)."""
     plain = sums[..., :4].sum(0)
-    weight, centre, spread = np.moveaxis(sums[..., 3:], -1, 0)
+    weight, centre, spread = np.moveaxis(sums[..., 3:6], -1, 0)
     # relative to the first centre: small differences keep their precision
     base = centre[0]
     share = np.divide(weight, plain[..., 3], out=0 * weight, where=weight > 0)
     middle = base + (share * (centre - base)).sum(0)
     moved = (spread + weight * (centre - middle) ** 2).sum(0)
-    return np.concatenate([plain, np.stack([middle, moved], -1)], -1)
+    both = np.stack([middle, moved], -1)
+    return np.concatenate([plain, both, sums[..., 6:].sum(0)], -1)
 
 
 def merge_tallies(tallies: Sequence[Tally], *, keep: int) -> Tally:

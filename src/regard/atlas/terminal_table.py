@@ -25,7 +25,7 @@ import numpy as np
 
 from regard.atlas.settings import SEQUENCE, STUDENT
 from regard.atlas.table import AtlasDifference, AtlasTable, compare_atlases, count_aside
-from regard.atlas.tally import Numbers
+from regard.atlas.tally import DOUBTS, Numbers
 from regard.errors import OptionError
 from regard.show.palette import LinearScale, Scale, Signed
 from regard.show.terminal_map import Color, clean_title, write_legend
@@ -38,7 +38,8 @@ NARROWEST = 20  # minimum columns to draw in
 WIDEST_TERMINAL = 1_000
 REASONS = 4  # maximum reasons listed for documents left out
 INTERVALS = {
-    STUDENT: "half of a 95 % Student interval over documents",
+    STUDENT: "half of a 95 % Student interval over documents (too narrow if few of "
+    "them carry the mean)",
     SEQUENCE: "half of a 95 % confidence sequence over documents, valid for each head "
     "whenever the run stopped",
 }
@@ -49,12 +50,12 @@ def draw_atlas_table(
 ) -> str:
     """Draw one statistic of every head, and list the top heads."""
     width = limit_width(width)
-    mean, half = table.mean(statistic), table.half(statistic)
+    mean = table.mean(statistic)
     scale, entry = fit_scale(mean), find_statistic(statistic)
     first, which = list_places(mean), "largest"
     if entry.ascending:
         first, which = first[::-1], "smallest"
-    best = [(at, write_pair(mean[at], half[at])) for at in first[:MOST]]
+    best = write_values(table, statistic, first[:MOST])
     return "\n".join(
         [
             *wrap(f"{statistic}: {entry.summary}", width),
@@ -65,7 +66,7 @@ def draw_atlas_table(
             write_legend(scale, color).replace("masked", "no value"),
             "",
             *wrap(f"{which}, in {entry.unit}, ± {tell_interval([table])}:", width),
-            *(f"{name_head(at)}  {value}" for at, value in best),
+            *(f"{name_head(x)}  {y}" for x, y in zip(first, best, strict=False)),
         ]
     )
 
@@ -83,7 +84,7 @@ def draw_head(table: AtlasTable, layer: int, head: int, *, width: int = 80) -> s
     lines += wrap(tell_left_out(table.about), width)
     for name in table.statistics:
         entry = find_statistic(name)
-        pair = write_pair(table.mean(name)[layer, head], table.half(name)[layer, head])
+        (pair,) = write_values(table, name, [(layer, head)])
         lines += ["", f"{name}  {pair} {entry.unit}: {entry.summary}"]
         for rank, x in enumerate(table.examples(name, layer, head)):
             before, token, after = map(escape_line, (x.before, x.token, x.after))
@@ -152,12 +153,12 @@ def list_marked(
     names: Sequence[str],
 ) -> Iterator[str]:
     """Yield a line for each of the largest marked differences."""
-    grids = [(x.mean(statistic), x.half(statistic)) for x in tables]
     size = np.where(found.marked, np.abs(found.difference), np.nan)
-    for at in list_places(size)[:MOST]:
+    places = list_places(size)[:MOST]
+    both = (write_values(x, statistic, places) for x in tables)
+    for at, *values in zip(places, *both, strict=True):
         parts = [f"{name_head(at)}  {write_pair(found.difference[at], found.half[at])}"]
-        for name, (mean, half) in zip(names, grids, strict=True):
-            parts.append(f"{name} {write_pair(mean[at], half[at])}")
+        parts += [f"{name} {x}" for name, x in zip(names, values, strict=True)]
         yield "   ".join(parts)
 
 
@@ -244,6 +245,15 @@ def write_pair(mean: float, half: float) -> str:
     if digits > 6:
         return f"{mean:.3g} ± {half:.0e}"
     return f"{mean:.{digits}f} ± {half:.{digits}f}"
+
+
+def write_values(table: AtlasTable, statistic: str, places: Any) -> list[str]:
+    """Return the means of heads ± half their intervals, and why these may not hold."""
+    mean, half = table.mean(statistic), table.half(statistic)
+    doubt = [DOUBTS[int(x)] for x in (table.doubt(statistic)[at] for at in places)]
+    notes = [f" ({x})" if x else "" for x in doubt]
+    pairs = [write_pair(mean[at], half[at]) for at in places]
+    return [pair + note for pair, note in zip(pairs, notes, strict=True)]
 
 
 def tell_marked(found: AtlasDifference) -> str:

@@ -75,7 +75,7 @@ class OneSequence(Mask):
     sequence: int
 
     def __call__(self, b: Array, h: Array, q: Array, k: Array) -> Array:
-        return self.mask(b * 0 + self.sequence, h, q, k)
+        return self.mask(0 * k + self.sequence, h, q, k)  # not b: of one sequence
 
     def prove(self, edges: Edges) -> Proof:
         """Return the proof for this sequence."""
@@ -179,12 +179,7 @@ def add_knowledge(
             f"expect is a {type(expected).__name__}, expected a mask such as "
             "causal() & window(4095), or a mapping from layer names to masks."
         )
-    return replace(
-        case,
-        told=row is not None,
-        forbidden=forbidden,
-        expected=expected,
-    )
+    return replace(case, told=row is not None, forbidden=forbidden, expected=expected)
 
 
 def pick_row(x: Tensor, case: AuditedRecord, name: str) -> Tensor:

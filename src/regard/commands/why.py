@@ -24,6 +24,7 @@ from regard.terminal import (
     NewFile,
     draw_progress,
     limit_new_tokens,
+    read_text,
     remove_control,
     require_extras,
     write_epilog,
@@ -91,10 +92,9 @@ def read_files(paths: tuple[str, ...]) -> dict[str, str]:
     texts = {}
     for path in map(Path, paths):
         name = path.name if names[path.name] == 1 else str(path)
-        try:
-            texts[name] = path.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise FileError(f"{path} cannot be read as text: {error}.") from error
+        if name in texts:
+            raise FileError(f"{path} is given twice. Name each document once.")
+        texts[name] = read_text(str(path)).strip()
         if not texts[name]:
             raise FileError(f"{path} is empty, expected the text of a document.")
     return texts

@@ -39,6 +39,8 @@ LAYERS = {
 SHARED = {**TEXT, **LAYERS, "num_key_value_heads": 2}
 WINDOWED = {**SHARED, "sliding_window": 12}
 GEMMA = {**WINDOWED, "head_dim": 16}
+# transformers 4 runs it with SDPA, which leaves out its softcap
+CAPPED = {**GEMMA, "attn_implementation": "eager"}
 GPT2 = {"n_embd": WIDTH, "n_layer": 2, "n_head": HEADS, "n_positions": 128}
 T5 = {"d_model": WIDTH, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": HEADS}
 WHISPER = {
@@ -110,7 +112,7 @@ FAMILIES = (
     SmallFamily("LlamaForCausalLM", SHARED, draw_text, generates=True),
     SmallFamily("Qwen3ForCausalLM", SHARED, draw_text, generates=True),
     SmallFamily("MistralForCausalLM", WINDOWED, draw_text, generates=True),
-    SmallFamily("Gemma2ForCausalLM", GEMMA, draw_text, generates=True),
+    SmallFamily("Gemma2ForCausalLM", CAPPED, draw_text, generates=True),
     SmallFamily("Gemma3ForCausalLM", GEMMA, draw_text, generates=True),
     SmallFamily("BertModel", {**TEXT, **LAYERS}, draw_text),
     SmallFamily("T5ForConditionalGeneration", {**START, **T5}, draw_answer),

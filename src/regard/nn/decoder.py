@@ -55,6 +55,14 @@ class CausalTransformer(nn.Module):  # type: ignore[misc]
         self.masks = [make_mask(config.find_window(i)) for i in range(config.layers)]
         self.draw_weights()
 
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the embedding, under the name that it has in transformers."""
+        return self.embed
+
+    def get_output_embeddings(self) -> nn.Module:
+        """Return the module whose weight makes logits."""
+        return self.embed if self.config.tied else self.head
+
     def draw_weights(self) -> None:
         """Initialize the weights from torch's random generator."""
         for name, weight in self.named_parameters():

@@ -29,14 +29,7 @@ from regard.stats.rows import divide_quietly
 from regard.stats.text_scores import Span
 from regard.stats.tile_walk import walk
 
-__all__ = [
-    "h2o",
-    "kvzip",
-    "observed_attention",
-    "snapkv",
-    "snapkv_grouped",
-    "tova",
-]
+__all__ = ["h2o", "kvzip", "observed_attention", "snapkv", "snapkv_grouped", "tova"]
 
 
 def h2o(record: Record) -> NamedArray:

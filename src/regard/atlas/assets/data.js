@@ -10,6 +10,7 @@
 import { showCount, showToken } from "./ink.js";
 
 const MARK = "A mark is an outline, or in a small cell a dot.";
+const DOUBTS = ["", "few documents differ", "all documents are equal"]; // as in tally.py
 
 export class Atlas {
   constructor(data) {
@@ -35,8 +36,8 @@ export class Atlas {
   read(statistic, view, { layer, head }) {
     const { tables, difference } = this.find(statistic);
     const from = { a: tables[0], b: tables[1], diff: difference }[view];
-    const [mean, half, count, marked] = ["mean", "half", "count", "marked"].map((key) => from[key]?.[layer][head]);
-    return { mean, half, count, marked: marked === 1 };
+    const [mean, half, count, marked, doubt] = ["mean", "half", "count", "marked", "doubt"].map((key) => from[key]?.[layer][head]);
+    return { mean, half, count, marked: marked === 1, doubt };
   }
 
   show(statistic, view) {
@@ -102,7 +103,8 @@ export function showShort(x, [low, high], marked) {
 }
 
 /* A mean and half its interval, with as many digits as the interval allows. */
-export function showPair({ mean, half }) {
+export function showPair({ mean, half, doubt = 0 }) {
+  if (doubt) return `${showPair({ mean, half })} (${DOUBTS[doubt]})`;
   if (mean === null) return "no value";
   if (half === null) return `${showNumber(mean)} ± ?`;
   const digits = half > 0 ? countDigits(half) : 3;

@@ -48,7 +48,8 @@ export class Grid {
         const [back, front] = mean === null ? ["", ""] : inks[Math.round(Math.min(1, Math.max(0, place)) * 255)];
         cell.style.backgroundColor = back;
         cell.style.color = front;
-        const value = showPair({ mean, half: shown.half[layer][head] });
+        const [half, doubt] = [shown.half, shown.doubt].map((grid) => grid?.[layer][head]);
+        const value = showPair({ mean, half, doubt });
         cell.ariaLabel = `layer ${layer} head ${head}: ${value}${marked ? ", marked" : ""}`;
       }
       if (chosen?.layer === layer) this.setStop(cells[chosen.head]);

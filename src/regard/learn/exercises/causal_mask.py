@@ -76,8 +76,8 @@ def draw(rng):
     yield (rng.normal(size=(4, 4)) - 4e9,)  # below any finite substitute for -inf
     for shift, size in ((0, 0.01), (0, 1), (0, 20), (-1000, 1)):
         yield (rng.normal(size=(18, 18)) * size + shift,)
-    future = np.triu(np.full((4, 4), 2000.0), 1)  # far above all that is visible
-    yield (rng.normal(size=(4, 4)).round(1) + future,)
+    future = np.triu(np.full((4, 4), 4e9), 1)  # by more than any finite substitute
+    yield (rng.integers(-3, 4, (4, 4)) + future,)  # whole: x - max is exact
 
 
 def mistake_not_itself(scores):
@@ -120,6 +120,12 @@ def mistake_zero_times_infinity(scores):
     """A mask of 0 and 1 is multiplied by -inf, and 0 · ∞ is NaN: select with np.where
     instead."""
     return softmax(scores + np.triu(np.ones(scores.shape), 1) * -np.inf)
+
+
+def mistake_subtracted(scores):
+    """A finite number is subtracted from the hidden scores: where the future is higher
+    by more than that, it gets the weight. Set these scores to -np.inf."""
+    return softmax(scores - np.triu(np.full(scores.shape, 100.0), 1))
 
 
 def mistake_no_mask(scores):
