@@ -263,3 +263,24 @@ def test_a_whole_row_that_is_shown_and_does_not_sum_to_1_is_nan():
     seen = Seen(Recording(model="M", records=(wrong,), sequences=(0,)))
     with pytest.warns(UserWarning, match="layer: 1 rows"):
         assert seen.weights(0).isnan().any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+@pytest.mark.parametrize("name", sorted(WRONG))
+def test_a_statistic_of_rows_that_do_not_sum_to_1_is_nan(name, dtype):
+    record, _ = make_record(dtype)
+    right = regard.stats.entropy(record)
+    assert np.isfinite(np.asarray(right)).all()
+    with pytest.warns(UserWarning, match="rows of heads do not sum to 1"):
+        wrong = np.asarray(regard.stats.entropy(WRONG[name](record)))
+    assert np.isnan(wrong).any()
+    if name not in {"stale keys", "padding counted as a token"}:
+        assert np.isnan(wrong).mean() > (0.3 if dtype is torch.float16 else 0.5)
+
+
+def test_statistics_of_a_record_with_a_sink_are_shown():
+    record, _ = make_record()
+    sink = torch.linspace(-1, 2, H)
+    lse = torch.logaddexp(record.lse, sink[:, None])
+    whole = replace(record, lse=lse, sink=sink)
+    assert np.isfinite(np.asarray(regard.stats.entropy(whole))).all()

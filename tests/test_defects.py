@@ -409,3 +409,72 @@ def test_circuits_refuse_what_is_no_matrix():
         read(make_llama(Qwen3Config, pad_token_id=0), 0, 1)
     with pytest.raises(OptionError, match="clips"):
         read(make_llama(OlmoConfig, clip_qkv=0.2, pad_token_id=0), 0, 1)
+
+
+class Hops(Attention):
+    """Weights of weights: no product takes the first ones as such."""
+
+    def forward(self, x):
+        first = (self.q(x) @ self.k(x).mT / 4).softmax(-1)
+        return (self.k(x) @ self.q(x).mT / 4).softmax(-1) @ first @ self.v(x)
+
+
+class Summed(Attention):
+    """Weights times values, summed without a product."""
+
+    def forward(self, x):
+        weights = (self.q(x) @ self.k(x).mT / 4).softmax(-1)
+        return (weights[..., None] * self.v(x)[:, None]).sum(2)
+
+
+@pytest.mark.parametrize("make", [Hops, Summed])
+def test_a_softmax_that_compares_two_arrays_is_not_called_a_gate(make):
+    model = make()
+    with regard.watch(model) as seen:
+        model(torch.randn(1, 5, 16))
+    assert "a softmax is not recorded: it compares two arrays" in str(seen)
+    assert "gates" not in str(seen)
+
+
+def test_a_softmax_of_a_projection_is_called_a_gate():
+    model = nn.Sequential(nn.Linear(16, 4), nn.Softmax(-1))
+    with regard.watch(model) as seen:
+        model(torch.randn(1, 5, 16))
+    assert "1 other softmaxes: gates" in str(seen)
+    assert "compares" not in str(seen)
+
+
+@torch.compile(backend="eager")
+def double(x):
+    return x * 2
+
+
+def test_a_compiled_function_that_a_forward_uses_is_noted():
+    class Model(Attention):
+        def forward(self, x):
+            return super().forward(double(x))
+
+    model = Model()
+    with regard.watch(model) as seen:
+        model(torch.randn(1, 5, 16))
+    assert "compiled code runs uncompiled" in seen.coverage()[0].note
+
+
+def test_values_of_a_matrix_keep_their_bits():
+    class Model(Attention):
+        def forward(self, x):
+            linalg, w = torch.linalg, self.q.weight
+            norms = linalg.svdvals(w), linalg.matrix_norm(w, 2), linalg.cond(w)
+            others = linalg.eigvalsh(w @ w.mT), linalg.norm(w, 2)
+            return super().forward(x / linalg.norm(x, dim=-1, keepdim=True)), (
+                norms + others
+            )
+
+    model, x = Model(), torch.randn(1, 5, 16)
+    out, values = model(x)
+    with regard.watch(model) as seen:
+        again, watched = model(x)
+    assert torch.equal(out, again)
+    assert all(torch.equal(a, b) for a, b in zip(values, watched, strict=True))
+    x = x / torch.linalg.norm(x, dim=-1, keepdim=True)
+    torch.testing.assert_close(seen.records[0].weights()[0], find_weights(model, x)[0])

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import signal
+import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
-from types import TracebackType
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from regard.errors import CallError
@@ -180,13 +181,39 @@ def expect_with(
     return make
 
 
+def run_to_end(fn: Callable[P, R], *given: P.args, **named: P.kwargs) -> R:
+    """Call a function; an interrupt (Ctrl+C) is raised when it has returned.
+
+    So what a block patches is patched and undone as a whole. A second interrupt is
+    raised at once.
+    """
+    before, came = signal.getsignal(signal.SIGINT), []
+    main = threading.current_thread() is threading.main_thread()
+    if not main or not callable(before):
+        return fn(*given, **named)
+
+    def hold(*call: Any) -> None:
+        came.append(call)
+        if len(came) > 1:
+            before(*call)
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        return fn(*given, **named)
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            before(*came[0])
+
+
 class Block(AbstractContextManager[Yielded]):
     """What `with` is written for; anything else says so."""
 
     def __init__(
         self, name: str, manager: AbstractContextManager[Yielded, bool | None]
     ) -> None:
-        self.name, self.manager, self.entered = name, manager, False
+        self.name, self.manager = name, manager
+        self.entered = self.is_open = False
 
     def __enter__(self) -> Yielded:
         if self.entered:
@@ -195,15 +222,31 @@ class Block(AbstractContextManager[Yielded]):
                 f"`with {self.name}(…):` again."
             )
         self.entered = True
-        return self.manager.__enter__()
+        try:
+            return run_to_end(self.open)
+        except BaseException as error:
+            if self.is_open:  # an interrupt was held back until it was open
+                self.__exit__(type(error), error, error.__traceback__)
+            raise
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool | None:
-        return self.manager.__exit__(kind, error, trace)
+    def open(self) -> Yielded:
+        """Enter the context manager."""
+        given = self.manager.__enter__()
+        self.is_open = True
+        return given
+
+    def __exit__(self, *error: object) -> bool | None:
+        try:
+            return run_to_end(self.close, *error)
+        except BaseException:
+            if self.is_open:  # it was interrupted before it began
+                run_to_end(self.close, *error)
+            raise
+
+    def close(self, *error: Any) -> bool | None:
+        """Leave the context manager."""
+        self.is_open = False
+        return self.manager.__exit__(*error)
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__") or "name" not in vars(self):

@@ -44,6 +44,7 @@ from regard.lens.products import name_kinds, read_operands, read_terms
 from regard.lens.softmax_call import SoftmaxCall, hear_softmax
 from regard.lens.take_weights import Taken, make_call
 from regard.lens.trace import Trace
+from regard.recording.coverage import COMPARES
 
 ATTENDING = SOFTMAX | FUSED | COMPOSITE_ATTENTION | {FLEX}
 HELD = 8  # products and softmaxes that are held at the same time
@@ -334,7 +335,8 @@ class AttentionFinder:
 
     def give_up(self, call: SoftmaxCall) -> None:
         """Report a softmax whose weights no product took."""
-        reason = PARTLY if call.is_touched else UNUSED
+        compares = call.formula is not None and not call.is_of_features
+        reason = PARTLY if call.is_touched else COMPARES if compares else UNUSED
         self.listener.drop(call.module, reason, attention=call.is_touched)
         call.release()
 

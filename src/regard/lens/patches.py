@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import (
     _get_current_dispatch_mode_stack,
 )
 
-from regard.lens.adapters.hear import patch_adapters
+from regard.lens.adapters.hear import patch_adapters, run_muted
 from regard.lens.captured_call import CapturedCall
 from regard.lens.observer import Observer
 from regard.run.modules import RunningModules
@@ -30,6 +30,8 @@ from regard.run.monkeypatch import put, put_back
 from regard.run.own_work import compute
 
 BIAS = "torch.nn.attention.bias"  # loads it
+# torch computes them in another way under any mode, and their last bits differ
+VALUES = ("svdvals", "eigvals", "eigvalsh", "matrix_norm", "norm", "cond")
 LIBRARIES = ("torch", "transformers", "builtins", "peft", "diffusers")
 
 
@@ -49,21 +51,29 @@ def patch_all(model: nn.Module, watcher: Any) -> Iterator[None]:
         stack.enter_context(patch_methods(model, watcher))
         stack.enter_context(patch_caches(watcher))
         for name in ("__new__", "_make_subclass"):
-            stack.enter_context(put(Tensor, name, make_unobserved))
+            stack.enter_context(put(Tensor, name, make_static))
+        for name in VALUES:
+            stack.enter_context(put(torch.linalg, name, run_unobserved))
         yield
 
 
-def make_unobserved(original: Callable[..., Any]) -> Any:
-    """Return what makes a tensor of a subclass, which torch cannot do under a mode."""
+def run_unobserved(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that is run without the observer, if no other mode is there."""
 
     @wraps(original)
-    def make(*args: Any, **named: Any) -> Any:
+    def run(*args: Any, **named: Any) -> Any:
         modes = _get_current_dispatch_mode_stack()
-        alone = len(modes) == 1 and isinstance(modes[0], Observer)
-        with _disable_current_modes() if alone else nullcontext():
+        if len(modes) != 1 or not isinstance(modes[0], Observer):
             return original(*args, **named)
+        with _disable_current_modes():
+            return run_muted(modes[0], original, args, named)
 
-    return staticmethod(make)
+    return run
+
+
+def make_static(original: Callable[..., Any]) -> Any:
+    """Return what makes a tensor of a subclass, which torch cannot do under a mode."""
+    return staticmethod(run_unobserved(original))
 
 
 @contextmanager

@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 import traceback
 from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
 from torch import nn
 
@@ -75,11 +77,19 @@ class Tallies:
 
 
 def find_compiled(model: nn.Module) -> list[str]:
-    """Return the names of modules that are compiled, or hold a compiled function."""
+    """Return the names of modules that are compiled, or use a compiled function."""
     return [
         name
         for name, module in model.named_modules()
         if getattr(module, "_compiled_call_impl", None) is not None
         or type(module).__name__ == "OptimizedModule"
-        or any(ORIGINAL in getattr(x, "__dict__", ()) for x in vars(module).values())
+        or any(ORIGINAL in getattr(x, "__dict__", ()) for x in list_used(module))
     ]
+
+
+def list_used(module: nn.Module) -> Iterator[Any]:
+    """Yield the attributes of a module, and the globals that its forward names."""
+    yield from vars(module).values()
+    forward = getattr(type(module).forward, "__wrapped__", type(module).forward)
+    for name in getattr(getattr(forward, "__code__", None), "co_names", ()):
+        yield forward.__globals__.get(name)

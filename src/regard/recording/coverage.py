@@ -13,6 +13,7 @@ from regard.display import Displayed, write_html_table, write_line
 from regard.recording.evidence import Covered
 
 ROWS = 40  # rows of a table in a notebook
+COMPARES = "it compares two arrays, as attention does; what takes it is not known"
 HEAD = ("layer", "recorded as", "calls", "error", "reason or note")
 
 
@@ -35,8 +36,12 @@ class Coverage(tuple[Covered, ...], Displayed):
     def describe_others(self) -> list[str]:
         """Return lines about what is not attention: other softmaxes, versions."""
         others = [x for x in self if not x.attention]
-        calls = sum(x.calls for x in others)
-        lines = [f"{calls} other softmaxes: gates, routers or outputs"] if calls else []
+        calls = sum(x.calls for x in others if COMPARES not in x.reason)
+        kinds = "gates, routers, outputs, or attention to learnt keys"
+        lines = [f"{calls} other softmaxes: {kinds}"] if calls else []
+        for x in (x for x in others if COMPARES in x.reason):
+            where = x.name or "the model itself"
+            lines.append(f"{where}: a softmax is not recorded: {x.reason}")
         return lines + [x.reason or x.note for x in others if not x.via]
 
 

@@ -32,27 +32,61 @@ def blank_wrong_rows(record: Any, part: Selection, logits: Array, lse: Array) ->
     record: a Record; lse: (…, R, 1), as the logits (…, R, Nk)
     """
     xp, zero = namespace(q=logits), constant(0, lse)
-    blind = lse == -math.inf  # a row that sees no key
-    weights = xp.exp(logits - xp.where(blind, zero, lse))
+    weights = xp.exp(logits - xp.where(lse == -math.inf, zero, lse))
     whole = isinstance(part.keys, slice) and part.keys == ALL
     if not whole or record.origin is LseOrigin.RECORD:  # it proves nothing
         return weights
-    total = xp.sum(weights, axis=-1, keepdims=True)
-    if record.sink is not None:
-        sink = record.sink[record.place(part.heads), ...][..., None, None]
-        total = total + xp.exp(sink - xp.where(blind, zero, lse))
+    sink = record.sink
+    if sink is not None:
+        sink = sink[record.place(part.heads), ...][..., None, None]
     sizes = xp.where(logits == -math.inf, constant(0, logits), xp.abs(logits))
-    lost = (find_floor(record) + round_logits(record)) * xp.max(sizes, axis=-1)
-    far = xp.abs(total - xp.where(blind, zero, zero + 1)) - FAR * lost[..., None]
-    wrong = far > find_floor(record)  # NaN is what it is
-    if bool(xp.any(wrong)):
+    sizes = xp.max(sizes, axis=-1, keepdims=True)
+    wrong = judge_sums(
+        record, xp.sum(weights, axis=-1, keepdims=True), lse, sink, sizes
+    )
+    return xp.where(wrong, constant(math.nan, weights), weights)
+
+
+def blank_wrong_sums(record: Any, sums: Array, total: Array) -> tuple[Array, Array]:
+    """Return sums over keys (H, Nq, F), and of the weights, (H, Nq), with NaN likewise.
+
+    Only if all keys were summed over, and lse is the model's, can a row be wrong.
+    """
+    if record.origin is LseOrigin.RECORD or not record.shape[2]:
+        return sums, total
+    xp, nan = namespace(q=record.q), constant(math.nan, total)
+    sizes = bound_logits(*(xp.astype(x, total.dtype) for x in (record.q, record.k)))
+    sizes = sizes * abs(record.scale)
+    if record.softcap is not None:
+        sizes = xp.minimum(sizes, constant(record.softcap, sizes))
+    if record.bias is not None:
+        seen = xp.where(record.bias == -math.inf, constant(0, record.bias), record.bias)
+        sizes = sizes + xp.max(xp.abs(seen), axis=-1)
+    sink = record.sink if record.sink is None else record.sink[:, None]
+    wrong = judge_sums(record, total, xp.astype(record.lse, total.dtype), sink, sizes)
+    return xp.where(wrong[..., None], nan, sums), xp.where(wrong, nan, total)
+
+
+def judge_sums(record: Any, total: Array, lse: Array, sink: Any, sizes: Array) -> Array:
+    """Return which sums of weights are not 1, and warn of them.
+
+    sizes: a bound of the logits of each row
+    """
+    xp, zero = namespace(q=total), constant(0, lse)
+    blind = lse == -math.inf  # a row that sees no key
+    if sink is not None:
+        total = total + xp.exp(sink - xp.where(blind, zero, lse))
+    rounding = round_logits(record) + PRODUCTS * float(xp.finfo(total.dtype).eps)
+    lost = FAR * (find_floor(record) + rounding * sizes)
+    wrong = xp.abs(total - xp.where(blind, zero, zero + 1)) > lost
+    if bool(xp.any(wrong)):  # NaN is what it is
         n = int(xp.sum(xp.astype(wrong, xp.int64)))
         warnings.warn(
             f"{record.name}: {n} rows of heads do not sum to 1 under their lse, and "
             "are NaN: q, k, mask or lse are those of something else.",
             stacklevel=5,
         )
-    return xp.where(wrong, constant(math.nan, weights), weights)
+    return wrong
 
 
 def round_logits(record: Any) -> float:
@@ -71,10 +105,15 @@ def find_floor(record: Any) -> float:
 
 def bound_products(q: Array, k: Array, scale: float) -> Array:
     """Return what float32 may lose in the products of some rows, (…, H, R)."""
+    eps = float(namespace(q=q).finfo(q.dtype).eps)
+    return PRODUCTS * eps * bound_logits(q, k) * abs(scale)
+
+
+def bound_logits(q: Array, k: Array) -> Array:
+    """Return a bound of the products of each query with all keys, (…, H, R)."""
     xp = namespace(q=q)
     sizes = xp.sum(k * k, axis=-1)
     sizes = xp.where(sizes < math.inf, sizes, constant(0, sizes))  # NaN, of other rows
     longest = xp.max(sizes, axis=-1)  # (…, Hk)
     longest = xp.repeat(longest, q.shape[-3] // longest.shape[-1], axis=-1)[..., None]
-    size = xp.sqrt(xp.sum(q * q, axis=-1) * longest) * abs(scale)
-    return PRODUCTS * float(xp.finfo(q.dtype).eps) * size
+    return xp.sqrt(xp.sum(q * q, axis=-1) * longest)

@@ -23,6 +23,7 @@ from regard.errors import OptionError
 from regard.kernels.available import FEATURES
 from regard.masks.algebra import Mask
 from regard.recording.record import Record
+from regard.recording.row_sums import blank_wrong_sums
 from regard.stats.kernel_pass import KernelPass, RowMeasure, has_kernels
 from regard.stats.mask_layout import count_cells
 from regard.stats.named_array import NamedArray
@@ -109,6 +110,8 @@ class KernelCall:
     ) -> Iterator[tuple[str, Array, Array]]:
         """Yield the sums and the totals of each piece."""
         sums, total = call.answer([piece.cut() for piece in self.pieces])
+        if self.ask.side == "rows" and self.ask.within is None:
+            sums, total = blank_wrong_sums(self.ask.record, sums, total)
         at = 0
         for piece in self.pieces:
             n = piece.last - piece.first
