@@ -239,6 +239,7 @@ GUARDS = {  # the functions that catch errors, and what they need for it
     "observer:Observer.is_infra_mode",
     "observer:Observer.save_overwritten",
     "observer:Observer.hears",
+    "observer:Observer.wake",
     "observer:has_own_way",
     "patches:count_call",
     "patches:run_heard",

@@ -52,8 +52,14 @@ def test_every_patch_has_the_weight_of_its_token(open_window):
     window = open_window("images", f"v=text&sel={LAST}")
     for picture, tokens in enumerate(PLACES):
         for patch, token in enumerate(tokens):
-            i, j = point_at(window, picture, patch)
-            where = rf"^28 “·w11” → {token} “picture{picture + 1}\({i},{j}\)”: "
+            place = divmod(patch, GRIDS[picture][1])
+            where = rf"^28 “·w11” → {token} “picture{picture + 1}\({place[0]},{place[1]}\)”: "
+
+            def is_shown(picture=picture, patch=patch, where=where):
+                point_at(window, picture, patch)  # again, if it was drawn anew
+                return bool(re.search(where, window.text("sentence")))
+
+            window.wait(is_shown, expected=True)
             found = await_weight(window, where)
             assert found == pytest.approx(dense()[LAST, token], rel=5e-4)
         share = dense()[LAST, list(tokens)].sum()

@@ -28,6 +28,7 @@ from regard.ablate.ablation import (
     make_replacement,
     mark_heads,
 )
+from regard.ablate.certify_edit import Verdict
 from regard.ablate.edited_calls import EditedCalls
 from regard.ablate.replacement import CallPlace
 from regard.ablate.verify import Verdicts, Verifier
@@ -68,10 +69,14 @@ class AblationLocator:
     def enter(self, name: str, args: Any, named: Mapping[str, Any]) -> bool:
         """Store what is needed of a module's inputs, before it runs."""
         given, now = (*args, *named.values()), self.run.here.now
-        tokens = next((x.shape for x in given if isinstance(x, Tensor)), ())
-        now.sizes[name], now.slots[name] = tuple(tokens), named.get("slot")
-        self.verifier.visit(name)
+        first = next((x for x in given if isinstance(x, Tensor)), None)
+        now.sizes[name] = () if first is None else tuple(first.shape)
+        now.slots[name] = named.get("slot")
+        self.verifier.visit(name, first)
         return True
+
+    def choose_hooks(self, module: nn.Module) -> None:
+        """Follow every layer: what it is given certifies edits."""
 
     def begin(self, now: Pass) -> None:
         """Take note of a pass of many requests."""
@@ -209,6 +214,12 @@ class AblationLocator:
                 f"{name} was added or replaced inside the block, so that nothing was "
                 "cut from it. Change the model before."
             )
+        for name, verdict in self.verifier.certified.items():
+            if verdict is Verdict.WRONG:
+                raise OptionError(
+                    f"{name}: other heads than the chosen ones were edited, as the "
+                    "layer that mixes them counts them. Leave this layer out."
+                )
         for name, _ in self.verifier.tallies:
             self.check_met(name)
             self.check_separate(name)

@@ -6,7 +6,8 @@ verifier observes the operators below, as a watch does:
     before a softmax   if its logits come from a product of two arrays that are not
                        parameters, it is taken for attention, and edited
     afterwards         faults are: what was edited and is not attention, what attends
-                       and was not edited, and a removed head that was mixed with others
+                       and was not edited, a removed head that was mixed with others,
+                       and other heads than the chosen ones (certify_edit.py)
 
 Next: locate.py
 """
@@ -19,6 +20,8 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
+from regard.ablate.active import ACTIVE
+from regard.ablate.certify_edit import EditedOutput, Verdict
 from regard.lens import AttentionFinder, CapturedCall, Observer, Tallies, find_storages
 from regard.run.modules import Run
 from regard.run.own_work import is_recomputing, is_tracing
@@ -36,6 +39,7 @@ class Local(threading.local):
         self.observer: Observer | None = None
         self.held = False  # a function that is edited as a whole is running
         self.numbers: dict[str, int] = {}  # softmaxes of a module since it was entered
+        self.written: EditedOutput | None = None  # not certified yet
         # heads of a module's last call that have to be separate
         self.chosen: dict[str, tuple[int, ...] | None] = {}
 
@@ -54,6 +58,7 @@ class Verifier(Tallies):
         self.weights = find_storages(run.model)  # of parameters
         self.is_deaf = known is not None
         self.verdicts: Verdicts = {} if known is None else known
+        self.certified: dict[str, Verdict] = {}  # by module, of one call of each
 
     def enter(self) -> None:
         """Begin to observe a pass."""
@@ -78,9 +83,15 @@ class Verifier(Tallies):
         finally:
             self.local.held = before
 
-    def visit(self, name: str) -> None:
-        """Count the softmaxes of a module from 0."""
+    def visit(self, name: str, x: Tensor | None) -> None:
+        """Count the softmaxes of a module from 0; its input may certify an edit."""
         self.local.numbers[name] = 0
+        written = self.local.written
+        if written is not None and x is not None:
+            verdict = written.judge(x)
+            if verdict is not Verdict.UNKNOWN:
+                self.certified[written.module] = verdict
+                self.local.written = None
 
     def expect(self, name: str, heads: tuple[int, ...] | None) -> None:
         """Set which heads of a module's next call have to be separate from others."""
@@ -107,6 +118,7 @@ class Verifier(Tallies):
         tally = self.count(module, attention=True)
         tally.kept += 1
         heads = self.local.chosen.get(module)
+        self.await_layer(module, call, heads)
         if heads is None or not call.weights_taken or self.local.held:
             return
         changes = [x for x in call.note.split("; ") if "changed after" in x]
@@ -116,6 +128,14 @@ class Verifier(Tallies):
             for head in heads or range(n):
                 if head >= n or bool(call.out[:, head].any()):
                     tally.notes[MIXED] = None
+
+    def await_layer(
+        self, module: str, call: CapturedCall, heads: tuple[int, ...] | None
+    ) -> None:
+        """Keep an output until a layer takes it: once for each module."""
+        known, out = module in self.certified, call.out
+        if heads and out is not None and len(ACTIVE) == 1 and not known:
+            self.local.written = EditedOutput(module, {*heads}, out)
 
     def take_whole(self) -> Observer | None:
         """Count a call that an adapter describes; return the observer to be muted."""

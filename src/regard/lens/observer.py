@@ -11,7 +11,7 @@ An error of ours becomes a reason in the coverage and is never raised.
     in inference mode                    composite operators arrive whole and are taken
                                          apart, so that the same kernels run
 
-Next: wide_passes.py
+Next: plain_layers.py
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ from torch._higher_order_ops.flex_attention import (
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
 )
 
 from regard.lens.find_attention import NO_DATA, AttentionFinder
 from regard.lens.fused import ask_for_lse
 from regard.lens.operators import FUSED, SOFTMAX, has_nested, is_composite, read_name
+from regard.lens.plain_layers import PLAIN, add_layer
 from regard.run.own_work import COMPUTING, compute
 
-PLAIN = (Tensor, nn.Parameter)
 NO_WAY = torch._C._disabled_torch_dispatch_impl  # noqa: SLF001
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001
 
@@ -51,6 +53,7 @@ class Observer(TorchDispatchMode):  # type: ignore[misc]
         self.muted = 0  # inside of a call that is reported as a whole
         self.called = 0  # softmaxes and kernels that Python called, in this pass
         self.in_sdpa = 0  # inside of a patched function, observed in narrow passes too
+        self.resting: nn.Module | None = None  # the layer that is not observed
 
     @property
     def is_deaf(self) -> bool:
@@ -72,7 +75,30 @@ class Observer(TorchDispatchMode):  # type: ignore[misc]
         )
         return super().__enter__()
 
+    def rest(self, module: nn.Module, args: Any) -> None:
+        """Observe nothing until a layer that cannot attend has run."""
+        if len(args) != 1 or type(args[0]) not in PLAIN or self.is_deaf:
+            return
+        alone = _get_current_dispatch_mode_stack() == [self] and self.resting is None
+        with torch._C.DisableTorchFunction():  # noqa: SLF001
+            if alone and not self.finder.trace.is_story(args[0]):
+                self.resting = module
+                _pop_mode()
+
+    def wake(self, args: Any, out: Any) -> None:
+        """Observe again; `out` is what the layer returned, None after an error."""
+        module = self.resting
+        if module is None:
+            return
+        if self not in _get_current_dispatch_mode_stack():  # no interrupt came before
+            _push_mode(self)
+        self.resting = None
+        if out is not None:
+            with torch._C.DisableTorchFunction():  # noqa: SLF001
+                add_layer(self.finder.trace, module, args[0], out)
+
     def __exit__(self, *error: object) -> None:
+        self.wake((), None)  # an interrupt came while it rested
         # torch 2.6 frees a popped mode that only its stack holds, and then returns it:
         # passes that end in the order in which they began pop each other's modes
         held = _get_current_dispatch_mode_stack()

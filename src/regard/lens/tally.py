@@ -8,11 +8,10 @@ Next: watch.py
 
 from __future__ import annotations
 
+import inspect
 import math
 import traceback
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
 
 from torch import nn
 
@@ -78,18 +77,20 @@ class Tallies:
 
 def find_compiled(model: nn.Module) -> list[str]:
     """Return the names of modules that are compiled, or use a compiled function."""
+    uses = {kind: uses_compiled(kind) for kind in {type(x) for x in model.modules()}}
     return [
         name
         for name, module in model.named_modules()
         if getattr(module, "_compiled_call_impl", None) is not None
         or type(module).__name__ == "OptimizedModule"
-        or any(ORIGINAL in getattr(x, "__dict__", ()) for x in list_used(module))
+        or uses[type(module)]
+        or any(ORIGINAL in getattr(x, "__dict__", ()) for x in vars(module).values())
     ]
 
 
-def list_used(module: nn.Module) -> Iterator[Any]:
-    """Yield the attributes of a module, and the globals that its forward names."""
-    yield from vars(module).values()
-    forward = getattr(type(module).forward, "__wrapped__", type(module).forward)
-    for name in getattr(getattr(forward, "__code__", None), "co_names", ()):
-        yield forward.__globals__.get(name)
+def uses_compiled(kind: type[nn.Module]) -> bool:
+    """Return whether the forward of a class uses a compiled global function."""
+    forward = inspect.unwrap(getattr(kind, "forward", uses_compiled))
+    names = getattr(getattr(forward, "__code__", None), "co_names", ())  # not scripted
+    used = (forward.__globals__.get(name) for name in names)
+    return any(ORIGINAL in getattr(x, "__dict__", ()) for x in used)

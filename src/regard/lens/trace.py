@@ -223,7 +223,9 @@ class Trace:
     def is_story(self, x: Any) -> bool:
         """Return whether x holds scores or weights."""
         origin = self.get(x) if isinstance(x, Tensor) and not x.is_nested else None
-        return origin is not None and bool(origin.product or origin.softmax)
+        if origin is None:
+            return False
+        return bool(origin.product or origin.softmax or origin.others)
 
     def change_in_place(
         self, name: str, args: Any, kwargs: Any, target: Tensor

@@ -35,6 +35,7 @@ from regard.lens.observer import Observer
 from regard.lens.passes import Passes, Told
 from regard.lens.patches import Samples, patch_all
 from regard.lens.placement import Placement
+from regard.lens.plain_layers import cannot_attend
 from regard.lens.tally import Tallies, Tally, find_compiled
 from regard.lens.trace import find_storages
 from regard.lens.wide_passes import WidePasses
@@ -43,7 +44,7 @@ from regard.recording.evidence import Covered
 from regard.recording.record import Recording
 from regard.run.call_edit import ALTERING
 from regard.run.chosen_layers import Layers, is_chosen, read_layers
-from regard.run.modules import Run, RunningModules, follow
+from regard.run.modules import Act, Run, RunningModules, follow
 from regard.run.parts import find_towers, is_cross, is_decoder, is_inside
 from regard.run.passes import Pass
 from regard.run.suspects import find_folded, list_silent
@@ -98,6 +99,20 @@ class Watcher(Tallies):
     def enter(self, name: str, _args: Any, _named: Any) -> bool:
         """Return whether the observer has to be active in a module."""
         return self.wide.needs_observer(self.run, name)
+
+    def choose_hooks(self, module: nn.Module) -> tuple[Act, Act] | None:
+        """Return how the observer rests while a layer runs that cannot attend."""
+        return (self.rest, self.wake) if cannot_attend(module) else None
+
+    def rest(self, _name: str, module: nn.Module, args: Any, named: Any) -> None:
+        """Let the observer rest, if it is active, until a layer has run."""
+        if self.here.entered and not named:
+            self.here.mode.rest(module, args)
+
+    def wake(self, _name: str, _module: nn.Module, args: Any, out: Any) -> None:
+        """Observe again; take note of what the layer returned."""
+        if self.here.entered:
+            self.here.mode.wake(args, out)
 
     def begin(self, now: Pass) -> None:
         """Begin a pass, or a model inside of one."""
@@ -268,7 +283,9 @@ class Watcher(Tallies):
 
     def cover(self) -> Iterator[Covered]:
         """Yield the coverage of each layer, and of modules that look like attention."""
-        compiled = find_compiled(self.model)
+        compiled: list[str] = []
+        with self.run.contain():
+            compiled = find_compiled(self.model)
         for (name, _), tally in self.tallies.items():
             if any(is_inside(name, other) for other in compiled):
                 tally.notes[notes.COMPILED] = None

@@ -75,5 +75,6 @@ class WidePasses:
         if wide and not self.wide:
             run.hook_modules()
         elif not wide:
-            run.unhook(run.ran - self.heard.keys())
+            plain = {x for x in run.layers if x.rpartition(".")[0] not in self.heard}
+            run.unhook((run.ran | plain) - self.heard.keys())
         self.wide = wide

@@ -42,6 +42,7 @@ PASSED_OVER = (  # they never attend by themselves
     nn.Dropout,
     nn.Identity,
 )
+Act = Callable[..., None]
 # hooks would change how torch runs them: their `forward` is patched
 FAST_PATH = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
 
@@ -68,6 +69,9 @@ class Client(Protocol):
 
     def enter(self, name: str, args: Any, named: Any) -> bool:
         """Take note of a module that begins; return whether it needs the mode."""
+
+    def choose_hooks(self, module: nn.Module) -> tuple[Act, Act] | None:
+        """Return what is done before and after a layer; None: what `Run` does."""
 
     def begin(self, now: Pass) -> None:
         """Take note of a pass that begins, or of a model inside of one."""
@@ -144,6 +148,7 @@ class Run:
         self.here = RunningModules(client.make_mode)
         self.models = find_models(model)
         self.handles: dict[str, list[Any]] = {}  # of hooks, by module
+        self.layers: set[str] = set()  # of `handles`, with hooks of the client
         self.is_sparse = False  # some modules are not hooked any more
         self.parts = [*model.modules()]  # when the block was entered
         self.ran: set[str] = set()
@@ -164,7 +169,12 @@ class Run:
             if has_fast_path(module):
                 closed.append(f"{name}." if name else "")
                 continue
-            enter, leave = Hook(self, self.enter, name), Hook(self, self.leave, name)
+            acts = self.client.choose_hooks(module) if name else None
+            if acts is not None:
+                self.layers.add(name)
+            enter, leave = (
+                Hook(self, act, name) for act in acts or (self.enter, self.leave)
+            )
             try:
                 self.handles[name] = [
                     module.register_forward_pre_hook(enter, with_kwargs=True),
@@ -279,7 +289,7 @@ class Run:
 class Hook:
     """A hook of a module, which a copy of the model does not have."""
 
-    def __init__(self, run: Run, act: Callable[..., None], name: str) -> None:
+    def __init__(self, run: Run, act: Act, name: str) -> None:
         self.run, self.act = run, partial(act, name)
 
     def __call__(self, *given: Any) -> None:
