@@ -16,6 +16,7 @@ Next: plain_layers.py
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -35,9 +36,10 @@ from torch.utils._python_dispatch import (
 from regard.lens.find_attention import NO_DATA, AttentionFinder
 from regard.lens.fused import ask_for_lse
 from regard.lens.operators import FUSED, SOFTMAX, has_nested, is_composite, read_name
-from regard.lens.plain_layers import PLAIN, add_layer
+from regard.lens.plain_layers import PLAIN, add_layer, cannot_attend
 from regard.run.own_work import COMPUTING, compute
 
+Rest = Callable[..., None]
 NO_WAY = torch._C._disabled_torch_dispatch_impl  # noqa: SLF001
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001
 
@@ -184,6 +186,20 @@ class Observer(TorchDispatchMode):  # type: ignore[misc]
             self.finder.flush()
         except Exception as error:  # noqa: BLE001 (nothing of ours reaches the model)
             self.finder.listener.fail(error)
+
+
+def list_rests(here: Any, module: nn.Module) -> tuple[Rest, Rest] | None:
+    """Return how the observer of a thread rests while a layer runs; None: never."""
+
+    def rest(_name: str, module: nn.Module, args: Any, named: Any) -> None:
+        if here.entered and not named:
+            here.mode.rest(module, args)
+
+    def wake(_name: str, _module: nn.Module, args: Any, out: Any) -> None:
+        if here.entered:
+            here.mode.wake(args, out)
+
+    return (rest, wake) if cannot_attend(module) else None
 
 
 def has_own_way(kind: Any) -> bool:

@@ -31,11 +31,10 @@ from regard.lens.captured_rows import is_other_sequence
 from regard.lens.certify_run import certify_made
 from regard.lens.check_rebuild import check_rebuild, find_tolerance, fix_empty_row_lse
 from regard.lens.find_attention import UNSTABLE, AttentionFinder, describe_error
-from regard.lens.observer import Observer
+from regard.lens.observer import Observer, list_rests
 from regard.lens.passes import Passes, Told
 from regard.lens.patches import Samples, patch_all
 from regard.lens.placement import Placement
-from regard.lens.plain_layers import cannot_attend
 from regard.lens.tally import Tallies, Tally, find_compiled
 from regard.lens.trace import find_storages
 from regard.lens.wide_passes import WidePasses
@@ -102,17 +101,7 @@ class Watcher(Tallies):
 
     def choose_hooks(self, module: nn.Module) -> tuple[Act, Act] | None:
         """Return how the observer rests while a layer runs that cannot attend."""
-        return (self.rest, self.wake) if cannot_attend(module) else None
-
-    def rest(self, _name: str, module: nn.Module, args: Any, named: Any) -> None:
-        """Let the observer rest, if it is active, until a layer has run."""
-        if self.here.entered and not named:
-            self.here.mode.rest(module, args)
-
-    def wake(self, _name: str, _module: nn.Module, args: Any, out: Any) -> None:
-        """Observe again; take note of what the layer returned."""
-        if self.here.entered:
-            self.here.mode.wake(args, out)
+        return list_rests(self.here, module)
 
     def begin(self, now: Pass) -> None:
         """Begin a pass, or a model inside of one."""
