@@ -275,7 +275,7 @@ def test_a_statistic_of_rows_that_do_not_sum_to_1_is_nan(name, dtype):
         wrong = np.asarray(regard.stats.entropy(WRONG[name](record)))
     assert np.isnan(wrong).any()
     if name not in {"stale keys", "padding counted as a token"}:
-        assert np.isnan(wrong).mean() > (0.3 if dtype is torch.float16 else 0.5)
+        assert np.isnan(wrong).mean() > (0.2 if dtype is torch.float16 else 0.5)
 
 
 def test_statistics_of_a_record_with_a_sink_are_shown():

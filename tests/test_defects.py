@@ -178,21 +178,77 @@ def test_a_tensor_of_a_subclass_may_be_made_inside_a_watch():
     assert torch.allclose(got, expected, atol=1e-6)
 
 
-def test_memory_that_is_used_again_between_softmax_and_values_is_reported():
+WRITES = {
+    "all": lambda x: x.mul_(3),
+    "a part": lambda x: x[:, :, 2:].add_(1),
+    "out": lambda x: torch.mul(x, 3, out=x),
+    "zeros": lambda x: x.zero_(),
+}
+
+
+@pytest.mark.parametrize("how", WRITES)
+@pytest.mark.parametrize("change", [lambda x: x, lambda x: F.dropout(x, 0.3, True)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_queries_and_keys_that_are_written_to_before_the_values(
+    how, change, dtype, mode
+):
     class Reusing(nn.Module):
-        def forward(self, q, k, v):
-            weights = (q @ k.mT / 4).softmax(-1)
-            k.mul_(3)
+        def forward(self, q, k, v, target):
+            weights = change((q @ k.mT / 4).softmax(-1))
+            WRITES[how](target)
             return weights @ v
 
+    model, expected = Reusing(), []
+    for i in range(3):
+        with mode(), regard.watch(model) as seen:
+            given = [torch.randn(1, 2, 5, 16, dtype=dtype) for _ in "qkvo"]
+            expected = (given[0] @ given[1].mT / 4).softmax(-1)[0]
+            model(*given[:3], given[(0, 1, 3)[i]])
+        assert seen.records or "written to" in seen.coverage()[0].reason
+        assert seen.records or i < 2
+        for record in seen.records:
+            assert torch.allclose(record.weights(), expected.float(), atol=2e-2)
+
+
+def test_a_cache_of_keys_and_values_in_one_array_is_recorded():
+    class Cached(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("cache", torch.zeros(2, 1, 2, 5, 16))
+
+        def forward(self, q, k, v):
+            self.cache[0].copy_(k)
+            weights = (q @ self.cache[0].mT / 4).softmax(-1)
+            self.cache[1].copy_(v)  # of the same array, after the keys were used
+            return weights @ self.cache[1]
+
     q, k, v = (torch.randn(1, 2, 5, 16) for _ in "qkv")
-    expected = (q @ k.mT / 4).softmax(-1)
-    model = Reusing()
+    model = Cached()
     with regard.watch(model) as seen:
         model(q, k, v)
-    for record in seen.records:
-        assert torch.allclose(record.weights(), expected[0], atol=1e-5)
-    assert seen.records or seen.coverage()[0].reason
+    expected = (q @ k.mT / 4).softmax(-1)[0]
+    assert torch.allclose(seen.layer(0).weights(), expected, atol=1e-6)
+
+
+def test_a_layer_that_attends_in_another_way_later_is_noted():
+    class Changing(nn.Module):
+        own = False
+
+        def forward(self, x):
+            if self.own:
+                return (x @ x.mT / 4).log_softmax(-1).exp() @ x
+            return F.scaled_dot_product_attention(x, x, x)
+
+    model, x = nn.Sequential(Changing()), torch.randn(1, 2, 5, 16)
+    with regard.watch(model) as seen:
+        for _ in range(5):
+            model(x)
+        model[0].own = True
+        for _ in range(2):
+            model(x)
+    assert len(seen.records) == 6
+    assert "in 1 of its passes no call was observed" in seen.coverage()[0].note
 
 
 def test_heads_that_are_rows_of_one_head_are_reported():

@@ -24,7 +24,7 @@ from regard.ablate.active import ACTIVE
 from regard.ablate.certify_edit import EditedOutput, Verdict
 from regard.lens import AttentionFinder, CapturedCall, Observer, Tallies, find_storages
 from regard.run.modules import Run
-from regard.run.own_work import is_recomputing, is_tracing
+from regard.run.own_work import is_recomputing, is_tracing, remove_mode
 
 Verdicts = dict[tuple[str, int], bool]  # of each softmax of a module: is it attention?
 # what a removed head survives: also our own edits
@@ -69,9 +69,10 @@ class Verifier(Tallies):
 
     def leave(self) -> None:
         """End a pass."""
-        observer, self.local.observer = self.local.observer, None
+        observer = self.local.observer
         if observer is not None:
-            observer.__exit__(None, None, None)
+            remove_mode(observer)
+            self.local.observer = None
             observer.flush()
 
     @contextmanager

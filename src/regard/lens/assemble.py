@@ -38,7 +38,8 @@ from regard.lens.captured_rows import (
     cut_keys,
     extend,
     find_place,
-    is_empty,
+    grows,
+    has_room,
     join_rows,
     pick,
     write_rows,
@@ -145,10 +146,9 @@ class LayerRun:
             yield from self.list_cross_ways(call)
             return
         follows = old == before and self.first + before == self.end
-        in_room = old > before and self.first == 0 and is_empty(call, before + n_q)
-        if follows or in_room:
+        if follows or (self.first == 0 and has_room(call, before)):
             yield before, 0, self.extend
-        if old == 0 and n_k == before + 1 and self.first == 0:
+        if self.first == 0 and grows(call, before):
             yield before, 0, self.replace
         if 0 < old < before:
             yield from self.list_shorter_ways(old, before)
@@ -165,8 +165,9 @@ class LayerRun:
         """Yield ways to continue with fewer keys than there were before."""
         if self.first + before == self.end:
             yield old, before - old, self.slide
-        last = self.rows[-1]
-        if last.n_q > 1 and old >= last.start and not self.sees_beyond(old):
+        # the first of some guesses follows from the text: it is not taken back. Else
+        # these are two texts that begin with the same cache, or with learnt keys.
+        if old > self.rows[-1].start and not self.sees_beyond(old):
             yield old, 0, self.reject
 
     def sees_beyond(self, end: int) -> bool:

@@ -113,11 +113,31 @@ def cut_keys(call: CapturedCall, n: int) -> CapturedCall:
     return replace(call, k=call.k[:, :, :n], v=v, mask=mask)
 
 
-def is_empty(call: CapturedCall, n: int) -> bool:
-    """Return whether a call hides all keys from position n on."""
-    if call.mask is None or call.mask.shape[-1] == 1:
+def has_room(call: CapturedCall, before: int) -> bool:
+    """Return whether rows follow `before` keys in a cache of fixed size.
+
+    The last of them sees its own key; the keys behind it are empty and hidden.
+    """
+    n_q, n_k = call.q.shape[2], call.k.shape[2]
+    if n_k - n_q <= before or call.mask is None or call.mask.shape[-1] == 1:
         return False
-    return bool(hides(call.mask[..., n:]).all())
+    hidden = hides(call.mask[..., before + n_q - 1 :])
+    return bool(hidden[..., 1:].all()) and not bool(hidden[..., 0].all())
+
+
+def grows(call: CapturedCall, before: int) -> bool:
+    """Return whether a call has `before` tokens and a new one, which they hide.
+
+    Rows of padding may instead see all keys.
+    """
+    n = call.q.shape[2]
+    if not n == call.k.shape[2] == before + 1:
+        return False
+    if call.causal or call.mask is None or call.mask.shape[-2] == 1:
+        return call.causal
+    hidden = hides(call.mask[..., :-1, :])
+    late = hidden[..., -1]
+    return bool((late | ~hidden.any(-1)).all()) and bool(late.any())
 
 
 def is_other_sequence(call: CapturedCall) -> bool:

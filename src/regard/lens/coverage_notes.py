@@ -35,4 +35,8 @@ MISSED = (
     "{} softmaxes or attention calls ran no operator that could be observed: they were "
     "replaced by something else, or by another function"
 )
+UNSEEN = (
+    "in {} of its passes no call was observed: it did not attend, or not in the way "
+    "that it did before"
+)
 COMPILED = "compiled code runs uncompiled while it is watched; its last bits may differ"

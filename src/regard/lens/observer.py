@@ -104,6 +104,8 @@ class Observer(TorchDispatchMode):  # type: ignore[misc]
         # torch 2.6 frees a popped mode that only its stack holds, and then returns it:
         # passes that end in the order in which they began pop each other's modes
         held = _get_current_dispatch_mode_stack()
+        if not held:  # an interrupt took them all
+            _push_mode(self)
         super().__exit__(*error)
         del held
 

@@ -62,7 +62,7 @@ class Product:
         self.left: Tensor | None = left
         self.right: Tensor | None = right
         self.views = tuple(views)  # of left and right
-        self.versions = (read_version(left), read_version(right))
+        self.versions = self.count_writes(left, right)
         self.sizes = (left.shape[0], left.shape[1], right.shape[2])
         number = next(NUMBERS)
         self.roots = [Root(number, name) for name in ("batch", "left", "right")]
@@ -84,12 +84,14 @@ class Product:
         left, right = self.left, self.right
         if left is None or right is None:
             return False
-        return (read_version(left), read_version(right)) == self.versions
+        return self.count_writes(left, right) == self.versions
 
-
-def read_version(x: Tensor) -> int:
-    """Return how often a tensor was written to; inference tensors do not count."""
-    return 0 if x.is_inference() else int(x._version)  # noqa: SLF001
+    def count_writes(self, left: Tensor, right: Tensor) -> tuple[int, ...]:
+        """Return how often the operands were written to, as torch and we count."""
+        counts = [view.origin.writes for view in self.views]
+        # inference tensors do not count
+        counts += [0 if x.is_inference() else x._version for x in (left, right)]  # noqa: SLF001
+        return tuple(counts)
 
 
 @dataclass(slots=True, eq=False)
@@ -108,6 +110,7 @@ class Origin:
     softmax: Any = None  # the SoftmaxCall of which it holds the weights
     changes: tuple[str, ...] = ()  # what was done to the weights afterwards
     others: tuple[Any, ...] = ()  # all whose weights were joined in it
+    writes: int = 0  # operators that wrote into it
     is_random: bool = False
     is_log: bool = False  # it holds logarithms of weights
     found: Layout | None = field(default=None, repr=False)

@@ -47,6 +47,8 @@ def cannot_attend(module: nn.Module) -> bool:
     kind, own = type(module), vars(module)
     if own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own:
         return False  # they may do anything
+    if own.get("inplace"):
+        return False
     if any(type(x) not in PLAIN for x in module.parameters(recurse=False)):
         return False
     if kind is nn.Linear or kind in SAME:

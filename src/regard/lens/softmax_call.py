@@ -242,8 +242,34 @@ def compare_rows(
     return float(difference.max()) if difference.numel() else 0.0
 
 
+def has_operands(call: SoftmaxCall) -> bool:
+    """Return whether q and k, if written to since, still give the lse of the logits."""
+    assert call.product is not None
+    assert call.operands is not None
+    assert call.formula is not None
+    assert call.axes is not None
+    assert call.lse is not None
+    (q, k), whole = call.operands, call.product.axes()
+    left, right = (k, q) if call.transposed else (q, k)
+    if call.product.count_writes(left, right) == call.product.versions:
+        return True
+    wanted = (whole[0], whole[2 if call.transposed else 1], call.key_axis)
+    others = tuple(axis for i, axis in enumerate(call.axes) if i != call.dim)
+    lse = arrange(call.lse, others, wanted[:2])
+    scores = q.to(call.lse.dtype) @ k.mT.to(call.lse.dtype)
+    logits = compute_logits(scores, call.formula, wanted, slice(None))
+    others_too = call.blind is not None or call.extra is not None
+    if logits is None or lse is None or others_too:
+        return False
+    mine = torch.logsumexp(logits, -1)
+    rounding = float(4 * torch.finfo(call.dtype).eps * scores.abs().max())
+    some = max(find_tolerance(call.dtype), rounding * abs(call.formula.scale))
+    lse = lse.masked_fill(lse.isnan(), -math.inf)
+    return bool(torch.allclose(mine, lse, 0, some))
+
+
 def compute_logits(
-    scores: Tensor, formula: Formula, wanted: tuple[Axis, ...], picked: Tensor
+    scores: Tensor, formula: Formula, wanted: tuple[Axis, ...], picked: Tensor | slice
 ) -> Tensor | None:
     """Return the logits of some rows, from their scores; None if axes do not fit."""
     try:

@@ -22,10 +22,11 @@ from regard.lens.layout import Axis, Part, arrange, count
 from regard.lens.origin import ROW, Root
 from regard.lens.roles import Roles, Source, assign_roles
 from regard.lens.scores import Formula, Term, add_terms
-from regard.lens.softmax_call import SoftmaxCall
+from regard.lens.softmax_call import SoftmaxCall, has_operands
 from regard.recording.evidence import LseOrigin
 
 STORED_AS_LOGITS = "stored as logits: q and k could not be traced"
+WRITTEN = "its queries or keys were written to before its weights were used"
 AVERAGE = "rows that may see no key average over all keys"
 
 
@@ -41,9 +42,12 @@ class Taken:
 
 def make_call(call: SoftmaxCall, taken: Taken, notes: list[str]) -> CapturedCall | None:
     """Return the attention call of a softmax, None if its axes cannot be followed."""
-    if call.operands is not None:
+    if call.operands is None:
+        return make_untraced(call, taken, notes)
+    if has_operands(call):
         return make_traced(call, taken, notes)
-    return make_untraced(call, taken, notes)
+    call.reason = WRITTEN
+    return None
 
 
 @dataclass(frozen=True)

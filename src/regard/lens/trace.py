@@ -210,6 +210,7 @@ class Trace:
         target = kwargs.get("out", args[0] if args else None)
         if not isinstance(target, Tensor) or not target.numel():
             return
+        self.find(target).writes += 1
         if "out" in kwargs:
             given = list(find_tensors(args))
             self.put(target, self.derive(name, args, {}, given, target))

@@ -278,6 +278,8 @@ class Watcher(Tallies):
         for (name, _), tally in self.tallies.items():
             if any(is_inside(name, other) for other in compiled):
                 tally.notes[notes.COMPILED] = None
+            if unseen := self.wide.unseen[name.partition("#")[0]]:
+                tally.notes[notes.UNSEEN.format(unseen)] = None
             yield tally.cover(name)
         for failure in self.failures:
             says = f"the observer failed: {failure}"

@@ -15,6 +15,7 @@ Next: watch.py
 from __future__ import annotations
 
 import threading
+from collections import Counter
 
 from regard.run.modules import Run
 from regard.run.parts import find_module
@@ -29,6 +30,7 @@ class WidePasses:
         self.heard: dict[str, bool] = {}  # modules; whether only F.sdpa was called
         self.attended: dict[str, int] = {}  # calls of modules in this pass
         self.bare: dict[str, bool] = {}  # those with an own softmax; without parameters
+        self.unseen: Counter[str] = Counter()  # narrow passes without a call, by module
         self.wide = True
         self.done = self.running = 0  # passes, in all threads
         self.lock = threading.RLock()
@@ -65,13 +67,20 @@ class WidePasses:
                 self.bare[name] = next(own, None) is None
         return any(self.bare.values())
 
+    def note_silent(self) -> bool:
+        """Return whether a module that attended before did not attend in this pass."""
+        silent = [x for x, n in self.attended.items() if x in self.heard and not n]
+        if not self.wide:
+            self.unseen.update(x for x in silent if self.heard[x])
+        return bool(silent)
+
     def plan(self, run: Run, *, finished: bool) -> None:
         """Choose how the next pass is observed."""
-        silent = any(name in self.heard and not n for name, n in self.attended.items())
+        silent = self.note_silent()
         self.attended.clear()
         self.done += finished
         early = self.done < FIRST or self.done % AGAIN == 0
-        wide = not finished or silent or early or not self.heard or self.is_traced(run)
+        wide = silent or not finished or early or not self.heard or self.is_traced(run)
         if wide and not self.wide:
             run.hook_modules()
         elif not wide:

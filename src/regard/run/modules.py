@@ -28,6 +28,7 @@ from regard.run.own_work import (
     is_recomputing,
     is_tracing,
     keep_functions,
+    remove_mode,
     run_uncompiled,
 )
 from regard.run.parts import find_models
@@ -138,6 +139,9 @@ class RunningModules(threading.local):
         self.now.depth = 0
         while self.entered:
             self.leave()
+        if "mode" in vars(self):
+            remove_mode(self.mode)
+            self.mode.flush()
 
 
 class Run:

@@ -1,6 +1,7 @@
 """What a thread does that is not a forward pass of the model.
 
     compute           something of ours: no mode observes or edits it
+    remove_mode       a mode that an interrupt left on its stack is taken off
     is_recomputing    a forward pass inside a backward pass (checkpointing)
     is_tracing        a compiler or an exporter reads the model
     run_uncompiled    compiled code runs uncompiled, so that its calls can be followed
@@ -18,7 +19,15 @@ from functools import wraps
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import _pop_mode as pop_function
+from torch.overrides import _push_mode as push_function
+from torch.utils._python_dispatch import (
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 
 from regard.run.monkeypatch import put
 
@@ -60,6 +69,24 @@ def keep_functions() -> Iterator[None]:
     finally:
         COMPUTING.on = before
         torch._C._set_torch_function_state(state)  # noqa: SLF001
+
+
+def remove_mode(mode: Any) -> None:
+    """Take a mode off its stack, if an interrupt left it there."""
+    if isinstance(mode, TorchFunctionMode):
+        held, pop, push = _get_current_function_mode_stack, pop_function, push_function
+    else:
+        held, pop, push = _get_current_dispatch_mode_stack, _pop_mode, _push_mode
+    above = []
+    while any(x is mode for x in held()):
+        top = pop()
+        if top is not mode:
+            above.append(top)
+        elif getattr(mode, "old_dispatch_mode_flags", ()):
+            push(mode)  # so that it sets torch's flags as they were
+            mode.__exit__(None, None, None)
+    for x in reversed(above):
+        push(x)
 
 
 def is_recomputing() -> bool:

@@ -1,0 +1,138 @@
+"""Which calls continue a run of their layer, and which begin another text."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+import regard
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+    with torch.no_grad():
+        yield
+
+
+class Layer(nn.Module):
+    """Embeddings and two heads; `attend` is given q, k and v."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.qkv = nn.Embedding(50, 16), nn.Linear(16, 48)
+
+    def project(self, ids):
+        x = self.qkv(self.embed(ids))
+        return [y.unflatten(-1, (2, 8)).transpose(1, 2) for y in x.chunk(3, -1)]
+
+
+class FixedCache(Layer):
+    """A cache of fixed size, written by hand, as in gpt-fast."""
+
+    def __init__(self, room):
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(2, 3, 2, room, 8))
+        self.register_buffer("past", torch.ones(room, room).tril().bool())
+
+    def forward(self, ids, at):
+        q, k, v = self.project(ids)
+        n = len(ids)
+        self.cache[0, :n, :, at], self.cache[1, :n, :, at] = k, v
+        k, v = self.cache[:, :n]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=self.past[at])
+
+    def generate(self, prompt, new):
+        n, steps = prompt.shape[1], []
+        self(prompt, torch.arange(n))
+        for i in range(new):
+            steps.append(torch.full((len(prompt), 1), i))
+            self(steps[-1], torch.tensor([n + i]))
+        return torch.cat([prompt, *steps], 1)
+
+    def find_weights(self, ids):
+        q, k, _ = self.project(ids)
+        scores = q @ k.mT / 8**0.5
+        past = torch.ones(scores.shape[-2:]).tril().bool()
+        return scores.masked_fill(~past, -torch.inf).softmax(-1)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("room", [12, 32])
+def test_a_prompt_in_a_cache_of_fixed_size_twice_is_two_texts(room, batch):
+    model, prompt = FixedCache(room), torch.randint(50, (batch, 8))
+    longer = torch.randint(50, (batch, 10))
+    longer[:, :8] = prompt
+    with regard.watch(model) as seen:
+        texts = [model.generate(x, new=2) for x in (prompt, prompt, longer)]
+    expected = [w for ids in texts for w in model.find_weights(ids)]
+    assert len(seen.records) == len(expected)
+    for record, weights in zip(seen.records, expected, strict=True):
+        assert torch.allclose(record.weights(), weights, atol=1e-6)
+
+
+class Prefix(Layer):
+    """Learnt keys before those of the text."""
+
+    def __init__(self):
+        super().__init__()
+        self.keys = nn.Parameter(torch.randn(2, 1, 2, 4, 8))
+
+    def forward(self, ids):
+        q, k, v = self.project(ids)
+        before = self.keys.expand(-1, len(ids), -1, -1, -1)
+        k, v = (torch.cat([x, y], 2) for x, y in zip(before, (k, v), strict=True))
+        past = torch.ones(q.shape[2], k.shape[2]).tril(4).bool()
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=past)
+
+
+def test_texts_that_share_learnt_keys_do_not_erase_each_other():
+    model, longest = Prefix(), torch.randint(50, (1, 9))
+    with regard.watch(model) as seen:
+        for n in (6, 9, 5, 5):
+            model(torch.randint(50, (1, n)))
+        model(longest[:, :6])
+        model(longest)
+    assert [r.shape[1] for r in seen.records] == [6, 9, 5, 5, 6, 9]
+
+
+def test_guesses_that_a_cache_written_by_hand_rejects_are_taken_back():
+    class Cached(Layer):
+        keys = values = torch.zeros(1, 2, 0, 8)
+
+        def forward(self, ids, n):
+            q, k, v = self.project(ids)
+            k, v = (
+                torch.cat([x[:, :, :n], y], 2)
+                for x, y in ((self.keys, k), (self.values, v))
+            )
+            self.keys, self.values = k, v
+            past = torch.ones(q.shape[2], k.shape[2]).tril(n).bool()
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=past)
+
+    model = Cached()
+    with regard.watch(model) as seen:
+        model(torch.randint(50, (1, 6)), 0)
+        model(torch.randint(50, (1, 4)), 6)  # a token and three guesses
+        model(torch.randint(50, (1, 4)), 8)  # one of them was right
+    (record,) = seen.records
+    assert record.shape[1] == 12
+    assert torch.equal(record.k[None], model.keys)
+
+
+@pytest.mark.parametrize("mask", ["causal", "past", "all", None])
+def test_a_text_that_grows_is_computed_again_only_if_it_is_causal(mask):
+    class Uncached(Layer):
+        def forward(self, ids):
+            q, k, v = self.project(ids)
+            cells = torch.ones(ids.shape[1], ids.shape[1]).bool()
+            cells = {"past": cells.tril(), "all": cells}.get(mask)
+            causal = mask == "causal"
+            return F.scaled_dot_product_attention(q, k, v, cells, is_causal=causal)
+
+    model, ids = Uncached(), torch.randint(50, (2, 9))
+    with regard.watch(model) as seen:
+        for n in range(4, 10):
+            model(ids[:, :n])
+    sizes = [9, 9] if mask in {"causal", "past"} else [n for n in range(4, 10) for _ in "ab"]
+    assert [r.shape[1] for r in seen.records] == sizes
