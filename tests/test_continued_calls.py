@@ -134,5 +134,6 @@ def test_a_text_that_grows_is_computed_again_only_if_it_is_causal(mask):
     with regard.watch(model) as seen:
         for n in range(4, 10):
             model(ids[:, :n])
-    sizes = [9, 9] if mask in {"causal", "past"} else [n for n in range(4, 10) for _ in "ab"]
+    grown = [n for n in range(4, 10) for _ in "ab"]
+    sizes = [9, 9] if mask in {"causal", "past"} else grown
     assert [r.shape[1] for r in seen.records] == sizes
