@@ -55,7 +55,7 @@ def start(*arguments, torchrun=0):
 
 
 def finish(process):
-    said, _ = process.communicate(timeout=100)
+    said, _ = process.communicate(timeout=300)
     assert process.returncode == 0
     return said
 

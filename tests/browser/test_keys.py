@@ -79,7 +79,11 @@ def test_the_gallery_is_walked_with_arrows_and_opened_with_enter(open_window):
     ]
     for key, name in steps:
         window.page.keyboard.press(key)
-        assert name in window.page.evaluate(label)
+
+        def is_focused(name=name):
+            return name in window.page.evaluate(label)
+
+        window.wait(is_focused, expected=True)
     window.press("Enter")
     window.await_address(l=0, h=1)
     assert window.page.evaluate("() => document.activeElement.dataset.at") == "plane"
