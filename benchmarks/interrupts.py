@@ -4,8 +4,7 @@
     python benchmarks/interrupts.py --places 60 --times 40        a sample of both
 
 places    each opcode of our own code (and of contextlib) that runs while a block is
-          entered or left, or in the forward pass inside: a real signal, SIGINT, is
-          raised there
+          entered or left: a real signal, SIGINT, is raised there
 times     a thread sends the signal a random time after the block was begun
 
 Left behind are: hooks of modules, dispatch modes, patched attributes, disabled
@@ -120,13 +119,18 @@ class Tracer:
 
 
 def run_block(name: str, tracer: Tracer) -> None:
-    """Enter a block, run the model, and leave it, traced."""
+    """Enter a block, run the model, and leave it; trace entering and leaving."""
     with torch.no_grad():
         sys.settrace(tracer.trace)
         tracer.on = True
         try:
             with BLOCKS[name]():
+                tracer.on = False
+                sys.settrace(None)
                 MODEL(X)
+                sys.settrace(tracer.trace)
+                sys._getframe().f_trace = tracer.trace
+                tracer.on = not tracer.has_fired
         finally:
             sys.settrace(None)
 
