@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from marks import fill
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -41,6 +42,7 @@ from regard.ablate.active import ACTIVE
 from regard.run.monkeypatch import PATCHED
 
 RESULT = Path(__file__).with_suffix(".json")
+MARK = "<!-- benchmark:interrupts -->"
 OWN = str(Path(regard.__file__).parent)
 FILES = (OWN, contextlib.__file__)
 Place = tuple[str, str, int, int]  # file, function, its first line, offset
@@ -203,6 +205,16 @@ def measure(places: int | None, times: int, seed: int = 0) -> dict[str, Any]:
     return result
 
 
+def render(result: dict[str, Any]) -> str:
+    """Return the table of the page."""
+    lines = ["| block | opcodes | random times | left behind |", "|---|---|---|---|"]
+    for name, found in result.items():
+        left = ", ".join(found["left behind"]) or "nothing"
+        counts = f"{found['interrupted']:,} | {found['random times']:,}"
+        lines.append(f"| `{name}` | {counts} | {left} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Measure, and store the result if nothing was sampled."""
     parser = argparse.ArgumentParser()
@@ -213,6 +225,7 @@ def main() -> None:
     print(json.dumps(result, indent=2))
     if given.places is None:
         RESULT.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
+        fill("docs/lens_design.md", MARK, render(result))
 
 
 if __name__ == "__main__":
