@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
+from transformers import T5Config, T5ForConditionalGeneration
 
 import regard
 
@@ -137,3 +138,42 @@ def test_a_text_that_grows_is_computed_again_only_if_it_is_causal(mask):
     grown = [n for n in range(4, 10) for _ in "ab"]
     sizes = [9, 9] if mask in {"causal", "past"} else grown
     assert [r.shape[1] for r in seen.records] == sizes
+
+
+@pytest.mark.parametrize("ways", ["beams", "samples"])
+def test_an_encoded_text_has_the_number_of_the_first_sequence_that_reads_it(ways):
+    config = T5Config(
+        vocab_size=60,
+        d_model=32,
+        d_kv=8,
+        d_ff=32,
+        num_layers=2,
+        num_heads=4,
+        decoder_start_token_id=0,
+        initializer_factor=3.0,
+        attn_implementation="eager",
+    )
+    model = T5ForConditionalGeneration(config).eval()
+    ids = torch.randint(3, 60, (3, 7))
+    mask = torch.ones_like(ids)
+    mask[0, 5:] = 0
+    how = {"num_beams": 2} if ways == "beams" else {"do_sample": True}
+    how |= {"num_return_sequences": 2, "max_new_tokens": 6, "min_new_tokens": 6}
+    with regard.watch(model) as seen:
+        model.generate(ids, attention_mask=mask, **how)
+    encoded = model.encoder(ids, attention_mask=mask, output_attentions=True)
+    found = zip(seen.recording.sequences, seen.records, strict=True)
+    records = [(n, x) for n, x in found if x.name.startswith("encoder.block.1")]
+    assert [n for n, _ in records] == [0, 2, 4]
+    for (n, x), weights in zip(records, encoded.attentions[1], strict=True):
+        real = mask[n // 2].bool()
+        torch.testing.assert_close(x.weights(), weights[:, real][:, :, real])
+    crossed = [x for x in seen.records if "EncDec" in x.name]
+    encoder = {n: x.shape[2] for n, x in records}
+    assert [x.shape[2] for x in crossed] == [
+        encoder[n // 2 * 2] for n in range(6) for _ in range(2)
+    ]
+    for x in seen.coverage():
+        assert x.rows == x.in_records + sum(x.left_out.values())
+        ended = x.left_out.get("of sequences that ended", 0)
+        assert (ended > 0) == (ways == "beams" and x.name.startswith("decoder"))

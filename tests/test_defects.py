@@ -534,3 +534,108 @@ def test_values_of_a_matrix_keep_their_bits():
     assert all(torch.equal(a, b) for a, b in zip(values, watched, strict=True))
     x = x / torch.linalg.norm(x, dim=-1, keepdim=True)
     torch.testing.assert_close(seen.records[0].weights()[0], find_weights(model, x)[0])
+
+
+class ByHand(Attention):
+    """Attends by exp and a sum, beside a softmax or alone."""
+
+    def __init__(self, turned=False, beside=True):
+        super().__init__()
+        self.turned, self.beside = turned, beside
+
+    def forward(self, x):
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        scores = k @ q.mT if self.turned else q @ k.mT
+        dim = -2 if self.turned else -1
+        weights = (scores - scores.amax(dim, keepdim=True)).exp_()
+        weights = weights / weights.sum(dim, keepdim=True)
+        out = (weights.mT if self.turned else weights) @ v
+        return out + (q @ k.mT).softmax(-1) @ v if self.beside else out
+
+
+@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize("turned", [True, False])
+def test_a_softmax_by_hand_is_reported_beside_one_that_is_recorded(turned, beside):
+    model = ByHand(turned, beside)
+    with regard.watch(model) as seen:
+        for _ in range(4):
+            model(torch.randn(1, 5, 16))
+    reasons = [x.reason for x in seen.coverage()]
+    by_hand = "its weights are computed by exp, not by a softmax"
+    assert reasons == [by_hand] + [""] * beside
+    assert len(seen.records) == 4 * beside
+
+
+def test_a_logsumexp_of_scores_is_not_called_attention():
+    class Contrast(nn.Linear):
+        def forward(self, x):
+            x = super().forward(x)
+            return (x @ x.mT).exp().sum(-1).log()
+
+    model = Contrast(8, 8)
+    with regard.watch(model) as seen:
+        model(torch.randn(1, 5, 8))
+    assert not seen.coverage()
+
+
+COPIES = {
+    "views": lambda x: x,
+    "copies": lambda x: x.contiguous(),
+    "scaled": lambda x: x * 0.7,
+    "normed": lambda x: F.layer_norm(x, (16,)),
+}
+
+
+@pytest.mark.parametrize("copy", COPIES)
+def test_blocks_of_queries_are_noted_however_they_are_cut(copy):
+    class Blocks(Attention):
+        def forward(self, x):
+            q, k, v = self.q(x), self.k(x), self.v(x)
+            some = [COPIES[copy](q[:, i : i + 4]) for i in (0, 4, 8)]
+            return torch.cat([(y @ k.mT).softmax(-1) @ v for y in some], 1)
+
+    model = Blocks()
+    with regard.watch(model) as seen:
+        model(torch.randn(2, 12, 16))
+    assert ["a piece of an array" in x.note for x in seen.coverage()] == [0, 1, 1]
+
+
+def test_parts_of_the_features_of_queries_are_no_blocks():
+    class Differential(Attention):
+        def forward(self, x):
+            (q, p), (k, j) = (y(x).chunk(2, -1) for y in (self.q, self.k))
+            weights = (q @ k.mT).softmax(-1) - (p * 2 @ j.mT).softmax(-1)
+            return weights @ self.v(x)
+
+    model = Differential()
+    with regard.watch(model) as seen:
+        model(torch.randn(2, 12, 16))
+    assert not any("a piece of an array" in x.note for x in seen.coverage())
+
+
+def test_heads_that_a_core_with_parameters_is_given_folded_stay_heads():
+    class Core(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bias = nn.Parameter(torch.randn(7, 7))
+
+        def forward(self, q, k, v):
+            return (q @ k.mT + self.bias).softmax(-1) @ v
+
+    class Folded(Attention):
+        def __init__(self):
+            super().__init__()
+            self.core = Core()
+
+        def forward(self, x):
+            q, k, v = (
+                y(x).unflatten(-1, (2, 8)).transpose(1, 2).reshape(-1, x.shape[1], 8)
+                for y in (self.q, self.k, self.v)
+            )
+            return self.core(q, k, v)
+
+    model = Folded()
+    with regard.watch(model) as seen:
+        for _ in range(6):
+            model(torch.randn(3, 7, 16))
+    assert [x.shape for x in seen.records] == [(2, 7, 7)] * 18

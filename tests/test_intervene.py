@@ -1063,7 +1063,7 @@ def test_attention_that_nobody_sees_is_named():
     model = nn.Sequential(Block("kernel"), HiddenAttention())
     x = torch.randn(2, 6, WIDTH)
     with (
-        pytest.raises(OptionError, match="1 ran, but its attention was not seen"),
+        pytest.raises(OptionError, match="1 attends, but was not cut"),
         knock_out(model),
     ):
         model(x)

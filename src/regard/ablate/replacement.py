@@ -27,6 +27,7 @@ from regard.errors import OptionError
 from regard.recording.head_outputs import compute_outputs
 from regard.recording.record import Record, Recording
 from regard.run.call_edit import NewInput, ReplacedHeads
+from regard.run.own_work import compute
 
 COMPILED = "_orig_mod."  # in the names of modules of torch.compile(model)
 
@@ -88,6 +89,12 @@ def find_records_of(recording: Recording, layer: str) -> list[Record]:
     return [found[n].to("torch") for n in sorted(found)]
 
 
+def sum_values(record: Record) -> Tensor:
+    """Return the outputs of a record's heads, while a model runs that is observed."""
+    with compute():
+        return compute_outputs(record).detach()
+
+
 Rows = tuple[Tensor, Tensor]  # values of tokens (H, N, D), and their positions (N,)
 
 
@@ -105,9 +112,7 @@ class RecordedOutputs:
         layer = place.layer
         if layer not in self.known:
             records = find_records_of(self.recording, layer)
-            self.known[layer] = [
-                (compute_outputs(x).detach(), x.q_positions) for x in records
-            ]
+            self.known[layer] = [(sum_values(x), x.q_positions) for x in records]
         known = self.known[layer]
         return ReplacedHeads(
             place.here, gather_rows(layer, known, place.q_at, place.q_taken)
@@ -215,7 +220,7 @@ class MeanOutputs:
         layer = place.layer
         if layer not in self.known:
             found = [x for r in self.recordings for x in find_records_of(r, layer)]
-            totals = [compute_outputs(x).detach().double().sum(1) for x in found]
+            totals = [sum_values(x).double().sum(1) for x in found]
             count = sum(x.q.shape[1] for x in found)
             self.known[layer] = (torch.stack(totals).sum(0) / count)[None, :, None]
         return ReplacedHeads(place.here, self.known[layer].to(place.q_at.device))

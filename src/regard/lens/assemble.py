@@ -87,6 +87,7 @@ class LayerRun:
         self.rows: list[CapturedRows] = []
         self.dropped: set[int] = set()  # sequences whose padding was removed
         self.left_out: Counter[str] = Counter()  # rows that are in no record, by reason
+        self.copied = 0  # rows that a sequence shares with the one it was copied from
         self.valid = call.valid
         self.end, self.is_cross = find_place(call, valid)  # behind the last row
         self.first = 0  # position of the first key that the cache still holds
@@ -228,8 +229,9 @@ class LayerRun:
 
     def reorder(self, order: Tensor) -> None:
         """Put the sequences into another order; some may be repeated."""
-        rows = sum(x.n_q for x in self.rows)
-        self.left_out[notes.ENDED] += (self.batch - len(order)) * rows
+        rows, going_on = sum(x.n_q for x in self.rows), len(order.unique())
+        self.left_out[notes.ENDED] += (self.batch - going_on) * rows
+        self.copied += (len(order) - going_on) * rows
         for x in self.stores.values():
             x.reorder(order)
         self.forgotten = [

@@ -45,6 +45,7 @@ class CapturedCall:
     weights_taken: bool = False  # by a product: `out` is what its softmax gave
     keys_are_new: bool = False  # all keys were computed in this pass, none is cached
     origin: LseOrigin = LseOrigin.KERNEL  # of lse, if there is one
+    from_outside: bool = False  # another module computed the operands of its softmax
     is_cross: bool = False  # the name of its module says that keys are of another text
     note: str = ""  # what a reader must know
     error: float = 0.0  # of the weights, rebuilt from q and k, if they were compared

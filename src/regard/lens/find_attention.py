@@ -4,6 +4,7 @@
     a matrix product                    its operands are held for a while
     an operator on scores               becomes a step: scaled, added, hid (trace.py)
     a softmax                           its logits are explained (softmax_call.py)
+    exp of scores                       is a softmax by hand, which is only reported
     a product that sums over its keys   the attention call is complete (take_weights.py)
     fused attention                     is a complete call by itself (fused.py)
 
@@ -27,6 +28,7 @@ from regard.lens.layout import Axis
 from regard.lens.operators import (
     COMPOSITE_ATTENTION,
     ENCODER_LAYER,
+    EXPONENTS,
     FAST_PATHS,
     FLEX,
     FUSED,
@@ -55,6 +57,7 @@ PARTLY = "a product takes its weights in a way that could not be followed"
 NO_DATA = "its tensors have no data"
 NESTED = "nested tensors are not recorded in inference mode"
 NO_NESTED = "nested tensors cannot be recorded by this operator"
+BY_HAND = "its weights are computed by exp, not by a softmax"
 NO_AXES = "its axes could not be followed"
 
 Handler = Callable[[Any, Any, Any, Any], None]  # operator, args, kwargs, result
@@ -87,7 +90,8 @@ class AttentionFinder:
         placements: dict[str, Placement] | None = None,
         harmless: Sequence[str] = (),  # operators that may change weights
     ) -> None:
-        self.listener, self.weights, self.trace = listener, weights, Trace()
+        self.listener, self.weights = listener, weights
+        self.trace = Trace(listener.module)
         self.harmless = describe_changes(harmless)
         self.placements = {} if placements is None else placements  # by module
         self.narrow = False  # it hears a single call, and cannot trace its arguments
@@ -120,6 +124,7 @@ class AttentionFinder:
             (FUSED, self.hear_fused),
             ({FLEX}, self.hear_flex),
             (PRODUCTS, self.hear_product),
+            (EXPONENTS, self.hear_exp),
             (COMPOSITE_ATTENTION, self.hear_composite),
         ):
             if name in names:
@@ -167,6 +172,20 @@ class AttentionFinder:
         self.pending.append(call)
         if len(self.pending) > HELD:
             self.give_up(self.pending.popleft())
+
+    def hear_exp(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Find weights that no softmax computed; a product that takes them is told."""
+        before = self.trace.get(args[0])
+        scores = None if before is None else before.product
+        hear = self.hear_in_place if is_mutable(func) else self.trace.add_results
+        hear(func, args, kwargs, out)
+        made = self.trace.get(out)
+        if scores is None or made is None or made.softmax is not None:
+            return
+        view = self.trace.view(out)
+        given = self.listener.module(), view, view.axes(), -1, out.dtype
+        call = SoftmaxCall(*given, reason=BY_HAND, is_by_hand=True)
+        made.product, made.softmax = None, call
 
     def hear_product(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Hold the operands of a product, or find that it takes weights."""
@@ -250,7 +269,7 @@ class AttentionFinder:
         first, summed = find_value_axes(side, views)
         if call.is_of_features or (call.operands is None and is_taken(summed)):
             return False  # linear attention: a softmax over features
-        if keys != call.taken_axis:
+        if not call.is_summed(keys):
             moved = not RESHAPES.isdisjoint(origin.changes)  # its keys are anywhere
             call.is_touched |= moved or call.shares_axes(keys)
             return False
@@ -269,6 +288,8 @@ class AttentionFinder:
             notes = [x for x in notes if x not in self.harmless]
             made = None if call.reason else make_call(call, taken, notes)
             made = None if made is None else unpack_rows(made)
+            views = [call.view] if call.product is None else call.product.views
+            outside = not all(view.is_from(call.module) for view in views)
         except Exception as error:
             self.listener.drop(call.module, describe_error(error), attention=True)
             raise
@@ -277,16 +298,16 @@ class AttentionFinder:
         else:
             side = 1 if call.transposed else 0
             view = None if call.product is None else call.product.views[side]
-            self.report(call.module, made, view)
+            self.report(call.module, replace(made, from_outside=outside), view)
         call.release()
 
     def report(self, module: str, call: CapturedCall, queries: View | None) -> None:
         """Report a complete call, and whether its queries are a piece of an array."""
         if queries is not None:
-            before = self.queries.setdefault(module, [])
-            if any(queries.origin is x for x in before):
+            before, base = self.queries.setdefault(module, []), queries.find_base()
+            if any(base is x for x in before) and not queries.has_all_rows(base):
                 call = replace(call, note="; ".join(filter(None, (call.note, PIECE))))
-            before.append(queries.origin)
+            before.append(base)
         self.listener.complete(module, call)
 
     def hear_fused(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:

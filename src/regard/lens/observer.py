@@ -16,7 +16,6 @@ Next: plain_layers.py
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -37,9 +36,9 @@ from regard.lens.find_attention import NO_DATA, AttentionFinder
 from regard.lens.fused import ask_for_lse
 from regard.lens.operators import FUSED, SOFTMAX, has_nested, is_composite, read_name
 from regard.lens.plain_layers import PLAIN, add_layer, cannot_attend
+from regard.run.modules import Act
 from regard.run.own_work import COMPUTING, compute
 
-Rest = Callable[..., None]
 NO_WAY = torch._C._disabled_torch_dispatch_impl  # noqa: SLF001
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001
 
@@ -190,7 +189,7 @@ class Observer(TorchDispatchMode):  # type: ignore[misc]
             self.finder.listener.fail(error)
 
 
-def list_rests(here: Any, module: nn.Module) -> tuple[Rest, Rest] | None:
+def list_rests(here: Any, module: nn.Module) -> tuple[Act, Act] | None:
     """Return how the observer of a thread rests while a layer runs; None: never."""
 
     def rest(_name: str, module: nn.Module, args: Any, named: Any) -> None:

@@ -19,6 +19,7 @@ SOFTMAX = {
     "log_softmax",
 }
 PRODUCTS = {"mm": 0, "bmm": 0, "mv": 0, "addmm": 1, "baddbmm": 1}  # first operand
+EXPONENTS = {"exp", "exp_", "exp2", "exp2_"}
 FLEX = "flex_attention"  # a higher-order operator
 ENCODER_LAYER = "_transformer_encoder_layer_fwd"
 FAST_PATHS = {"_native_multi_head_attention", ENCODER_LAYER}

@@ -14,13 +14,14 @@ Next: scores.py
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from regard.lens.layout import Axis, Layout, Part, lay_out, name_axes, read_axes
+from regard.run.parts import is_inside
 
 FEATURE, ROW = "feature", "row"  # kinds of axes: made by weights, or given by the input
 DEPTH = 64  # how far an axis is followed back
@@ -53,6 +54,40 @@ class View(NamedTuple):
     def axes(self) -> tuple[Axis, ...] | None:
         """Return of which axes the dimensions are parts, None if unknown."""
         return read_axes(self.shape, self.strides, self.origin.layout())
+
+    def find_base(self) -> Origin:
+        """Return the storage from which this one was made, element by element."""
+        origin = self.origin
+        while origin.lead is not None:
+            origin = origin.lead.origin
+        return origin
+
+    def is_from(self, module: str) -> bool:
+        """Return whether a module made it itself, or was given it by a cache."""
+        origin: Origin | None = self.origin
+        while origin is not None:
+            if origin.module is not None and not is_inside(origin.module, module):
+                return False
+            origin = None if origin.lead is None else origin.lead.origin
+        return True
+
+    def has_all_rows(self, base: Origin) -> bool:
+        """Return whether it has all rows of the storage from which it was made."""
+        axes = self.axes()
+        if axes is None:
+            return False
+        mine = count_parts(part for axis in axes for part in axis)
+        whole = count_parts(part for _, part in base.layout())
+        rows = (root for root in whole if getattr(root, "kind", "") != FEATURE)
+        return all(mine.get(root, 1) == whole[root] for root in rows)
+
+
+def count_parts(parts: Iterable[Part]) -> dict[Hashable, int]:
+    """Return how many positions of each root some parts hold."""
+    found: dict[Hashable, int] = {}
+    for part in parts:
+        found[part.root] = found.get(part.root, 1) * part.size
+    return found
 
 
 class Product:
@@ -111,6 +146,7 @@ class Origin:
     changes: tuple[str, ...] = ()  # what was done to the weights afterwards
     others: tuple[Any, ...] = ()  # all whose weights were joined in it
     writes: int = 0  # operators that wrote into it
+    module: str | None = None  # that was running when it was made, None if unknown
     is_random: bool = False
     is_log: bool = False  # it holds logarithms of weights
     found: Layout | None = field(default=None, repr=False)

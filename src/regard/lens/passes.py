@@ -170,9 +170,12 @@ class Passes:
         whole = run.rows[0].start == 0  # else the tokens before are unknown
         self.sessions[self.current].add(self.now.given, how, whole=whole)
 
-    def find_valid(self, session: int) -> Tensor | None:
-        """Return which tokens are not padding, if the model was given a mask."""
-        return self.sessions[session].valid if session < len(self.sessions) else None
+    def find_valid(self, session: int, places: range) -> Tensor | None:
+        """Return which tokens of some sequences are not padding, if that was given."""
+        some = self.sessions[session].valid if session < len(self.sessions) else None
+        if some is None or places.step == 1 or len(some) <= places[-1]:
+            return some
+        return some[list(places)]
 
     @property
     def is_begun(self) -> bool:
@@ -223,20 +226,26 @@ class Passes:
             run.crop_rows(how.cropped)
         return run
 
-    def group_runs(self) -> Iterator[tuple[int, int, list[tuple[int, LayerRun]]]]:
+    def group_runs(self) -> Iterator[tuple[int, int, list[tuple[range, LayerRun]]]]:
         """Yield each session: its number and size, and its runs in order.
 
-        Each run comes with the number of its first sequence. If a layer has several
-        runs in a session, their sequences follow each other.
+        Each run comes with the numbers of its sequences. If a layer has several runs in
+        a session, their sequences follow each other. If each text of an encoder is read
+        by several sequences (beams), it has the number of the first of them.
         """
         for number in range(len(self.sessions) + 1):
             size, found = 0, []
             for runs in self.runs.values():
                 first = 0
                 for run in (x for x in runs if x.session == number):
-                    found.append((first, run))
+                    found.append((range(first, first + run.batch), run))
                     first += run.batch
                 size = max(size, first)
+            readers = {run.batch for _, run in found if run.is_cross}
+            for i, (some, run) in enumerate(found):
+                if readers == {size} and not run.is_cross and size % run.batch == 0:
+                    step = size // run.batch
+                    found[i] = (range(some.start, size, step), run)
             yield number, size, found
 
     def list_sessions(self, cache: Any) -> Iterator[tuple[int, Session]]:

@@ -50,6 +50,7 @@ class SoftmaxCall:
     reason: str = ""  # why it cannot be kept
     notes: list[str] = field(default_factory=list)
     is_of_features: bool = False  # it compares features, not keys
+    is_by_hand: bool = False  # its weights are not those of a softmax
     is_touched: bool = False  # a product took parts of its weights
     is_taken: bool = False  # it was found to be attention
 
@@ -58,6 +59,18 @@ class SoftmaxCall:
         """The axis of the keys."""
         assert self.axes is not None
         return self.axes[self.dim]
+
+    @property
+    def other_axes(self) -> tuple[Axis, ...]:
+        """The axes of the logits without that of the keys."""
+        assert self.axes is not None
+        return tuple(axis for i, axis in enumerate(self.axes) if i != self.dim)
+
+    def is_summed(self, axis: Axis) -> bool:
+        """Return whether a product that sums over an axis of the weights takes them."""
+        if self.is_by_hand:
+            return self.axes is not None and axis in self.axes
+        return axis == self.taken_axis
 
     def shares_axes(self, axis: Axis) -> bool:
         """Return whether an axis holds some keys, or what they were compared with."""
@@ -226,13 +239,12 @@ def compare_rows(
     if mine is None:
         return math.inf
     theirs, weights = logits[:, picked], weights[:, picked].to(wide)
-    others = tuple(axis for i, axis in enumerate(call.axes) if i != call.dim)
     if call.blind is not None:  # they average, whatever their scores are
-        blind = arrange(call.blind, others, (batch, rows))
+        blind = arrange(call.blind, call.other_axes, (batch, rows))
         if blind is None:
             return math.inf
         mine = torch.where(blind[:, picked, None], theirs, mine)
-    lse = arrange(call.lse, others, (batch, rows))
+    lse = arrange(call.lse, call.other_axes, (batch, rows))
     if lse is None:
         return math.inf
     lse = lse[:, picked, None]
@@ -254,8 +266,7 @@ def has_operands(call: SoftmaxCall) -> bool:
     if call.product.count_writes(left, right) == call.product.versions:
         return True
     wanted = (whole[0], whole[2 if call.transposed else 1], call.key_axis)
-    others = tuple(axis for i, axis in enumerate(call.axes) if i != call.dim)
-    lse = arrange(call.lse, others, wanted[:2])
+    lse = arrange(call.lse, call.other_axes, wanted[:2])
     scores = q.to(call.lse.dtype) @ k.mT.to(call.lse.dtype)
     logits = compute_logits(scores, call.formula, wanted, slice(None))
     others_too = call.blind is not None or call.extra is not None

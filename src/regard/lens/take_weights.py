@@ -87,7 +87,7 @@ def make_traced(
         return None
     if scores.blind is not None:
         notes = [*notes, AVERAGE]
-    sink = read_sink(call.extra, list_others(call), roles, axes.rows)
+    sink = read_sink(call.extra, call.other_axes, roles, axes.rows)
     if sink is None and call.extra is not None:
         return None
     v, out = (
@@ -160,12 +160,6 @@ def find_roles(
     return assign_roles(sources, call.axes, axes.batch)
 
 
-def list_others(call: SoftmaxCall) -> tuple[Axis, ...]:
-    """Return the axes of the logits without that of the keys."""
-    assert call.axes is not None
-    return tuple(axis for i, axis in enumerate(call.axes) if i != call.dim)
-
-
 def place_scores(call: SoftmaxCall, roles: Roles, axes: Axes) -> Scores | None:
     """Return q, k, lse and mask with all axes in their places, None if unknown."""
     assert call.operands is not None
@@ -175,13 +169,13 @@ def place_scores(call: SoftmaxCall, roles: Roles, axes: Axes) -> Scores | None:
     (q, k), wanted = call.operands, (roles.sequences, roles.heads, axes.rows, axes.keys)
     full_q = roles.place(q, (axes.batch,), axes.rows, axes.wide)
     full_k = roles.place_keys(k, (axes.batch,), axes.keys, axes.wide)
-    lse = arrange(call.lse, list_others(call), wanted[:3])
+    lse = arrange(call.lse, call.other_axes, wanted[:3])
     if full_q is None or full_k is None or lse is None:
         return None
     full_q, lse, mask = apply_terms(call.formula, wanted, full_q, lse)
     if call.blind is None:
         return Scores(full_q, full_k, lse, mask)
-    blind, cells = arrange(call.blind, list_others(call), wanted[:3]), call.blind_cells
+    blind, cells = arrange(call.blind, call.other_axes, wanted[:3]), call.blind_cells
     assert blind is not None  # placed as lse was
     if cells is not None:
         cells = arrange(cells, call.axes, wanted)

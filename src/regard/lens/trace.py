@@ -13,7 +13,7 @@ Next: observer.py
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -36,7 +36,8 @@ from regard.lens.steps import read_step
 class Trace:
     """What the storages of one pass hold."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: Callable[[], str]) -> None:
+        self.module = module  # the innermost module that is running
         self.origins: dict[int, Origin] = {}  # by address
 
     def get(self, x: Tensor) -> Origin | None:
@@ -48,7 +49,8 @@ class Trace:
         found = self.get(x)
         if found is None:
             found = Origin(tuple(x.shape), x.stride())
-            self.put(x, found)
+            if x.numel():
+                self.origins[x.untyped_storage().data_ptr()] = found
         return found
 
     def view(self, x: Tensor) -> View:
@@ -56,8 +58,9 @@ class Trace:
         return View(self.find(x), tuple(x.shape), x.stride())
 
     def put(self, x: Tensor, origin: Origin) -> None:
-        """Set what a new storage holds."""
+        """Set what a new storage holds, which an operator has just made."""
         if x.numel():
+            origin.module = self.module()
             self.origins[x.untyped_storage().data_ptr()] = origin
 
     def add_results(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:

@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 import regard.lens.coverage_notes as notes
 from regard.errors import OptionError
@@ -156,7 +156,8 @@ class Watcher(Tallies):
             return
         # the heads of torch's math path, a softmax, are told by what ran before it
         stable = self.placements.get(module) is not UNSTABLE and not call.weights_taken
-        self.wide.note(module, only_sdpa=bool(self.here.mode.in_sdpa) and stable)
+        only_sdpa = bool(self.here.mode.in_sdpa) and stable
+        self.wide.note(module, only_sdpa=only_sdpa, from_outside=call.from_outside)
         name = self.here.now.name_layer(module)
         tally = self.count(name, call.via, attention=True)
         if call.note:
@@ -226,9 +227,10 @@ class Watcher(Tallies):
         for passes in self.passes.values():
             layers = list(passes.runs)
             for number, size, runs in passes.group_runs():
-                for first, run in runs:
-                    for b, claim in self.make_records(passes, run.name, run):
-                        place = len(tokens) + first + b
+                for places, run in runs:
+                    valid = passes.find_valid(run.session, places)
+                    for b, claim in self.make_records(run, valid):
+                        place = len(tokens) + places[b]
                         made.append((place, layers.index(run.name), claim))
                 told = passes.list_told(number)
                 tokens += [told.get(b, ((), [], [])) for b in range(size)]
@@ -254,20 +256,21 @@ class Watcher(Tallies):
         )
 
     def make_records(
-        self, passes: Passes, name: str, run: LayerRun
+        self, run: LayerRun, valid: Tensor | None
     ) -> list[tuple[int, Claim]]:
         """Return the records of a run; an error of ours becomes a reason."""
-        tally = self.tallies[name, True]
+        tally = self.tallies[run.name, True]
         if tally.reasons:
             return []
         try:
-            made = list(run.records(passes.find_valid(run.session)))
+            made = list(run.records(valid))
         except Exception as error:  # noqa: BLE001
             tally.reasons[describe_error(error)] = None
             tally.kept = 0
             return []
         tally.in_records += sum(x.record.shape[1] for _, x in made)
         tally.left_out.update(run.left_out)
+        tally.rows += run.copied
         return made
 
     def cover(self) -> Iterator[Covered]:

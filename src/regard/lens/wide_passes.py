@@ -18,7 +18,6 @@ import threading
 from collections import Counter
 
 from regard.run.modules import Run
-from regard.run.parts import find_module
 
 FIRST, AGAIN = 2, 64  # wide passes: the first …, every …th
 
@@ -29,7 +28,7 @@ class WidePasses:
     def __init__(self) -> None:
         self.heard: dict[str, bool] = {}  # modules; whether only F.sdpa was called
         self.attended: dict[str, int] = {}  # calls of modules in this pass
-        self.bare: dict[str, bool] = {}  # those with an own softmax; without parameters
+        self.outside = False  # some softmax compares what another module computed
         self.unseen: Counter[str] = Counter()  # narrow passes without a call, by module
         self.wide = True
         self.done = self.running = 0  # passes, in all threads
@@ -42,8 +41,9 @@ class WidePasses:
             return self.wide or not self.heard[name]
         return self.wide or name not in run.ran
 
-    def note(self, name: str, *, only_sdpa: bool) -> None:
+    def note(self, name: str, *, only_sdpa: bool, from_outside: bool = False) -> None:
         """Note that something attended in a module."""
+        self.outside |= from_outside
         self.attended[name] = self.attended.get(name, 0) + 1
         self.heard[name] = only_sdpa and self.heard.get(name, True)
 
@@ -59,14 +59,6 @@ class WidePasses:
             if not self.running:
                 self.plan(run, finished=finished)
 
-    def is_traced(self, run: Run) -> bool:
-        """Return whether a module attends with q, k and v that another one computes."""
-        for name in {x for x, only_sdpa in self.heard.items() if not only_sdpa}:
-            if name not in self.bare:
-                own = find_module(run.model, name).parameters()
-                self.bare[name] = next(own, None) is None
-        return any(self.bare.values())
-
     def note_silent(self) -> bool:
         """Return whether a module that attended before did not attend in this pass."""
         silent = [x for x, n in self.attended.items() if x in self.heard and not n]
@@ -80,7 +72,7 @@ class WidePasses:
         self.attended.clear()
         self.done += finished
         early = self.done < FIRST or self.done % AGAIN == 0
-        wide = silent or not finished or early or not self.heard or self.is_traced(run)
+        wide = silent or not finished or early or not self.heard or self.outside
         if wide and not self.wide:
             run.hook_modules()
         elif not wide:

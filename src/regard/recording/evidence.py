@@ -47,7 +47,7 @@ class Covered:
     reason: str = ""  # why it was not recorded
     attention: bool = True  # False: a gate, a router or an output
     note: str = ""  # what a reader of its records must know
-    rows: int = 0  # queries of all calls and sequences
+    rows: int = 0  # queries of all calls and sequences, also those of copied beams
     in_records: int = 0  # how many of them the records have
     left_out: Mapping[str, int] = field(default_factory=dict)  # the others, by reason
 
