@@ -4,7 +4,17 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
-from transformers import T5Config, T5ForConditionalGeneration
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    DynamicCache,
+    EncoderDecoderCache,
+    LlamaConfig,
+    LlamaForCausalLM,
+    StaticCache,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 import regard
 
@@ -177,3 +187,146 @@ def test_an_encoded_text_has_the_number_of_the_first_sequence_that_reads_it(ways
         assert x.rows == x.in_records + sum(x.left_out.values())
         ended = x.left_out.get("of sequences that ended", 0)
         assert (ended > 0) == (ways == "beams" and x.name.startswith("decoder"))
+
+
+SIZES = {
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.3,
+    "eos_token_id": None,
+}
+STEPS = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+
+
+def make_bart():
+    config = BartConfig(
+        vocab_size=60,
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=32,
+        decoder_ffn_dim=32,
+        init_std=0.3,
+        eos_token_id=None,
+        forced_eos_token_id=None,
+    )
+    return BartForConditionalGeneration(config).eval()
+
+
+def find_rows(seen, name):
+    return [r.q_positions.tolist() for r in seen.records if name in r.name]
+
+
+class Perceiver(nn.Module):
+    """Learnt queries; their product with a clamp is stored as logits."""
+
+    def __init__(self):
+        super().__init__()
+        self.z, self.k = nn.Parameter(torch.randn(5, 12)), nn.Linear(12, 12)
+
+    def forward(self, x):
+        return (self.z @ self.k(x).mT).clamp(-2, 2).softmax(-1) @ x
+
+
+def test_texts_that_are_stored_as_logits_are_not_joined():
+    model = Perceiver()
+    some = [torch.randn(1, 6, 12) for _ in "abc"]
+    with regard.watch(model) as seen:
+        for x in some:
+            model(x)
+    assert [r.shape for r in seen.records] == [(1, 5, 6)] * 3
+    for record, x in zip(seen.records, some, strict=True):
+        weights = (model.z @ model.k(x).mT).clamp(-2, 2).softmax(-1)
+        torch.testing.assert_close(record.weights(), weights)
+
+
+def test_keys_whose_first_numbers_are_alike_are_not_taken_for_each_other():
+    class Pool(nn.Linear):
+        def forward(self, x):
+            asked = super().forward(x.amax(1, keepdim=True))
+            return (asked @ x.mT).softmax(-1) @ x
+
+    model = Pool(12, 12)
+    code = torch.eye(8)[:1].expand(1, 6, 8)
+    x = torch.cat([code, torch.randn(1, 6, 4)], -1)
+    with regard.watch(model) as seen:
+        model(x), model(x.flip(1))
+    assert [r.shape for r in seen.records] == [(1, 1, 6)] * 2
+    first, second = (r.weights() for r in seen.records)
+    torch.testing.assert_close(second, first.flip(-1))
+
+
+def test_a_window_whose_keys_differ_behind_their_fingerprint_does_not_slide():
+    class Window(nn.Module):
+        def forward(self, q, k):
+            return F.scaled_dot_product_attention(q, k, k)
+
+    model, k = Window(), torch.randn(1, 2, 6, 32)
+    later = torch.cat([k[:, :, 2:], torch.randn(1, 2, 1, 32)], 2)
+    later[:, 1, :2, :4] = later[:, 1, :2, :4].flip(1)
+    with regard.watch(model) as seen:
+        model(torch.randn(1, 2, 6, 32), k)
+        model(torch.randn(1, 2, 1, 32), later)
+    assert [r.shape for r in seen.records] == [(2, 6, 6), (2, 1, 5)]
+
+
+def test_a_model_that_scores_what_another_generated_has_a_record_of_its_own():
+    model = LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
+    prompt = torch.randint(60, (1, 6))
+    with regard.watch(model) as alone:
+        model.generate(prompt, **STEPS)
+    with regard.watch(model) as seen:
+        out = model.generate(prompt, **STEPS)
+        for layer in model.model.layers:  # as if an adapter was switched off
+            layer.self_attn.q_proj.weight.data *= -1
+        model(out)
+    assert [r.shape for r in seen.records] == [(4, 9, 9)] * 2 + [(4, 10, 10)] * 2
+    for mine, other in zip(seen.records, alone.records, strict=False):
+        torch.testing.assert_close(mine.weights(), other.weights())
+
+
+def test_a_mask_as_long_as_its_cache_names_the_padding():
+    model = LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
+    ids, mask = torch.randint(60, (2, 6)), torch.ones(2, 16).long()
+    mask[1, :2] = mask[:, 6:] = 0
+    cache = StaticCache(config=model.config, max_cache_len=16)
+    given = {"attention_mask": mask, "position_ids": mask[:, :6].cumsum(1) - 1}
+    with regard.watch(model) as seen:
+        model(ids, past_key_values=cache, **given)
+    assert [r.shape for r in seen.records] == [(4, 6, 6)] * 2 + [(4, 4, 4)] * 2
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_text_longer_than_the_encoded_one_asks_it_as_one_sequence(cached):
+    model, ids = make_bart(), torch.randint(3, 60, (1, 3))
+    with regard.watch(model) as seen:
+        if cached:
+            encoded = model.get_encoder()(ids)
+            cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+            for part in torch.randint(3, 60, (2, 1, 3)):
+                some = {"encoder_outputs": encoded, "past_key_values": cache}
+                model(decoder_input_ids=part, **some)
+        else:
+            model.generate(ids, use_cache=False, **STEPS)
+    rows = [*range(6 if cached else 4)]
+    assert find_rows(seen, "encoder_attn") == [rows] * 2
+    assert find_rows(seen, "decoder.layers.0.self_attn") == [rows]
+
+
+@pytest.mark.parametrize("embedded", [True, False])
+def test_tokens_that_are_cropped_last_are_taken_back(embedded):
+    model, cache = LlamaForCausalLM(LlamaConfig(**SIZES)).eval(), DynamicCache()
+    ids = torch.randint(60, (1, 5))
+    given = {"inputs_embeds": model.get_input_embeddings()(ids)}
+    given = given if embedded else {"input_ids": ids}
+    with regard.watch(model) as seen:
+        model(**given, past_key_values=cache)
+        cache.crop(-2)
+    assert find_rows(seen, "") == [[0, 1, 2]] * 2
+    assert [x.left_out for x in seen.coverage()] == [{"taken back": 2}] * 2

@@ -17,12 +17,15 @@ from transformers import (
     BertModel,
     GPT2Config,
     GPT2LMHeadModel,
+    GptOssConfig,
     LlamaConfig,
     OlmoConfig,
     Qwen3Config,
+    StaticCache,
 )
 
 import regard
+from regard.ablate import knock_out
 from regard.ablate.active import ACTIVE
 from regard.errors import OptionError
 
@@ -639,3 +642,174 @@ def test_heads_that_a_core_with_parameters_is_given_folded_stay_heads():
         for _ in range(6):
             model(torch.randn(3, 7, 16))
     assert [x.shape for x in seen.records] == [(2, 7, 7)] * 18
+
+
+def test_a_sequence_without_tokens_has_no_weights():
+    class Masked(Attention):
+        def forward(self, x, attention_mask):
+            q, k, v = (y(x)[:, None] for y in (self.q, self.k, self.v))
+            seen = attention_mask.bool()[:, None, None]
+            return F.scaled_dot_product_attention(q, k, v, seen)
+
+    model = Masked()
+    mask = torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0]])
+    with regard.watch(model) as seen:
+        model(torch.randn(2, 4, 16), attention_mask=mask)
+    assert [r.weights().shape for r in seen.records] == [(1, 4, 4), (1, 0, 0)]
+    assert len(seen.attentions) == 1
+
+
+def test_weights_of_which_some_rows_are_used_are_recorded_whole():
+    class First(Attention):
+        def forward(self, x):
+            weights = (self.q(x) @ self.k(x).mT / 4).softmax(-1)
+            return weights[:, :1] @ self.v(x)
+
+    model, x = First(), torch.randn(2, 5, 16)
+    with regard.watch(model) as seen:
+        model(x)
+    assert not any(x.reason for x in seen.coverage())
+    for b, record in enumerate(seen.records):
+        torch.testing.assert_close(record.weights()[0], find_weights(model, x)[b])
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*")
+@pytest.mark.parametrize("transform", ["grad", "vmap", "jacrev", "jvp"])
+def test_function_transforms_are_recorded_without_an_error(transform):
+    model, x = Attention(), torch.randn(3, 5, 16)
+    transforms = {
+        "grad": lambda: torch.func.grad(lambda y: model(y).sum())(x),
+        "vmap": lambda: torch.func.vmap(model)(x),
+        "jacrev": lambda: torch.func.jacrev(lambda y: model(y)[:, 0, :2])(x),
+        "jvp": lambda: torch.func.jvp(model, (x,), (x,)),
+    }
+    expected = transforms[transform]()
+    with regard.watch(model) as seen:
+        found = transforms[transform]()
+    for a, b in zip(expected, found, strict=True):
+        assert torch.equal(a, b)
+    assert "failed:" not in str(seen)
+    assert len(seen.records) == 3
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*")
+def test_a_scripted_activation_is_no_failure():
+    class Model(Attention):
+        def __init__(self):
+            super().__init__()
+            self.act = torch.jit.script(nn.GELU())
+
+        def forward(self, x):
+            return self.act(super().forward(x))
+
+    model = Model()
+    with regard.watch(model) as seen:
+        model(torch.randn(1, 5, 16))
+    assert "failed:" not in str(seen)
+    assert len(seen.records) == 1
+
+
+@pytest.mark.parametrize("folded", [True, False])
+def test_heads_that_a_product_takes_as_rows_are_noted(folded):
+    class MultiQuery(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.c = nn.Linear(12, 36), nn.Linear(12, 12)
+
+        def forward(self, x):
+            q, c = self.q(x).unflatten(-1, (3, 12)), self.c(x)
+            q = q if folded else q.transpose(1, 2)
+            c = c if folded else c[:, None]
+            if folded:
+                return (q.flatten(1, 2) @ c.mT).softmax(-1) @ c
+            return (q @ c.mT).softmax(-1) @ c
+
+    model = MultiQuery()
+    with regard.watch(model) as seen:
+        model(torch.randn(2, 6, 12))
+    assert ("counted as queries" in seen.coverage()[0].note) == folded
+    assert seen.records[0].shape == ((1, 18, 6) if folded else (3, 6, 6))
+
+
+def test_a_mask_of_one_of_two_texts_takes_no_rows_of_the_other():
+    class Reader(nn.Module):
+        def forward(self, x, context, attention_mask):
+            hidden = (attention_mask == 0)[:, None]
+            scores = (x @ context.mT).masked_fill(hidden, -torch.inf)
+            return scores.softmax(-1) @ context
+
+    model = Reader()
+    x, context = torch.randn(2, 1, 6, 12)
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1]])
+    with regard.watch(model) as seen:
+        model(x, context, attention_mask=mask)
+    scores = (x @ context.mT).masked_fill(mask[:, None] == 0, -torch.inf)
+    torch.testing.assert_close(seen.records[0].weights(), scores.softmax(-1))
+
+
+@pytest.mark.parametrize("spread", [0.1, 0.5])
+@pytest.mark.parametrize("kind", ["llama", "gpt-oss"])
+def test_logits_that_are_rounded_and_then_widened_are_explained(kind, spread):
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 100,
+        "eos_token_id": None,
+        "initializer_range": spread,
+        "attn_implementation": "eager",
+    }
+    if kind == "gpt-oss":
+        sizes |= {"num_local_experts": 4, "num_experts_per_tok": 2}
+        config = GptOssConfig(**sizes)
+    else:
+        config = LlamaConfig(**sizes)
+    model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16).eval()
+    ids = torch.randint(100, (2, 20))
+    with regard.watch(model) as seen:
+        model.generate(ids, max_new_tokens=5, min_new_tokens=5, do_sample=False)
+    assert [r.shape for r in seen.records] == [(4, 24, 24)] * 4
+    assert "stored as logits" not in str(seen)
+    assert all(r.certificate.failed == 0 for r in seen.records)
+
+
+def test_a_wrong_formula_is_not_explained_by_rounding():
+    class Warm(Attention):
+        def forward(self, x):
+            scores = (self.q(x) @ self.k(x).mT).float()
+            scores.numpy()[...] *= 1.2  # which no operator shows
+            return scores.softmax(-1).to(x.dtype) @ self.v(x)
+
+    model = Warm().to(torch.bfloat16)
+    x = 4 * torch.randn(1, 9, 16, dtype=torch.bfloat16)
+    with regard.watch(model) as seen:
+        model(x)
+    assert "stored as logits" in seen.coverage()[0].note
+
+
+def test_a_key_is_hidden_behind_the_padding_of_a_mask_as_long_as_its_cache():
+    config = LlamaConfig(
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        vocab_size=60,
+        initializer_range=0.3,
+    )
+    model = AutoModelForCausalLM.from_config(config).eval()
+    ids, mask = torch.randint(60, (2, 6)), torch.ones(2, 16).long()
+    mask[1, :2] = mask[:, 6:] = 0
+    places = (mask[:, :6].cumsum(1) - 1).clamp(0)
+
+    def run(n, **given):
+        with knock_out(model, keys=[1]):
+            return model(
+                ids, attention_mask=mask[:, :n], position_ids=places, **given
+            ).logits
+
+    cache = StaticCache(config=config, max_cache_len=16)
+    found, expected = run(16, past_key_values=cache), run(6)
+    torch.testing.assert_close(found[1, 2:], expected[1, 2:])

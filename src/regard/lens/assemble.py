@@ -45,6 +45,7 @@ from regard.lens.captured_rows import (
     write_rows,
 )
 from regard.lens.certify_run import make_claim
+from regard.lens.computed_again import find_order, is_again
 from regard.lens.growing import Growing
 from regard.lens.mask_store import MaskStore
 from regard.lens.off_heap import bring, keep
@@ -66,6 +67,7 @@ class Continued:
 
     order: Tensor | None = None  # its sequences are these of the run
     cropped: int | None = None  # tokens from this position on were rejected
+    goes_on: bool = False  # the pass continues the text that the run is a part of
 
 
 class LayerRun:
@@ -91,6 +93,7 @@ class LayerRun:
         self.valid = call.valid
         self.end, self.is_cross = find_place(call, valid)  # behind the last row
         self.first = 0  # position of the first key that the cache still holds
+        self.room = call.k.shape[2]  # of a cache of fixed size
         call = self.cut_empty(call)
         self.forgotten: list[dict[str, Tensor]] = []  # of the keys before it
         self.seeded = np.random.default_rng(0)  # the same rows in all layers
@@ -118,15 +121,17 @@ class LayerRun:
         whole, given = bring(self.keys.held).shape, call.k.shape
         if (whole[1], whole[3]) != (given[1], given[3]):
             return None
-        for shared, gone, add in self.list_ways(call):
+        for shared, gone, add in self.list_ways(call, told):
             mine = self.known[:, gone : gone + shared]
             theirs = call.key_fingerprint[:, :shared]
             if not shared or mine.shape[1:] != theirs.shape[1:]:
                 continue
-            order, is_again = None, add == self.replace and is_near(mine, theirs, told)
-            if told.order is not None or not (torch.equal(mine, theirs) or is_again):
+            order, keys = None, slice(gone, gone + shared)
+            if told.order is not None or not self.confirms(call, add, keys, None):
                 order = find_order(mine, theirs, told.order)
                 if order is None or self.is_cross:
+                    continue
+                if not self.confirms(call, add, keys, order):
                     continue
                 self.reorder(order)
             cropped = add(call, shared, gone)
@@ -134,17 +139,38 @@ class LayerRun:
             return Continued(order, cropped)
         return None
 
+    def confirms(
+        self, call: CapturedCall, add: Any, keys: slice, order: Tensor | None
+    ) -> bool:
+        """Return whether a call begins with some keys of the run, or computes it again.
+
+        Keys that others follow are compared by their fingerprints: they are certified.
+        """
+        if add == self.replace:
+            rows = join_rows([x.q for x in self.rows])
+            return is_again(call, rows, self.keys.tensor(), order)
+        mine = pick(self.known[:, keys], order)
+        if not torch.equal(mine, call.key_fingerprint[:, : mine.shape[1]]):
+            return False
+        if add == self.extend:
+            return True
+        mine = pick(self.keys.tensor()[:, :, keys], order)
+        theirs = call.k.detach()[:, :, : mine.shape[2]]
+        return bool(torch.equal(mine, theirs.to(mine.device)))
+
     def cut_empty(self, call: CapturedCall) -> CapturedCall:
         """Return a call without the empty places of a cache of fixed size."""
         n = self.end - self.first + call.q.shape[2]
         return call if self.is_cross else cut_keys(call, n)
 
-    def list_ways(self, call: CapturedCall) -> Iterator[tuple[int, int, Any]]:
+    def list_ways(
+        self, call: CapturedCall, told: Continued
+    ) -> Iterator[tuple[int, int, Any]]:
         """Yield ways to continue: shared keys, lost ones, what is to be done."""
         n_q, n_k, before = call.q.shape[2], call.k.shape[2], self.keys.n
         old = n_k - n_q
         if self.is_cross:
-            yield from self.list_cross_ways(call)
+            yield from self.list_cross_ways(call, told)
             return
         follows = old == before and self.first + before == self.end
         if follows or (self.first == 0 and has_room(call, before)):
@@ -154,10 +180,16 @@ class LayerRun:
         if 0 < old < before:
             yield from self.list_shorter_ways(old, before)
 
-    def list_cross_ways(self, call: CapturedCall) -> Iterator[tuple[int, int, Any]]:
-        """Yield the way to continue cross-attention: the keys are the same."""
+    def list_cross_ways(
+        self, call: CapturedCall, told: Continued
+    ) -> Iterator[tuple[int, int, Any]]:
+        """Yield the way to continue cross-attention: the keys are the same.
+
+        Keys that many texts share are learnt: a text asks fewer questions.
+        """
         n_q, n_k = call.q.shape[2], call.k.shape[2]
-        if n_k == self.keys.n and not call.causal and n_q < n_k:
+        asks = told.goes_on or n_q < n_k
+        if asks and n_k == self.keys.n and not call.causal:
             yield n_k, 0, self.repeat
 
     def list_shorter_ways(
@@ -346,7 +378,8 @@ class LayerRun:
             return None
         grows = len(self.rows) > 1 and not self.is_cross
         real, length = extend(valid[b], n_k).to(at.device), valid.shape[1]
-        if bool(real.all()) or not (length == n_k or (grows and length < n_k)):
+        fits = length in (n_k, self.room) or (grows and length < n_k)
+        if bool(real.all()) or not fits:
             return None
         return real if self.is_padding(b, valid, n_k, at.device) else None
 
@@ -444,29 +477,3 @@ def read_stored(call: CapturedCall, name: str, part: slice = EVERY) -> Tensor:
     assert call.v is not None
     v = call.v[:, :, part]
     return v if name == "v" else project(v)
-
-
-def is_near(mine: Tensor, theirs: Tensor, told: Continued) -> bool:
-    """Return whether keys that are computed again are the same, up to rounding."""
-    if mine.shape != theirs.shape:
-        return False
-    return told.cropped == 0 or torch.allclose(mine, theirs, 1e-4, 1e-5)
-
-
-def find_order(mine: Tensor, theirs: Tensor, told: Tensor | None) -> Tensor | None:
-    """Return which sequence of ours each of theirs continues, None if one is new.
-
-    Sequences may have the same keys, so what a cache was told is preferred.
-    """
-    if told is not None:
-        told = told.to(mine.device)
-    known = told is not None and int(told.max()) < len(mine)
-    if known and torch.equal(mine.index_select(0, told), theirs):
-        return told
-    order = []
-    for place, x in enumerate(theirs):
-        same = [i for i, y in enumerate(mine) if torch.equal(x, y)]
-        if not same:
-            return None
-        order.append(min(same, key=lambda i: abs(i - place)))
-    return torch.tensor(order, device=mine.device)

@@ -7,6 +7,7 @@ Next: assemble.py
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -21,7 +22,7 @@ from regard.recording.evidence import LseOrigin
 from regard.run.attention_interface import unpack_heads
 from regard.run.cells import make_four, may_see
 
-LEADING = 8  # leading numbers of a key, its fingerprint
+SAMPLED = 8  # numbers of a key, its fingerprint
 PIECE = "its queries are a piece of an array that this module attends with in pieces"
 
 
@@ -46,14 +47,25 @@ class CapturedCall:
     keys_are_new: bool = False  # all keys were computed in this pass, none is cached
     origin: LseOrigin = LseOrigin.KERNEL  # of lse, if there is one
     from_outside: bool = False  # another module computed the operands of its softmax
+    has_logits: bool = False  # k is the identity, and q the logits
     is_cross: bool = False  # the name of its module says that keys are of another text
     note: str = ""  # what a reader must know
     error: float = 0.0  # of the weights, rebuilt from q and k, if they were compared
+    rounding: float = 0.0  # how much of an error the rounding of logits explains
 
     @cached_property
     def key_fingerprint(self) -> Tensor:
-        """A fingerprint of each key, (B, Nk, LEADING): its leading numbers."""
-        return self.k.detach()[:, 0, :, :LEADING].clone()  # a cache may be overwritten
+        """A fingerprint of each key, (B, Nk, SAMPLED): numbers of all heads.
+
+        Keys that are not known are NaN, so that they equal none.
+        """
+        k = self.k.detach()
+        if self.has_logits:
+            return k.new_full((k.shape[0], k.shape[2], 1), math.nan)
+        heads, width = k.shape[1], k.shape[3]
+        at = torch.linspace(0, heads * width - 1, min(SAMPLED, heads * width)).long()
+        at = at.to(k.device)
+        return k[:, at // width, :, at % width].movedim(0, -1).contiguous()
 
 
 def join_samples(calls: Sequence[CapturedCall]) -> CapturedCall | None:
@@ -64,7 +76,10 @@ def join_samples(calls: Sequence[CapturedCall]) -> CapturedCall | None:
         if field.name == "note":  # that samples are pieces of one array is no news
             told = dict.fromkeys(part for x in values for part in x.split("; "))
             values = ["; ".join(part for part in told if part and part != PIECE)]
-        if field.name == "error":  # each sample has its own; the worst is told
+        if field.name in {
+            "error",
+            "rounding",
+        }:  # each sample has its own; the worst is told
             values = [max(values)]
         if not all(isinstance(x, Tensor) for x in values):
             if any(isinstance(x, Tensor) for x in values) or len(set(values)) != 1:
@@ -97,6 +112,7 @@ def see_logits(via: str, logits: Tensor) -> CapturedCall:
         origin=LseOrigin.RECORD,
         scale=1.0,
         mask=None if bool(allowed.all()) else allowed,
+        has_logits=True,
     )
 
 

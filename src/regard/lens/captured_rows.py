@@ -62,9 +62,9 @@ class CapturedRows:
         )
 
 
-def pick(x: Tensor, order: Tensor) -> Tensor:
-    """Return some sequences of x, in their order."""
-    return x.index_select(0, order.to(x.device))
+def pick(x: Tensor, order: Tensor | None) -> Tensor:
+    """Return some sequences of x, in their order; all if there is none."""
+    return x if order is None else x.index_select(0, order.to(x.device))
 
 
 def write_rows(kept: CapturedRows, b: int, n_k: int) -> Tensor:

@@ -4,7 +4,8 @@ Next: tally.py
 """
 
 EARLIER = (
-    "its first keys were there before its queries: cached before the watch, or learnt"
+    "its first keys were there before its queries: cached before the watch, or learnt; "
+    "positions count from the first of them, which may be padding"
 )
 PIECES = (
     "its first keys are not those of an earlier call: they were cached before the "

@@ -155,7 +155,8 @@ def arrange(
     have = [unit for axis in axes for unit in cut(axis)]
     want = [cut(axis) for axis in wanted]
     named = {unit for units in want for unit in units}
-    if len(set(have)) < len(have) or not set(have) <= named:
+    whole = math.prod(unit.size for unit in have) == x.numel()  # not some rows of it
+    if len(set(have)) < len(have) or not set(have) <= named or not whole:
         return None
     x = x.reshape([unit.size for unit in have])
     x = x.permute(

@@ -80,6 +80,8 @@ class Observer(TorchDispatchMode):  # type: ignore[misc]
         """Observe nothing until a layer that cannot attend has run."""
         if len(args) != 1 or type(args[0]) not in PLAIN or self.is_deaf:
             return
+        if torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001
+            return  # vmap and grad wrap what has no storage of its own
         alone = _get_current_dispatch_mode_stack() == [self] and self.resting is None
         with torch._C.DisableTorchFunction():  # noqa: SLF001
             if alone and not self.finder.trace.is_story(args[0]):

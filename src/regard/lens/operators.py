@@ -89,8 +89,13 @@ def find_tensors(given: Iterable[Any]) -> Iterator[Tensor]:
     for x in given:
         if isinstance(x, tuple | list):
             yield from find_tensors(x)
-        elif isinstance(x, Tensor) and not x.is_nested and x.numel():
+        elif isinstance(x, Tensor) and has_numbers(x):
             yield x
+
+
+def has_numbers(x: Tensor) -> bool:
+    """Return whether a tensor has a storage: a derivative that is 0 has none."""
+    return not (x.is_nested or x._is_zerotensor()) and x.numel() > 0  # noqa: SLF001
 
 
 def has_nested(args: Iterable[Any]) -> bool:

@@ -202,7 +202,7 @@ class Passes:
     def find_told(self, run: LayerRun) -> Continued:
         """Return what the cache, and the first layer of the pass, tell about a run."""
         if run.is_cross or run.session >= len(self.sessions):
-            return Continued()
+            return Continued(goes_on=self.is_joined and not self.is_new)
         how = self.how if self.is_joined else None
         return Continued(
             self.sessions[run.session].told, None if how is None else how.cropped
@@ -269,12 +269,11 @@ class Passes:
     def crop(self, cache: Any, length: int) -> None:
         """Remove what was cropped from a cache: guesses that were rejected."""
         for number, session in self.list_sessions(cache):
-            given = sum(x.shape[1] for x in session.pieces)
-            if not 0 < length < given:
-                continue
-            session.crop(length)
+            if 0 < length < sum(x.shape[1] for x in session.pieces):
+                session.crop(length)
             for run in (x for runs in self.runs.values() for x in runs):
-                if run.session == number and not run.is_cross:
+                inside = run.session == number and not run.is_cross
+                if inside and 0 < length < run.end:
                     run.crop(length)
 
 

@@ -24,6 +24,8 @@ from regard.lens.scores import Formula, add_terms, apply_formula, make_term, rea
 from regard.run.cells import HIDDEN
 
 CHECKED = 2  # rows whose logits are compared with the formula
+FAR = math.inf, math.inf, 0.0  # the axes of some logits do not fit
+VISIBLE = 1e-6  # a weight whose logit is compared
 KEPT = 2**28  # bytes of logits that are kept at most
 
 
@@ -47,6 +49,7 @@ class SoftmaxCall:
     taken_axis: Axis = ()  # over which a product has to sum, if it takes the weights
     lse: Tensor | None = None  # as the logits, without the axis of the keys
     error: float = 0.0  # of the weights that are rebuilt from the formula
+    rounding: float = 0.0  # of what it gives, if its logits were rounded
     reason: str = ""  # why it cannot be kept
     notes: list[str] = field(default_factory=list)
     is_of_features: bool = False  # it compares features, not keys
@@ -189,17 +192,14 @@ def find_formula(
     formula = read_steps(origin.steps)
     if formula is None or not averages(call, weights):
         return
-    error = compare_rows(call, formula, (q, k), (whole[0], rows), (logits, weights))
-    if error <= find_tolerance(call.dtype) or error <= find_rounding(logits):
+    error, off, size = compare_rows(
+        call, formula, (q, k), (whole[0], rows), (logits, weights)
+    )
+    # large logits lose their last bits, also if they were widened afterwards
+    rounded = off <= 4 * torch.finfo(q.dtype).eps * size
+    if error <= find_tolerance(call.dtype) or rounded:
         call.product, call.formula, call.error = product, formula, error
-        call.operands = q, k
-
-
-def find_rounding(logits: Tensor) -> float:
-    """Return how far weights may be off because large logits lose their last bits."""
-    seen = logits.abs()
-    seen = seen.masked_fill(~(seen < -10 * HIDDEN), 0)  # what hides is no score
-    return float(4 * torch.finfo(logits.dtype).eps * seen.max())
+        call.operands, call.rounding = (q, k), 2 * math.expm1(off) if rounded else 0.0
 
 
 def averages(call: SoftmaxCall, weights: Tensor) -> bool:
@@ -222,8 +222,11 @@ def compare_rows(
     operands: tuple[Tensor, Tensor],
     outer: tuple[Axis, Axis],  # of the batch and the queries
     given: tuple[Tensor, Tensor],  # logits and weights
-) -> float:
-    """Return how far the weights of some rows are from those of a formula."""
+) -> tuple[float, float, float]:
+    """Return how far weights of some rows, and their logits, are from a formula's.
+
+    The last number is the largest logit that was compared, or before it was shifted.
+    """
     assert call.axes is not None
     assert call.lse is not None
     (q, k), (batch, rows), keys = operands, outer, call.key_axis
@@ -232,26 +235,32 @@ def compare_rows(
     wanted = (batch, rows, keys)
     logits, weights = (arrange(x, call.axes, wanted) for x in given)
     if logits is None or weights is None:
-        return math.inf
+        return FAR
     wide = logits.dtype
     scores = q[:, picked].to(wide) @ k.mT.to(wide)
     mine = compute_logits(scores, formula, wanted, picked)
     if mine is None:
-        return math.inf
+        return FAR
     theirs, weights = logits[:, picked], weights[:, picked].to(wide)
     if call.blind is not None:  # they average, whatever their scores are
         blind = arrange(call.blind, call.other_axes, (batch, rows))
         if blind is None:
-            return math.inf
+            return FAR
         mine = torch.where(blind[:, picked, None], theirs, mine)
     lse = arrange(call.lse, call.other_axes, (batch, rows))
     if lse is None:
-        return math.inf
+        return FAR
     lse = lse[:, picked, None]
     rebuilt = torch.exp(mine - lse.masked_fill(lse == -math.inf, 0))
     same = rebuilt.isnan() & weights.isnan()
     difference = (rebuilt - weights).masked_fill(same, 0).abs()
-    return float(difference.max()) if difference.numel() else 0.0
+    if not difference.numel():
+        return 0.0, 0.0, 0.0
+    seen = (torch.maximum(rebuilt, weights) > VISIBLE) & ~same
+    off = torch.where(seen, (mine - theirs).abs(), 0)
+    raw, shown = scores.abs().max(), torch.where(seen, theirs.abs(), 0).max()
+    size = max(float(raw) * abs(formula.scale), float(shown))
+    return float(difference.max()), float(off.max()), size
 
 
 def has_operands(call: SoftmaxCall) -> bool:

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from regard.lens.captured_call import CapturedCall, see_logits
+from regard.lens.coverage_notes import FOLDED
 from regard.lens.layout import Axis, Part, arrange, count
-from regard.lens.origin import ROW, Root
+from regard.lens.origin import FEATURE, ROW, Root
 from regard.lens.roles import Roles, Source, assign_roles
 from regard.lens.scores import Formula, Term, add_terms
 from regard.lens.softmax_call import SoftmaxCall, has_operands
@@ -78,7 +79,7 @@ def make_traced(
     """Return a call whose q and k are known."""
     assert call.product is not None
     assert call.formula is not None
-    axes = name_axes_of(call, taken)
+    axes, is_changed = name_axes_of(call, taken), bool(notes)
     traced = [view.axes() for view in call.product.views]
     traced = traced[::-1] if call.transposed else traced
     roles = find_roles(call, taken, axes, traced)
@@ -87,12 +88,11 @@ def make_traced(
         return None
     if scores.blind is not None:
         notes = [*notes, AVERAGE]
+    notes = [*notes, *note_folded(traced[0], 1 + call.transposed)]
     sink = read_sink(call.extra, call.other_axes, roles, axes.rows)
     if sink is None and call.extra is not None:
         return None
-    v, out = (
-        (None, None) if set(notes) - {AVERAGE} else place_values(taken, roles, axes)
-    )
+    v, out = (None, None) if is_changed else place_values(taken, roles, axes)
     exact = call.dtype in (torch.float32, torch.float64)
     return CapturedCall(
         via="softmax",
@@ -111,6 +111,7 @@ def make_traced(
         keys_are_new=are_rows(traced[1], 2 - call.transposed),
         note="; ".join(filter(None, (*notes, roles.note))),
         error=call.error,
+        rounding=call.rounding,
     )
 
 
@@ -218,6 +219,16 @@ def are_rows(axes: Sequence[Axis] | None, dim: int) -> bool:
     return all(isinstance(x.root, Root) and x.root.kind == ROW for x in axes[dim])
 
 
+def note_folded(axes: Sequence[Axis] | None, dim: int) -> list[str]:
+    """Return a note if some rows of the queries are columns of a projection: heads."""
+    parts = () if axes is None else axes[dim]
+    are_heads = [isinstance(x.root, Root) and x.root.kind == FEATURE for x in parts]
+    if all(are_heads) or not any(are_heads):
+        return []
+    heads = (x.size for x, is_head in zip(parts, are_heads, strict=True) if is_head)
+    return [FOLDED.format(math.prod(heads))]
+
+
 def read_sink(
     extra: Tensor | None, others: tuple[Axis, ...], roles: Roles, rows: Axis
 ) -> Tensor | None:
@@ -296,16 +307,4 @@ def make_untraced(
         "softmax", full.to(torch.promote_types(full.dtype, torch.float32))
     )
     text = "; ".join(filter(None, (STORED_AS_LOGITS, *notes, roles.note)))
-    return CapturedCall(
-        via="softmax",
-        weights_taken=True,
-        q=seen.q,
-        k=seen.k,
-        v=None,
-        out=None,
-        lse=seen.lse,
-        origin=seen.origin,
-        scale=1.0,
-        mask=seen.mask,
-        note=text,
-    )
+    return replace(seen, weights_taken=True, note=text)

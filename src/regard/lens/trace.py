@@ -27,6 +27,7 @@ from regard.lens.operators import (
     RESHAPES,
     SELECTS,
     find_tensors,
+    has_numbers,
     read_name,
 )
 from regard.lens.origin import FEATURE, ROW, Origin, Step, View
@@ -49,8 +50,8 @@ class Trace:
         found = self.get(x)
         if found is None:
             found = Origin(tuple(x.shape), x.stride())
-            if x.numel():
-                self.origins[x.untyped_storage().data_ptr()] = found
+            self.put(x, found)
+            found.module = None  # it was there before
         return found
 
     def view(self, x: Tensor) -> View:
@@ -72,7 +73,7 @@ class Trace:
     def add_copy(self, _func: Any, args: Any, _kwargs: Any, out: Tensor) -> None:
         """Add a result that is a view of the first argument, or a copy of it."""
         given = args[0]
-        if not out.numel() or given.is_nested:
+        if not out.numel() or not has_numbers(given):
             return
         if out.untyped_storage().data_ptr() == given.untyped_storage().data_ptr():
             return

@@ -184,15 +184,13 @@ class Watcher(Tallies):
             tally.add_error(error)
             known = (call.q, call.k, call.v, call.lse)
             kinds = {x.dtype for x in known if x is not None}
-            if not error <= max(map(find_tolerance, kinds)):
+            if not error <= max(call.rounding, *map(find_tolerance, kinds)):
                 tally.reasons["its output could not be rebuilt"] = None
         tower = bool(self.towers) and name.startswith(self.towers)
         call = replace(call, is_cross=is_cross(self.model, name))
         run = self.mine.add(name, call, keep_v=self.keep_v, tower=tower)
-        tally.kept, tally.rows = (
-            tally.kept + 1,
-            tally.rows + len(call.q) * call.q.shape[2],
-        )
+        tally.kept += 1
+        tally.rows += len(call.q) * call.q.shape[2]
         tally.notes |= dict.fromkeys(self.note_places(name, call, run))
 
     def note_places(self, name: str, call: CapturedCall, run: LayerRun) -> list[str]:
@@ -263,7 +261,7 @@ class Watcher(Tallies):
         if tally.reasons:
             return []
         try:
-            made = list(run.records(valid))
+            made = list(run.records(valid)) if run.rows else []
         except Exception as error:  # noqa: BLE001
             tally.reasons[describe_error(error)] = None
             tally.kept = 0

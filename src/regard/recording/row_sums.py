@@ -34,7 +34,8 @@ def blank_wrong_rows(record: Any, part: Selection, logits: Array, lse: Array) ->
     xp, zero = namespace(q=logits), constant(0, lse)
     weights = xp.exp(logits - xp.where(lse == -math.inf, zero, lse))
     whole = isinstance(part.keys, slice) and part.keys == ALL
-    if not whole or record.origin is LseOrigin.RECORD:  # it proves nothing
+    proves = record.origin is not LseOrigin.RECORD and logits.shape[-1]
+    if not whole or not proves:
         return weights
     sink = record.sink
     if sink is not None:

@@ -70,6 +70,9 @@ def read_given(
         tokens = valid = None
     else:
         valid = read_valid(named.get("attention_mask", named.get("valid")), tokens)
+        arrays = (x for x in named.values() if isinstance(x, Tensor) and x.ndim == 3)
+        if valid is not None and sum(x.shape[:2] == valid.shape for x in arrays) > 1:
+            valid = None  # of which of two sequences is it?
     inner = read_valid(named.get("decoder_attention_mask"), None)
     return Given(
         tokens,

@@ -68,7 +68,7 @@ class Positions:
         if valid is None or (not cross and is_decoder(self.model, name)):
             return None
         goes_on = bool(now.given.before) and not cross
-        fits = valid.shape[1] == (call.n_k if cross else call.n_q)
+        fits = valid.shape[1] in ({call.n_k} if cross else {call.n_q, call.n_k})
         if not (goes_on or fits) or bool(valid.all()):
             return None
         hidden = call.find_hidden()
