@@ -330,3 +330,47 @@ def test_tokens_that_are_cropped_last_are_taken_back(embedded):
         cache.crop(-2)
     assert find_rows(seen, "") == [[0, 1, 2]] * 2
     assert [x.left_out for x in seen.coverage()] == [{"taken back": 2}] * 2
+
+
+def test_a_call_with_another_scale_is_not_a_part_of_the_run():
+    class Switching(Layer):
+        def forward(self, ids, past=None):
+            q, k, v = self.project(ids)
+            if past is not None:
+                k, v = (torch.cat(x, 2) for x in zip(past, (k, v), strict=True))
+                out = F.scaled_dot_product_attention(q, k, v, scale=1.2 * 8**-0.5)
+                return out, (k, v)
+            later = torch.ones(ids.shape[1], ids.shape[1]).bool().triu(1)
+            scores = (q @ k.mT * 8**-0.5).masked_fill(later, -torch.inf)
+            return scores.softmax(-1) @ v, (k, v)
+
+    model, ids = Switching(), torch.randint(50, (1, 12))
+    with regard.watch(model) as seen:
+        _, cache = model(ids[:, :9])
+        for i in range(9, 12):
+            _, cache = model(ids[:, i : i + 1], cache)
+    assert [r.shape for r in seen.records] == [(2, 9, 9), (2, 3, 12)]
+    for record in seen.records:
+        sums = record.weights().sum(-1)
+        torch.testing.assert_close(sums, torch.ones_like(sums))
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_rows_of_rounded_logits_sum_to_1(size, tmp_path):
+    class Eager(Layer):
+        def forward(self, ids):
+            q, k, v = (size * x for x in self.project(ids))
+            low = torch.full((9, 9), torch.finfo(q.dtype).min, dtype=q.dtype).triu(1)
+            scores = q @ k.mT * 8**-0.5 + low
+            return scores.softmax(-1, dtype=torch.float32).to(v.dtype) @ v
+
+    model = Eager().to(torch.bfloat16)
+    model.qkv.weight.data *= 4
+    with regard.watch(model) as seen:
+        model(torch.randint(50, (1, 9)))
+    weights = seen.records[0].weights().float()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 9), atol=1e-4, rtol=0)
+    as_numpy = torch.as_tensor(seen.records[0].to("numpy").weights()).float()
+    torch.testing.assert_close(as_numpy, weights, atol=1e-4, rtol=0)
+    assert "error" not in str(seen.audit()).lower().replace("no error", "")
+    seen.page(tmp_path / "seen.html")

@@ -22,6 +22,7 @@ Next: passes.py
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -118,8 +119,7 @@ class LayerRun:
 
         told: what is known from the cache, and from the first layer of the pass
         """
-        whole, given = bring(self.keys.held).shape, call.k.shape
-        if (whole[1], whole[3]) != (given[1], given[3]):
+        if not self.is_alike(call):
             return None
         for shared, gone, add in self.list_ways(call, told):
             mine = self.known[:, gone : gone + shared]
@@ -138,6 +138,13 @@ class LayerRun:
             self.add_rows(self.cut_empty(call))
             return Continued(order, cropped)
         return None
+
+    def is_alike(self, call: CapturedCall) -> bool:
+        """Return whether a call has the heads, the scale and the cap of the run."""
+        whole, given = bring(self.keys.held).shape, call.k.shape
+        scaled = math.isclose(call.scale, self.scale, rel_tol=1e-6)
+        scaled = scaled and call.softcap == self.softcap
+        return scaled and (whole[1], whole[3]) == (given[1], given[3])
 
     def confirms(
         self, call: CapturedCall, add: Any, keys: slice, order: Tensor | None

@@ -93,7 +93,8 @@ def make_traced(
     if sink is None and call.extra is not None:
         return None
     v, out = (None, None) if is_changed else place_values(taken, roles, axes)
-    exact = call.dtype in (torch.float32, torch.float64)
+    # logits that were rounded are not those of q and k
+    exact = {call.dtype, scores.q.dtype} <= {torch.float32, torch.float64}
     return CapturedCall(
         via="softmax",
         weights_taken=True,
