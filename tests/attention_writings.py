@@ -609,7 +609,7 @@ def write_spelled(block: Block, q: Tensor, k: Tensor, v: Tensor, given: Given):
             changed=changed,
             optional=layout.optional or plan.softmax in UNHEARD,
             where=("normalise", "") if plan.softmax == "nn.Softmax" else ("",),
-            heard=(0,) if plan.softmax in UNHEARD else (1,),
+            heard=(0, 1) if plan.softmax in UNHEARD else (1,),
         )
     return out
 
@@ -930,7 +930,8 @@ def write_online(block: Block, q, k, v, given: Given):
         parts = torch.exp(q4 @ k4[:, :, keys].mT * q.shape[-1] ** -0.5)
         out, total = out + parts @ v4[:, :, keys], total + parts.sum(-1, keepdim=True)
     out = (out / total).transpose(1, 2)
-    tell_plain(block, q, k, v, Given(None, None), out, optional=True, heard=(0,))
+    heard = tuple(range(-(-k.shape[1] // 3) + 1))  # what exp gives may be counted
+    tell_plain(block, q, k, v, Given(None, None), out, optional=True, heard=heard)
     return out
 
 

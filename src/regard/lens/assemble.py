@@ -87,6 +87,7 @@ class LayerRun:
         self.name, self.store, self.on_host = name, store, on_host
         self.scale, self.softcap, self.sink = call.scale, call.softcap, call.sink
         self.session = 0  # the group of passes that it is a part of
+        self.is_before = False  # it attended before these passes: an encoder
         self.rows: list[CapturedRows] = []
         self.dropped: set[int] = set()  # sequences whose padding was removed
         self.left_out: Counter[str] = Counter()  # rows that are in no record, by reason

@@ -153,10 +153,15 @@ class Passes:
                 valid=self.now.given.valid,
             )
             runs.append(last)
-            last.session = self.current if self.is_inside else len(self.sessions)
+            self.find_session(last)
         if begun:
             self.begin_running(call, last, how, tower=tower)
         return last
+
+    def find_session(self, run: LayerRun) -> None:
+        """Set the session of a new run, and whether its passes come later."""
+        run.session = self.current if self.is_inside else len(self.sessions)
+        run.is_before = not (self.is_begun or self.is_inside)
 
     def begin_running(
         self, call: CapturedCall, run: LayerRun, how: Continued | None, *, tower: bool
@@ -243,7 +248,7 @@ class Passes:
                 size = max(size, first)
             readers = {run.batch for _, run in found if run.is_cross}
             for i, (some, run) in enumerate(found):
-                if readers == {size} and not run.is_cross and size % run.batch == 0:
+                if run.is_before and readers == {size} and size % run.batch == 0:
                     step = size // run.batch
                     found[i] = (range(some.start, size, step), run)
             yield number, size, found
