@@ -7,10 +7,11 @@ from test_trace_heads import write_by_hand
 from torch import nn
 
 import regard
-from regard.ablate import attribute_weights, knock_out, patch_heads
+from regard.ablate import knock_out, patch_heads
 from regard.ablate.active import ACTIVE
 from regard.ablate.value_weights import weigh_values
 from regard.errors import OptionError
+from regard.recording.head_outputs import expect_values
 
 ONE_INPUT = ("gpt2", "llama", "qwen3", "llama-eager", "gpt2-eager", "bert")
 
@@ -108,13 +109,26 @@ def test_what_another_intervention_replaces_is_not_written():
         weigh_values(model, one)
 
 
-def test_a_call_without_values_is_told():
-    """Weights of a softmax in float32 are not those of q and k in float64."""
-    _, model, inputs = open_family("gptj")
+def test_a_softmax_in_float32_within_float64_has_values():
+    """GPT-J multiplies q and k in float32, whatever the rest of the model is in."""
+    family, model, inputs = open_family("gptj")
     one = inputs["input_ids"][:1]
-    for run in (
-        lambda: weigh_values(model.double(), one),
-        lambda: attribute_weights(model, one, lambda x: x[:, -1, 5]).cells(1, 1),
-    ):
-        with pytest.raises(OptionError, match=r"without values.* to run in float32"):
-            run()
+    expected = weigh_values(model, one)
+    found = weigh_values(model.double(), one)
+    for number in range(len(family.layers)):
+        for head in range(4):
+            cells = found.cells(number, head)
+            assert largest(cells, expected.cells(number, head).double()) < 1e-5
+            assert float(cells.max()) > 1e-3
+    model.set_attn_implementation("eager")
+    weights = model(one, output_attentions=True).attentions
+    record = found.recording.layer(family.layers[1])
+    assert largest(torch.as_tensor(record.weights()), weights[1][0].detach()) < 1e-6
+
+
+def test_a_record_without_values_is_told():
+    family, model, inputs = open_family("gptj")
+    with regard.watch(model, keep="qk") as seen, torch.no_grad():
+        model(inputs["input_ids"][:1])
+    with pytest.raises(OptionError, match=r"recorded without values.*keep=.qkv"):
+        expect_values(seen.layer(family.layers[0]))

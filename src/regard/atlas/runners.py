@@ -150,12 +150,20 @@ def start_ray(ray: Any, crew: RunnerOptions) -> None:
         "include_dashboard": False,
         "object_store_memory": STORE,
     }
-    ray.init(
-        address=crew.address or "local",
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        **({} if crew.address else here),
-    )
+    for attempt in (1, 2):
+        try:
+            ray.init(
+                address=crew.address or "local",
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                **({} if crew.address else here),
+            )
+        except Exception as error:  # its own type: a node has 30 s, busy or not
+            if attempt == 2 or "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
+        else:
+            return
 
 
 class Actor:

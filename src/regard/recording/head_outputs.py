@@ -22,8 +22,7 @@ def expect_values(record: Record) -> Array:
     if record.v is None:
         raise OptionError(
             f"{record.name} was recorded without values, so what its heads output is "
-            'not known. Record with regard.watch(model, keep="qkv"), without dropout; '
-            "a model in float64 with a softmax in float32 has to run in float32."
+            'not known. Record with regard.watch(model, keep="qkv"), without dropout.'
         )
     return record.v
 
