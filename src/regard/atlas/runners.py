@@ -121,8 +121,7 @@ def run_ray(plan: WorkPlan, shards: Shards, crew: RunnerOptions) -> Results:
     try:
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
-        found: Any = ray.cluster_resources
-        cpus = found().get("CPU", 1.0)
+        cpus = ray.cluster_resources().get("CPU", 1.0)
         share = min(1.0, max(0.1, cpus - SPARE) / crew.size)
         strategy = ray.data.ActorPoolStrategy(size=crew.size)
         done = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
@@ -145,25 +144,18 @@ def start_ray(ray: Any, crew: RunnerOptions) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no telemetry
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # it logs to our terminal
     logging.getLogger("ray.data").setLevel(logging.ERROR)
-    here: dict[str, Any] = {
-        "num_cpus": crew.size + SPARE,
-        "include_dashboard": False,
-        "object_store_memory": STORE,
-    }
-    for attempt in (1, 2):
-        try:
-            ray.init(
-                address=crew.address or "local",
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                **({} if crew.address else here),
-            )
-        except Exception as error:  # its own type: a node has 30 s, busy or not
-            if attempt == 2 or "timed out during startup" not in str(error):
-                raise
-            ray.shutdown()
-        else:
-            return
+    given: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    given["address"] = crew.address or "local"
+    if not crew.address:
+        given |= {"num_cpus": crew.size + SPARE, "object_store_memory": STORE}
+        given |= {"include_dashboard": False}
+    try:
+        ray.init(**given)
+    except Exception as error:
+        if "timed out during startup" not in str(error):
+            raise
+        ray.shutdown()  # it gives its node 30 s, which a busy machine may exceed
+        ray.init(**given)
 
 
 class Actor:
