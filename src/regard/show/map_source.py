@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from regard.arrays import to_numpy
 from regard.errors import OptionError, RegardError
 from regard.recording.record import Record, Recording
+from regard.recording.recording_text import describe_certificates
 from regard.show.background_jobs import Jobs, LruCache
 from regard.show.layer_kinds import find_kind, is_causal
 from regard.show.log_codes import encode_weights
@@ -187,6 +188,7 @@ class MapSource:
             "pictures": find_pictures(self.recording),
             "images": images,
             "sounds": find_sounds(self.recording),
+            "certified": "".join(describe_certificates(self.recording)),
             "imagesMissing": str(self.recording.notes.get("images_missing", "")),
             "compared": self.recording.notes.get("compared"),
         }

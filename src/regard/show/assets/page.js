@@ -105,7 +105,7 @@ export class Page {
     const left = tableAll ? `badges to come: ${tableDone} of ${tableAll} layers` : "no badges: they would take many minutes";
     const state = table.length ? note : left;
     const label = this.isUnlabelled ? "tokens are numbers: seen.label(tokenizer.decode) adds their text" : "";
-    this.part.status.textContent = [label, state, "arrows walk, Enter opens, ? for keys"].filter(Boolean).join(" · ");
+    this.showStatus(label, state, "arrows walk, Enter opens, ? for keys");
   }
 
   // ---- the address
@@ -271,7 +271,7 @@ export class Page {
   applyText() {
     this.text.show();
     const label = this.isUnlabelled ? "tokens are numbers: seen.label(tokenizer.decode) adds their text" : "";
-    this.part.status.textContent = [label, this.meta.note, "click or drag to select, ? for keys"].filter(Boolean).join(" · ");
+    this.showStatus(label, this.meta.note, "click or drag to select, ? for keys");
   }
 
   applyGallery() {
@@ -325,7 +325,15 @@ export class Page {
     const off = rounded ? `half of the weights above 0.001 are off by less, the worst measured by ${showShare(rounded.worst)}` : "";
     this.part.badge.title = plane.floor ? "the cells of this head did not fit into the file; a pixel is within 0.3 % of the max or mass of its cells" : off;
     this.part.badge.dataset.state = plane.missing || plane.rough || plane.floor ? "wait" : "exact";
-    this.part.status.textContent = this.tiles.trouble || "? for keys";
+    this.showStatus(this.tiles.trouble || "? for keys");
+  }
+
+  /* The status begins with what was checked of the recording; all of it is in a tooltip. */
+  showStatus(...words) {
+    const { certified = "" } = this.meta;
+    const [checked] = certified.replace(/ \(.*?\)/, "").split(/;|: nothing/);
+    this.part.status.textContent = [checked, ...words].filter(Boolean).join(" · ");
+    this.part.status.title = certified;
   }
 
   // ---- acting
