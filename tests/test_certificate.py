@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 import regard
 from regard.engine.choose import attend
 from regard.masks import keys
-from regard.recording.certificate import Outputs, certify
+from regard.recording.certificate import Outputs, certify, settle_lse
 from regard.recording.evidence import Certificate, LseOrigin
 from regard.recording.file import open_recording, save_recording
 from regard.recording.record import Record, Recording
@@ -284,3 +284,44 @@ def test_statistics_of_a_record_with_a_sink_are_shown():
     lse = torch.logaddexp(record.lse, sink[:, None])
     whole = replace(record, lse=lse, sink=sink)
     assert np.isfinite(np.asarray(regard.stats.entropy(whole))).all()
+
+
+def make_rounded(dtype):
+    """Return a record whose lse is that of logits which a model rounded."""
+    record, _ = make_record(dtype)
+    shared = record.k.repeat_interleave(H // HK, 0)
+    logits = record.q @ shared.mT * D**-0.5  # rounded twice
+    lse = logits.masked_fill(AT[:, None] < AT, -torch.inf).float().logsumexp(-1)
+    return replace(record, lse=lse, origin=LseOrigin.LOGITS)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_rows_of_rounded_logits_are_all_checked_and_then_sum_to_1(dtype):
+    record = make_rounded(dtype)
+    sums = record.weights().sum(-1)
+    assert float((sums - 1).abs().max()) > 1e-4
+    settled, found = settle_lse(record, certify(record, np.arange(3)))
+    assert settled.origin is LseOrigin.RECORD
+    assert found.rows == H * 3
+    torch.testing.assert_close(settled.weights().sum(-1), torch.ones(H, N))
+    torch.testing.assert_close(settled.weights().float(), define(record))
+    q = record.q.clone()
+    q[1, 30] = q[1, 29]
+    wrong = replace(record, q=q)
+    assert not certify(wrong, np.arange(3)).failed  # this row is not among them
+    same, failed = settle_lse(wrong, certify(wrong, np.arange(3)))
+    assert (failed.failed, failed.rows, same.origin) == (1, H * N, record.origin)
+
+
+def define(record):
+    """Return the weights of the definition."""
+    shared = record.k.float().repeat_interleave(H // HK, 0)
+    logits = record.q.float() @ shared.mT * D**-0.5
+    return logits.masked_fill(AT[:, None] < AT, -torch.inf).softmax(-1)
+
+
+@pytest.mark.parametrize("origin", [LseOrigin.KERNEL, LseOrigin.RECORD])
+def test_a_log_sum_exp_of_a_kernel_is_kept(origin):
+    record = replace(make_rounded(torch.float16), origin=origin)
+    found = certify(make_record()[0], np.arange(3))
+    assert settle_lse(record, found) == (record, found)

@@ -374,3 +374,60 @@ def test_rows_of_rounded_logits_sum_to_1(size, tmp_path):
     torch.testing.assert_close(as_numpy, weights, atol=1e-4, rtol=0)
     assert "error" not in str(seen.audit()).lower().replace("no error", "")
     seen.page(tmp_path / "seen.html")
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_one_key_beside_a_sink_is_recorded(n):
+    """The largest logit is subtracted from the key and from the sink."""
+
+    class WithSink(Layer):
+        def forward(self, ids):
+            q, k, v = self.project(ids)
+            sink = torch.tensor([0.7, -1.2])[None, :, None, None]
+            scores = q @ k.mT * 8**-0.5
+            scores = torch.cat([scores, sink.expand(1, 2, n, 1)], -1)
+            scores = scores - scores.max(-1, keepdim=True).values
+            self.weights = scores.softmax(-1)[..., :-1]
+            return self.weights @ v
+
+    model = WithSink()
+    with regard.watch(model) as seen:
+        model(torch.randint(50, (1, n)))
+    torch.testing.assert_close(seen.records[0].weights(), model.weights[0])
+    assert seen.records[0].certificate.failed == 0
+
+
+def test_keys_that_are_filled_piece_by_piece_are_recorded_beside_padding():
+    """As in MLA: the writes come before the product. Padding sees no key."""
+
+    class Filled(Layer):
+        def forward(self, ids, mask):
+            q, given, v = self.project(ids)
+            k = torch.empty_like(given)
+            k[..., :3], k[..., 3:] = given[..., :3], given[..., 3:]
+            low = torch.finfo(q.dtype).min
+            scores = (q @ k.mT * 8**-0.5).masked_fill(~mask, low)
+            self.weights = scores.softmax(-1)
+            return self.weights @ v
+
+    model = Filled()
+    mask = torch.ones(5, 5).tril().bool()
+    mask[:2] = False
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(torch.randint(50, (1, 5)), mask)
+    torch.testing.assert_close(seen.records[0].weights(), model.weights[0])
+    assert "average" in seen.coverage()[0].note
+
+
+def test_a_softmax_in_float64_is_recorded():
+    class Wide(Layer):
+        def forward(self, ids):
+            q, k, v = self.project(ids)
+            self.weights = (q @ k.mT * 8**-0.5).softmax(-1, dtype=torch.float64)
+            return self.weights.float() @ v
+
+    model = Wide()
+    with regard.watch(model, keep="qkv") as seen:
+        model(torch.randint(50, (1, 5)))
+    found = torch.as_tensor(seen.records[0].weights())
+    torch.testing.assert_close(found, model.weights[0], atol=1e-6, rtol=0)

@@ -14,6 +14,7 @@ Next: verify.py
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -43,12 +44,9 @@ from regard.run.own_work import compute
 Handler = Callable[[Any, Any, Any], Any]  # function, args, named
 
 
-def expect_aligned(*args: Any, **named: Any) -> PendingCall:
+def expect_aligned(learnt: int, *args: Any, **named: Any) -> PendingCall:
     """Return what is known of a call in nn.MultiheadAttention: it has no cache."""
-    return replace(expect_sdpa(*args, **named), aligned=True)
-
-
-INSIDE_MULTIHEAD = replace(SDPA, expect=expect_aligned)
+    return replace(expect_sdpa(*args, **named), aligned=True, learnt=learnt)
 
 
 def describe_sdpa(args: Any, named: Mapping[str, Any]) -> CapturedCall:
@@ -114,6 +112,9 @@ class Mode(TorchFunctionMode):  # type: ignore[misc]
             return func(*args, **named)
         kept: list[tuple[Any, Any]] = []
         thread, asked = threading.get_ident(), named.get("need_weights", True)
+        given = inspect.signature(func).bind(*args, **named).arguments
+        learnt = (given["bias_k"] is not None) + given["add_zero_attn"]
+        inside = replace(SDPA, expect=partial(expect_aligned, learnt))
 
         def make(before: Any) -> Any:
             @wraps(before)  # a call that is run again is not kept
@@ -124,7 +125,7 @@ class Mode(TorchFunctionMode):  # type: ignore[misc]
             def stand_in(*args: Any, **named: Any) -> Any:
                 if threading.get_ident() != thread:  # other threads are unaffected
                     return before(*args, **named)
-                return self.calls.run(INSIDE_MULTIHEAD, keep, args, named)
+                return self.calls.run(inside, keep, args, named)
 
             return stand_in
 
@@ -156,6 +157,7 @@ class Mode(TorchFunctionMode):  # type: ignore[misc]
             n_q=n_q,
             n_k=n_k,
             sure=False,
+            learnt=self.verifier.count_sinks(logits),
             find_hidden=partial(find_hidden, logits),
         )
         with edited(call) as edit:

@@ -98,12 +98,16 @@ class AblationLocator:
         if not self.is_running():  # another model's
             return NOTHING
         name, replacement = self.run.here.name, self.ablation.replacement
+        if not call.n_q * call.n_k * call.like.shape[0]:  # no layer of a recording
+            self.run.here.now.name_layer(name)
+            return NOTHING
         layer = self.name_layer(name)
         chosen = self.ablation.heads_of(self.order.index(layer), layer)
         slots = self.positions.find_slots(name, layer, call)
         apart = not self.ablation.hides or chosen != EVERY_HEAD
         self.verifier.local.chosen[name] = chosen if apart else None
-        if chosen is None or not call.n_q:
+        self.verifier.local.edited[name] = chosen is not None
+        if chosen is None:
             return NOTHING
         valid = self.positions.find_valid(name, call, slots[1])
         known = slots[0] is not None
@@ -164,11 +168,10 @@ class AblationLocator:
         whole = is_whole(
             self.run.here.now.sizes.get(name, ()), call.n_q, call.like.shape[0]
         )
-        folds = call.heads is None and not call.sure
-        if self.ablation.replacement is not None and folds:
+        if self.ablation.replacement is not None and call.heads is None:
             raise OptionError(
-                f"{name} computes attention with a softmax of its own, with heads in "
-                "the batch, so that what they output cannot be replaced."
+                f"{name} folds its heads into the batch, so that what they output "
+                "cannot be replaced."
             )
         if not whole and (self.ablation.needs_positions or not call.sure):
             raise OptionError(
@@ -281,8 +284,9 @@ class AblationLocator:
         tally = self.verifier.tallies.get((name, True))
         if tally is not None and tally.notes:
             raise OptionError(
-                f"a head of {name} was not removed, because it is not separate "
-                f"from the others: {'; '.join(tally.notes)}. Leave this layer out."
+                f"a head of {name or 'the model'} was not removed, because it is not "
+                f"separate from the others: {'; '.join(tally.notes)}. Leave this layer "
+                "out."
             )
 
 

@@ -30,6 +30,7 @@ Verdicts = dict[tuple[str, int], bool]  # of each softmax of a module: is it att
 # what a removed head survives: also our own edits
 KEEP_ZEROS = ("masked_fill", "mul", "where", "dropout")
 MIXED = "its heads could not be told apart"
+MOVED = "its call does not have sequences first and heads second"
 
 
 class Local(threading.local):
@@ -42,6 +43,7 @@ class Local(threading.local):
         self.written: EditedOutput | None = None  # not certified yet
         # heads of a module's last call that have to be separate
         self.chosen: dict[str, tuple[int, ...] | None] = {}
+        self.edited: dict[str, bool] = {}  # whether it was to be edited
 
 
 class Verifier(Tallies):
@@ -94,9 +96,13 @@ class Verifier(Tallies):
                 self.certified[written.module] = verdict
                 self.local.written = None
 
-    def expect(self, name: str, heads: tuple[int, ...] | None) -> None:
-        """Set which heads of a module's next call have to be separate from others."""
-        self.local.chosen[name] = heads
+    def count_sinks(self, logits: Tensor) -> int:
+        """Return how many columns of logits are of no key."""
+        observer = self.local.observer
+        found = (
+            None if observer is None else observer.finder.trace.find(logits.detach())
+        )
+        return 0 if found is None or found.extra is None else found.extra.shape[-1]
 
     def is_attention(self, logits: Tensor) -> bool:
         """Return whether a softmax of these logits should be attention."""
@@ -119,16 +125,23 @@ class Verifier(Tallies):
         tally = self.count(module, attention=True)
         tally.kept += 1
         heads = self.local.chosen.get(module)
+        if call.is_moved and self.local.edited.get(module):
+            tally.notes[MOVED] = None
         self.await_layer(module, call, heads)
-        if heads is None or not call.weights_taken or self.local.held:
-            return
+        if heads is not None and call.weights_taken and not self.local.held:
+            self.check_removed(call, heads, tally.notes)
+
+    def check_removed(
+        self, call: CapturedCall, heads: tuple[int, ...], notes: dict[str, None]
+    ) -> None:
+        """Note heads of a softmax of the model's own that were mixed with others."""
         changes = [x for x in call.note.split("; ") if "changed after" in x]
-        tally.notes.update(dict.fromkeys(changes))
+        notes.update(dict.fromkeys(changes))
         if self.removes and call.out is not None:
             n = call.out.shape[1]
             for head in heads or range(n):
                 if head >= n or bool(call.out[:, head].any()):
-                    tally.notes[MIXED] = None
+                    notes[MIXED] = None
 
     def await_layer(
         self, module: str, call: CapturedCall, heads: tuple[int, ...] | None

@@ -48,6 +48,7 @@ class CapturedCall:
     origin: LseOrigin = LseOrigin.KERNEL  # of lse, if there is one
     from_outside: bool = False  # another module computed the operands of its softmax
     has_logits: bool = False  # k is the identity, and q the logits
+    is_moved: bool = False  # its operator has these axes in another order
     is_cross: bool = False  # the name of its module says that keys are of another text
     note: str = ""  # what a reader must know
     error: float = 0.0  # of the weights, rebuilt from q and k, if they were compared

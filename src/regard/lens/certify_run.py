@@ -17,7 +17,7 @@ import regard.lens.coverage_notes as notes
 from regard.lens.captured_rows import CapturedRows
 from regard.lens.tally import Tally
 from regard.lens.witness import ROWS, Witness
-from regard.recording.certificate import Claim, Outputs, Rows, certify_all
+from regard.recording.certificate import Claim, Outputs, Rows, certify_all, settle_lse
 from regard.recording.record import Record
 
 Kept = NDArray[np.bool_]  # which rows of all calls are in a record
@@ -33,20 +33,19 @@ def certify_made(
 
     A record that fails, and rows that are in no record, are reported.
     """
-    found = certify_all([claim for *_, claim in made])
-    for (*_, claim), x in zip(made, found, strict=True):
+    certified = certify_all([claim for *_, claim in made])
+    found = []
+    for (place, layer, claim), sampled in zip(made, certified, strict=True):
+        record, x = settle_lse(claim.record, sampled)
         if x is not None and x.failed:
             why = notes.FAILED.format(x.failed, x.rows, x.error, x.tolerance)
-            tallies[claim.record.name, True].reasons[why] = None
+            tallies[record.name, True].reasons[why] = None
+        found.append((place, layer, replace(record, certificate=x)))
     for tally in tallies.values():
         lost = tally.rows - tally.in_records - sum(tally.left_out.values())
         if lost and not tally.reasons:
             tally.notes[notes.LOST.format(lost, tally.rows)] = None
-    return [
-        (place, layer, replace(claim.record, certificate=x))
-        for (place, layer, claim), x in zip(made, found, strict=True)
-        if not tallies[claim.record.name, True].reasons
-    ]
+    return [x for x in found if not tallies[x[2].name, True].reasons]
 
 
 def make_claim(

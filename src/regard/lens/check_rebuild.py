@@ -110,7 +110,7 @@ def rebuild(call: CapturedCall, rows: Tensor) -> Tensor:
             else (logits + mask)
         )
     lse = call.lse.detach()[:, :, rows, None]
-    weights = torch.exp(logits - lse.masked_fill(lse == -math.inf, 0))
+    weights = torch.exp(logits - lse.masked_fill(lse == -math.inf, 0)).to(wide)
     out = weights.reshape(b, k.shape[1], -1, weights.shape[-1]) @ v
     return out.reshape(b, heads, r, -1)
 

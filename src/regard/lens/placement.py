@@ -134,6 +134,7 @@ def place_axes(
     keys = moved.k.shape[1]
     if is_usual(roles, axes):
         return moved, Placement(keys=keys)
+    moved = replace(moved, is_moved=True)
     swapped = (merge(roles.sequences), merge(roles.heads)) == axes.split(h)[::-1]
     lasting = swapped and not roles.shared
     return moved, (Placement(swapped=True, keys=keys) if lasting else None)

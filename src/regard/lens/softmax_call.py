@@ -42,6 +42,7 @@ class SoftmaxCall:
     transposed: bool = False  # the keys are the left operand of the product
     formula: Formula | None = None
     operands: tuple[Tensor, Tensor] | None = None  # q and k, if the formula holds
+    multiplied: tuple[Tensor, Tensor] | None = None  # as given: torch counts writes
     logits: Tensor | None = None  # if it does not
     blind: Tensor | None = None  # rows that hide every key, as lse; they average
     blind_cells: Tensor | None = None  # the keys over which they average, if not all
@@ -85,6 +86,7 @@ class SoftmaxCall:
     def release(self) -> None:
         """Release all arrays."""
         self.operands = self.logits = self.lse = self.product = self.formula = None
+        self.multiplied = None
         self.extra = self.blind = self.blind_cells = None
 
 
@@ -199,7 +201,8 @@ def find_formula(
     rounded = off <= 4 * torch.finfo(q.dtype).eps * size
     if error <= find_tolerance(call.dtype) or rounded:
         call.product, call.formula, call.error = product, formula, error
-        call.operands, call.rounding = (q, k), 2 * math.expm1(off) if rounded else 0.0
+        call.operands, call.multiplied = (q, k), (product.left, product.right)
+        call.rounding = 2 * math.expm1(off) if rounded else 0.0
 
 
 def averages(call: SoftmaxCall, weights: Tensor) -> bool:
@@ -270,9 +273,9 @@ def has_operands(call: SoftmaxCall) -> bool:
     assert call.formula is not None
     assert call.axes is not None
     assert call.lse is not None
+    assert call.multiplied is not None
     (q, k), whole = call.operands, call.product.axes()
-    left, right = (k, q) if call.transposed else (q, k)
-    if call.product.count_writes(left, right) == call.product.versions:
+    if call.product.count_writes(*call.multiplied) == call.product.versions:
         return True
     wanted = (whole[0], whole[2 if call.transposed else 1], call.key_axis)
     lse = arrange(call.lse, call.other_axes, wanted[:2])

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from regard.lens.captured_call import CapturedCall, see_logits
 from regard.lens.coverage_notes import FOLDED
-from regard.lens.layout import Axis, Part, arrange, count
+from regard.lens.layout import Axis, Part, arrange, count, merge
 from regard.lens.origin import FEATURE, ROW, Root
 from regard.lens.roles import Roles, Source, assign_roles
 from regard.lens.scores import Formula, Term, add_terms
@@ -93,8 +93,6 @@ def make_traced(
     if sink is None and call.extra is not None:
         return None
     v, out = (None, None) if is_changed else place_values(taken, roles, axes)
-    # logits that were rounded are not those of q and k
-    exact = {call.dtype, scores.q.dtype} <= {torch.float32, torch.float64}
     return CapturedCall(
         via="softmax",
         weights_taken=True,
@@ -102,7 +100,7 @@ def make_traced(
         k=scores.k,
         v=v,
         out=out,
-        lse=scores.lse if exact else None,
+        lse=scores.lse,
         origin=LseOrigin.LOGITS,
         scale=call.formula.scale,
         mask=scores.mask,
@@ -110,6 +108,7 @@ def make_traced(
         sink=sink,
         blind=None if scores.blind is None else scores.blind.any(1),
         keys_are_new=are_rows(traced[1], 2 - call.transposed),
+        is_moved=is_moved(call, roles, axes),
         note="; ".join(filter(None, (*notes, roles.note))),
         error=call.error,
         rounding=call.rounding,
@@ -213,6 +212,14 @@ def average_rows(
     return q, torch.where(rows, numbers, mask)
 
 
+def is_moved(call: SoftmaxCall, roles: Roles, axes: Axes) -> bool:
+    """Return whether logits are not (B, H, Nq, Nk), or (B * H, Nq, Nk)."""
+    assert call.axes is not None
+    usual = merge(roles.sequences), merge(roles.heads), axes.rows, axes.keys
+    found = tuple(merge(x) for x in call.axes)
+    return found != usual if len(found) == 4 else found[-2:] != usual[-2:]
+
+
 def are_rows(axes: Sequence[Axis] | None, dim: int) -> bool:
     """Return whether an axis is one of rows that a product was given."""
     if axes is None or not axes[dim]:
@@ -262,7 +269,8 @@ def apply_terms(
     for term in formula.added:
         x = term.place(wanted)
         assert x is not None
-        if x.shape[-1] == 1 and count(wanted[-1]) > 1 and not term.hides:
+        several = count(wanted[-1]) > 1 or term.where.shape[-1] > 1  # also a sink
+        if x.shape[-1] == 1 and several and not term.hides:
             lse = lse - x[..., 0].to(lse.dtype) * term.number  # the same for all keys
         else:
             cells.append(term)

@@ -31,7 +31,7 @@ from regard.masks.algebra import And, Mask
 from regard.masks.primitives import Band
 from regard.recording.evidence import Certificate, LseOrigin
 from regard.recording.record import Record
-from regard.recording.row_sums import bound_products, find_floor, round_logits
+from regard.recording.row_sums import HALF, bound_products, find_floor, round_logits
 
 Rows = NDArray[np.intp]
 Floats = NDArray[np.floating[Any]]
@@ -142,9 +142,10 @@ def judge_rows(
         for part in split_rows(n, width, CELLS)
     ]
     error, tolerance = (xp.concat(x, axis=2) for x in zip(*pieces, strict=True))
+    error = xp.abs(error)
     some = np.unique(np.linspace(0, n - 1, min(n, PROBES)).astype(np.intp))
     others = [replace(x, k=xp.flip(x.k, axis=-1)) for x in records]
-    power, _ = rebuild_rows(others, rows, some, outputs)
+    power = xp.abs(rebuild_rows(others, rows, some, outputs)[0])
     power = xp.sort(xp.where(xp.isnan(power), constant(0, power), power), axis=2)
     power = power[:, :, power.shape[2] // 2][..., None]
     together = xp.stack([error, tolerance, xp.broadcast_to(power, error.shape)])
@@ -176,19 +177,18 @@ def rebuild_rows(
         softcap=record.softcap,
     )
     zero, blind = constant(0, lse), lse == -math.inf  # a row that sees no key
-    weights = xp.exp(logits - xp.where(blind, zero, lse)[..., None])
-    sizes = xp.where(logits == -math.inf, constant(0, logits), xp.abs(logits))
-    lost = bound_products(q, k, record.scale)
-    rounding = round_logits(record)
-    if rounding:
-        lost = lost + rounding * xp.sum(weights * sizes, axis=-1)
+    below = logits - xp.where(blind, zero, lse)[..., None]  # may be rounded, too
+    weights, sizes = xp.exp(below), xp.maximum(xp.abs(logits), xp.abs(below))
+    sizes = xp.where(logits == -math.inf, constant(0, logits), sizes)
+    products, rounding = bound_products(q, k, record.scale), round_logits(record)
+    lost = products + rounding * xp.sum(weights * sizes, axis=-1)
     floor = find_floor(record)
     if outputs is None:
         total = xp.sum(weights, axis=-1)
         if record.sink is not None:
             sink = xp.stack([x.sink for x in records])[..., None]
             total = total + xp.exp(sink - xp.where(blind, zero, lse))
-        error = xp.abs(total - xp.where(blind, zero, zero + 1))
+        error = total - xp.where(blind, zero, zero + 1)
         return ignore_rows(xp.isnan(lse) | (lse == math.inf), error, floor + lost)
     out, size, u = (
         xp.stack(x)
@@ -200,12 +200,40 @@ def rebuild_rows(
     )
     u = xp.repeat(xp.astype(u, weights.dtype), record.heads // u.shape[1], axis=1)
     parts = weights * u[:, :, None, :]
-    error = xp.abs(xp.sum(parts, axis=-1) - out)
+    error = xp.sum(parts, axis=-1) - out
     # the weights and the output are rounded one by one: six standard deviations
     half = 2 * outputs[0].eps * (size + xp.sqrt(xp.sum(parts**2, axis=-1)))
     mass = xp.sum(xp.abs(parts), axis=-1) + xp.abs(out)
-    tolerance = half + (floor + 2 * lost) * mass + TINY
+    each = rounding * xp.sum(xp.abs(parts) * sizes, axis=-1)
+    tolerance = half + (floor + products + lost) * mass + each + TINY
     return ignore_rows(xp.isnan(out) & xp.isnan(error), error, tolerance)
+
+
+def settle_lse(
+    record: Record, found: Certificate | None
+) -> tuple[Record, Certificate | None]:
+    """Return a record with the lse of its q and k, if all rows agree with the model's.
+
+    The logits of a model in half precision were rounded: under their lse, the weights
+    of q and k do not sum to 1 exactly. A row that rounding does not explain fails.
+    """
+    half = record.origin is LseOrigin.LOGITS and find_floor(record) == HALF
+    if found is None or found.failed or not half:
+        return record, found
+    heads, n, n_k = record.shape
+    xp, rows = namespace(lse=record.lse), np.arange(n)
+    pieces = [
+        rebuild_rows([record], rows, part, None)
+        for part in split_rows(n, heads * n_k, CELLS)
+    ]
+    error, tolerance = (xp.concat(x, axis=2) for x in zip(*pieces, strict=True))
+    known = constant(math.inf, error)
+    checked = xp.stack([xp.abs(error), tolerance, xp.broadcast_to(known, error.shape)])
+    whole = make_certificate({"row sums": Judged(*to_numpy(checked))}, 0)
+    if whole.failed:
+        return record, whole
+    lse = record.lse + xp.log1p(error[0])
+    return replace(record, lse=lse, origin=LseOrigin.RECORD), found
 
 
 def ignore_rows(rows: Array, error: Array, tolerance: Array) -> tuple[Array, Array]:

@@ -41,7 +41,8 @@ def describe_certificates(found: Recording) -> list[str]:
     """Return a line about what was checked; none if nothing was recorded."""
     layers: dict[str, list[Certificate | None]] = {}
     for record in found.records:
-        layers.setdefault(record.name, []).append(record.certificate)
+        if record.shape[1]:  # of padding alone, there is nothing to check
+            layers.setdefault(record.name, []).append(record.certificate)
     if not layers:
         return []
     kept = {x.name: x for x in found.coverage if x.attention and x.name in layers}

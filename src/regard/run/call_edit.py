@@ -29,7 +29,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 
 from regard.errors import OptionError, ShapeError
-from regard.run.cells import drop_axes, hides, may_see
+from regard.run.cells import FILLED, drop_axes, hides, may_see
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,7 @@ class PendingCall:
     n_q: int
     n_k: int
     aligned: bool = False  # query 0 is at key 0, unless a cache shifts it
+    learnt: int = 0  # keys behind the others that are of no token
     sure: bool = True  # it is a whole attention call, not a part that looks like one
     find_hidden: Callable[[], Tensor | None]  # cells that it hides itself
     scale: float | None = None  # of q · k; None: unknown
@@ -227,7 +228,7 @@ def hide(mask: Tensor | None, cells: Tensor, *, causal: bool = False) -> Tensor:
     if mask.dtype == torch.bool:
         return mask & ~cells
     edited = torch.where(cells, -math.inf, mask)
-    return edited.masked_fill(find_blank(edited, cells), -math.inf)
+    return edited.masked_fill(find_blank(mask, edited, cells), -math.inf)
 
 
 def lower(scores: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
@@ -237,7 +238,7 @@ def lower(scores: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
     and so would be the gradients of every row.
     """
     edited = torch.where(cells, -math.inf, scores)
-    blank = find_blank(edited, cells)
+    blank = find_blank(scores, edited, cells)
     return edited.masked_fill(blank, -math.inf), blank
 
 
@@ -268,7 +269,8 @@ def find_hidden(mask: Tensor | None, *, causal: bool = False) -> Tensor | None:
     return None if mask is None or causal else hides(mask.detach())
 
 
-def find_blank(scores: Tensor, cells: Tensor) -> Tensor:
+def find_blank(scores: Tensor, edited: Tensor, cells: Tensor) -> Tensor:
     """Return which rows have no visible key left, (…, Nq, 1)."""
-    seen = may_see(scores).any(-1, keepdim=True)
+    top = scores.amax(-1, keepdim=True).clamp(max=0)  # the model may fill in -1e4
+    seen = (may_see(edited) & (edited > top + FILLED)).any(-1, keepdim=True)
     return ~seen & cells.any(-1, keepdim=True)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 HIDDEN = -1000.0  # a number that is filled in below this hides a cell
+FILLED = -9000.0  # scores that are lower by this are hidden, or 18,000 tokens of ALiBi
 
 
 def may_see(mask: Tensor) -> Tensor:

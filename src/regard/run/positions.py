@@ -88,6 +88,7 @@ class Positions:
         fixed = self.run.here.now.given.before is not None and not cross
         filled = int(q_at.max()) + 1 - first if fixed else call.n_k  # empty at its end
         q_at, k_at = number(q_at, None if cross else valid), number(k_at, valid)
+        filled = min(filled, call.n_k - call.learnt)
         there = torch.arange(call.n_k, device=device) < filled
         return q_at, torch.where(there, k_at, -1)
 
