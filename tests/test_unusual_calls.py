@@ -133,3 +133,21 @@ def test_the_last_key_is_that_of_the_last_token(learnt):
         _, weights = model(*given)
     weights = weights.reshape(-1, 5, weights.shape[-1])
     assert [j for j in range(weights.shape[-1]) if not weights[..., j].any()] == [4]
+
+
+@pytest.mark.parametrize("layer", [0, ""])
+def test_the_difference_of_two_softmaxes_is_no_head_that_can_be_removed(layer):
+    class Difference(HeadsFirst):
+        def forward(self, x):
+            q, k, v = self.project(x).view(1, 5, 3, 3, 4).permute(2, 0, 3, 1, 4)
+            one, two = (
+                (q[..., s] @ k[..., s].mT).softmax(-1) for s in (slice(2), slice(2, 4))
+            )
+            return (one - 0.4 * two) @ v
+
+    model = Difference("")
+    with (
+        pytest.raises(OptionError, match="changed after"),
+        knock_out(model, [(layer, 1)]),
+    ):
+        model(torch.randn(1, 5, 12))

@@ -105,7 +105,8 @@ class AblationLocator:
         chosen = self.ablation.heads_of(self.order.index(layer), layer)
         slots = self.positions.find_slots(name, layer, call)
         apart = not self.ablation.hides or chosen != EVERY_HEAD
-        self.verifier.local.chosen[name] = chosen if apart else None
+        if apart and chosen is not None:  # until the call is complete
+            self.verifier.local.chosen[name] = chosen
         self.verifier.local.edited[name] = chosen is not None
         if chosen is None:
             return NOTHING

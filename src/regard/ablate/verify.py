@@ -41,8 +41,8 @@ class Local(threading.local):
         self.held = False  # a function that is edited as a whole is running
         self.numbers: dict[str, int] = {}  # softmaxes of a module since it was entered
         self.written: EditedOutput | None = None  # not certified yet
-        # heads of a module's last call that have to be separate
-        self.chosen: dict[str, tuple[int, ...] | None] = {}
+        # heads of a module that have to be separate in its next complete call
+        self.chosen: dict[str, tuple[int, ...]] = {}
         self.edited: dict[str, bool] = {}  # whether it was to be edited
 
 
@@ -124,7 +124,7 @@ class Verifier(Tallies):
         """Take a call that is attention."""
         tally = self.count(module, attention=True)
         tally.kept += 1
-        heads = self.local.chosen.get(module)
+        heads = self.local.chosen.pop(module, None)
         if call.is_moved and self.local.edited.get(module):
             tally.notes[MOVED] = None
         self.await_layer(module, call, heads)
@@ -159,6 +159,6 @@ class Verifier(Tallies):
     def drop(self, module: str, reason: str, *, attention: bool) -> None:
         """Take a call that a watch would not keep; it may be attention."""
         tally = self.count(module, attention=attention)
-        chosen = self.local.chosen.get(module) is not None
-        if attention and chosen and not self.local.held:
+        chosen = self.local.chosen.pop(module, None)
+        if attention and chosen is not None and not self.local.held:
             tally.notes[reason] = None
