@@ -6,7 +6,8 @@ from layers_by_hand import WIDTH, Written
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from regard.ablate import knock_out, patch_heads, trace_heads
+from regard.ablate import attribute_weights, knock_out, patch_heads, trace_heads
+from regard.ablate.value_weights import weigh_values
 from regard.errors import OptionError
 from regard.seen import watch
 
@@ -151,3 +152,45 @@ def test_the_difference_of_two_softmaxes_is_no_head_that_can_be_removed(layer):
         knock_out(model, [(layer, 1)]),
     ):
         model(torch.randn(1, 5, 12))
+
+
+class WithAnother(nn.Module):
+    """Attention by a kernel, and another softmax in the same module."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.project = kind, nn.Linear(12, 36)
+
+    def forward(self, x):
+        if self.kind == "attends":  # by distance: q and k are not multiplied
+            x = x + (-torch.cdist(x, x)).softmax(-1) @ x
+        q, k, v = self.project(x).view(1, 5, 3, 3, 4).permute(2, 0, 3, 1, 4)
+        if self.kind == "kept":  # for a plot
+            self.map = (q @ k.mT / 2).softmax(-1)
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("chosen", [[0], [1], ["1"]])
+@pytest.mark.parametrize(
+    ("kind", "why"), [("kept", "does not attend, but was"), ("attends", "but was not")]
+)
+def test_a_softmax_that_a_watch_counts_in_another_way_is_refused(kind, why, chosen):
+    model = nn.Sequential(WithAnother(kind), WithAnother(kind))
+    with pytest.raises(OptionError, match=why), knock_out(model, layers=chosen):
+        model(torch.randn(1, 5, 12))
+
+
+@pytest.mark.parametrize("measure", ["attribute", "weigh"])
+def test_windows_of_one_sequence_are_not_summed_as_one(measure):
+    class Windows(HeadsFirst):
+        def forward(self, x):
+            q, k, v = self.project(x).view(3, 3, 3, 3, 4).permute(2, 0, 3, 1, 4)
+            z = F.scaled_dot_product_attention(q, k, v)
+            return self.mix(z.transpose(1, 2).reshape(1, 9, 12))
+
+    model, x = Windows("").eval(), torch.randn(1, 9, 12)
+    with pytest.raises(OptionError, match="3 parts"):
+        if measure == "weigh":
+            weigh_values(model, x)
+        else:
+            attribute_weights(model, x, lambda y: y.sum((1, 2)))

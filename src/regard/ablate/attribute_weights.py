@@ -27,7 +27,7 @@ from torch.nn.utils.rnn import pad_sequence
 from regard.ablate.ablation import check_model, read_ablation
 from regard.ablate.effect import check_evaluating
 from regard.ablate.intervene import intervene
-from regard.ablate.replacement import find_records_of
+from regard.ablate.replacement import find_record_of
 from regard.ablate.search_heads import Measure, RepeatedInputs, rank_heads, read_measure
 from regard.ablate.trace_heads import TracedOutputs
 from regard.arguments import expect_function, suggest
@@ -58,7 +58,7 @@ class WeightAttribution(Displayed):
     def find(self, layer: int) -> tuple[Record, Tensor]:
         """Return the record and the slopes of a layer, by its number."""
         name = list(self.slopes)[layer]
-        return find_records_of(self.recording, name)[0], self.slopes[name]
+        return find_record_of(self.recording, name), self.slopes[name]
 
     def rows(self, layer: int) -> Tensor:
         """Return the sum of the cells of each query, (H, Nq), float64."""
@@ -95,6 +95,8 @@ def attribute_weights(
     kept = TracedOutputs(Turn.FIRST)  # z as it is computed from the recorded weights
     with capture(model, keep="qkv") as seen:
         value, slopes = trace_gradients(model, inputs, measure, kept)
+    for name in slopes:
+        find_record_of(seen.recording, name)
     found = {name: slope[0][:, kept.real[name][0]] for name, slope in slopes.items()}
     return WeightAttribution(recording=seen.recording, slopes=found, value=value)
 

@@ -105,9 +105,7 @@ class AblationLocator:
         chosen = self.ablation.heads_of(self.order.index(layer), layer)
         slots = self.positions.find_slots(name, layer, call)
         apart = not self.ablation.hides or chosen != EVERY_HEAD
-        if apart and chosen is not None:  # until the call is complete
-            self.verifier.local.chosen[name] = chosen
-        self.verifier.local.edited[name] = chosen is not None
+        self.verifier.expect(name, chosen, apart=apart, is_softmax=not call.sure)
         if chosen is None:
             return NOTHING
         valid = self.positions.find_valid(name, call, slots[1])
@@ -225,8 +223,8 @@ class AblationLocator:
                     "layer that mixes them counts them. Leave this layer out."
                 )
         for name, _ in self.verifier.tallies:
-            self.check_met(name)
             self.check_separate(name)
+            self.check_met(name)
         self.check_layers()
         self.check_modules()
         for what in ("keys", "queries"):
@@ -267,18 +265,25 @@ class AblationLocator:
 
     def check_met(self, name: str) -> None:
         """Raise OptionError if a module was edited wrongly, or not at all."""
-        tally = self.verifier.tallies.get((name, True))  # None: it does not attend
-        is_edited = any(x.partition("#")[0] == name for x in self.order)
         named = self.ablation.heads_of(-1, name) is not None
-        asked = named or any(isinstance(x, int) for x in self.ablation.asked)
-        attends = tally is not None and bool(tally.calls if named else tally.kept)
-        missed = attends and not is_edited
-        if asked and (missed or (tally is None and is_edited)):
-            what = "attends, but was not" if missed else "does not attend, but was"
+        if not (named or any(isinstance(x, int) for x in self.ablation.asked)):
+            return
+        if what := self.compare_calls(name, named=named):
             raise OptionError(
                 f"{name} {what} cut or counted as a layer. Name the others with "
                 "layers=[…] or heads=[(name, head)] to leave it out."
             )
+
+    def compare_calls(self, name: str, *, named: bool) -> str:
+        """Return how the calls of a module that attend are not those that were met."""
+        tally = self.verifier.tallies.get((name, True))  # None: it does not attend
+        is_edited = any(x.partition("#")[0] == name for x in self.order)
+        attends = tally is not None and bool(tally.calls if named else tally.kept)
+        more = self.verifier.taken[name] - self.verifier.edited[name]
+        if attends and not (is_edited and more <= 0):
+            return "attends, but was not"
+        fewer = tally is None or (more < 0 and bool(self.ablation.asked))
+        return "does not attend, but was" if is_edited and fewer else ""
 
     def check_separate(self, name: str) -> None:
         """Raise OptionError if a removed head was mixed with others."""

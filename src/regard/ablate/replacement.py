@@ -89,6 +89,17 @@ def find_records_of(recording: Recording, layer: str) -> list[Record]:
     return [found[n].to("torch") for n in sorted(found)]
 
 
+def find_record_of(recording: Recording, layer: str) -> Record:
+    """Return the record of a layer that read one sequence."""
+    found = find_records_of(recording, layer)
+    if len(found) > 1:
+        raise OptionError(
+            f"{layer} attends in {len(found)} parts, windows or copies of its input, "
+            "expected one sequence: what its heads contribute is not in one record."
+        )
+    return found[0]
+
+
 def sum_values(record: Record) -> Tensor:
     """Return the outputs of a record's heads, while a model runs that is observed."""
     with compute():

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from regard.ablate.ablation import check_model
 from regard.ablate.effect import check_evaluating
-from regard.ablate.replacement import find_records_of
+from regard.ablate.replacement import find_record_of
 from regard.ablate.search_heads import RepeatedInputs, rank_heads
 from regard.ablate.trace_heads import TracedHeads, trace_into
 from regard.arguments import suggest
@@ -50,7 +50,7 @@ class ValueWeights(Displayed):
     def find(self, layer: int) -> tuple[Record, Tensor]:
         """Return the record and the norms of a layer, by its number."""
         name = list(self.norms)[layer]
-        return find_records_of(self.recording, name)[0], self.norms[name]
+        return find_record_of(self.recording, name), self.norms[name]
 
     def cells(
         self, layer: int, head: int, *, rows: slice = EVERY, keys: slice = EVERY
@@ -107,7 +107,7 @@ def weigh_values(model: nn.Module, inputs: Mapping[str, Any] | Tensor) -> ValueW
         sequence.run()
     norms = {}
     for layer in traced.layers:
-        v = torch.as_tensor(expect_values(find_records_of(seen.recording, layer)[0]))
+        v = torch.as_tensor(expect_values(find_record_of(seen.recording, layer)))
         heads = traced.outputs(layer).shape[1]
         v = v.detach().repeat_interleave(heads // len(v), 0)
         matrices = [traced.read_projection(layer, head) for head in range(heads)]

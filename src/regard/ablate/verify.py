@@ -15,6 +15,7 @@ Next: locate.py
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -61,6 +62,8 @@ class Verifier(Tallies):
         self.is_deaf = known is not None
         self.verdicts: Verdicts = {} if known is None else known
         self.certified: dict[str, Verdict] = {}  # by module, of one call of each
+        self.edited: Counter[str] = Counter()  # softmaxes of a module that were edited
+        self.taken: Counter[str] = Counter()  # those that turned out to be attention
 
     def enter(self) -> None:
         """Begin to observe a pass."""
@@ -96,6 +99,24 @@ class Verifier(Tallies):
                 self.certified[written.module] = verdict
                 self.local.written = None
 
+    def expect(
+        self,
+        name: str,
+        chosen: tuple[int, ...] | None,
+        *,
+        apart: bool,
+        is_softmax: bool,
+    ) -> None:
+        """Take note of a call that is to run: which of its heads are edited.
+
+        apart: whether they have to be separate from others
+        """
+        if apart and chosen is not None:  # until the call is complete
+            self.local.chosen[name] = chosen
+        self.local.edited[name] = chosen is not None
+        if self.local.observer is not None:
+            self.edited[name] += is_softmax
+
     def count_sinks(self, logits: Tensor) -> int:
         """Return how many columns of logits are of no key."""
         observer = self.local.observer
@@ -124,6 +145,7 @@ class Verifier(Tallies):
         """Take a call that is attention."""
         tally = self.count(module, attention=True)
         tally.kept += 1
+        self.taken[module] += call.weights_taken and not self.local.held
         heads = self.local.chosen.pop(module, None)
         if call.is_moved and self.local.edited.get(module):
             tally.notes[MOVED] = None
@@ -159,6 +181,7 @@ class Verifier(Tallies):
     def drop(self, module: str, reason: str, *, attention: bool) -> None:
         """Take a call that a watch would not keep; it may be attention."""
         tally = self.count(module, attention=attention)
+        self.taken[module] += attention and not self.local.held
         chosen = self.local.chosen.pop(module, None)
         if attention and chosen is not None and not self.local.held:
             tally.notes[reason] = None

@@ -1,0 +1,18 @@
+from h2 import *
+print('=====')
+m=mk(LogBefore)
+with regard.watch(m,keep='qkv') as s, torch.no_grad(): m(one)
+print(s.table()); print(s)
+print([r for r in getattr(s,'layers',[])] if hasattr(s,'layers') else '')
+m=mk(HeadChunks)
+with regard.watch(m,keep='qkv') as s, torch.no_grad(): m(one)
+print(s.table())
+m=mk(SinkLogit)
+for k,kk in (([-1],8),([0],0),([3],3),(slice(-2,None),slice(7,9)),(slice(4,None),slice(4,9))):
+    T(f'SinkLogit layer keys={k}',m,lambda:K(m,layers=[1],keys=k),dict(mask=mkm(1,range(H),slice(None),kk)))
+    T(f'SinkLogit all keys={k}',m,lambda:K(m,keys=k),dict(mask=lambda l,a:mkm(l,range(H),slice(None),kk)(l,a)))
+m=mk(LogAfter)
+with K(m,heads=[(1,2)]): o=out(m,one)
+print('LogAfter nothing edited silently:',torch.equal(o,out(m,one)))
+r=ab.effect(m,lambda m:m(one),heads=[(1,2)]); print(r)
+m=mk(LogBefore); r=ab.effect(m,lambda m:m(one),layers=[0]); print(r)
