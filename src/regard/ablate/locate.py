@@ -105,7 +105,7 @@ class AblationLocator:
         chosen = self.ablation.heads_of(self.order.index(layer), layer)
         slots = self.positions.find_slots(name, layer, call)
         apart = not self.ablation.hides or chosen != EVERY_HEAD
-        self.verifier.expect(name, chosen, apart=apart, is_softmax=not call.sure)
+        self.verifier.expect(name, chosen, call, apart=apart)
         if chosen is None:
             return NOTHING
         valid = self.positions.find_valid(name, call, slots[1])

@@ -24,6 +24,7 @@ from torch import Tensor
 from regard.ablate.active import ACTIVE
 from regard.ablate.certify_edit import EditedOutput, Verdict
 from regard.lens import AttentionFinder, CapturedCall, Observer, Tallies, find_storages
+from regard.run.call_edit import PendingCall
 from regard.run.modules import Run
 from regard.run.own_work import is_recomputing, is_tracing, remove_mode
 
@@ -103,9 +104,9 @@ class Verifier(Tallies):
         self,
         name: str,
         chosen: tuple[int, ...] | None,
+        call: PendingCall,
         *,
         apart: bool,
-        is_softmax: bool,
     ) -> None:
         """Take note of a call that is to run: which of its heads are edited.
 
@@ -113,9 +114,10 @@ class Verifier(Tallies):
         """
         if apart and chosen is not None:  # until the call is complete
             self.local.chosen[name] = chosen
-        self.local.edited[name] = chosen is not None
+        alike = call.sure and call.heads is None  # one edit for all of its batch
+        self.local.edited[name] = chosen is not None and not alike
         if self.local.observer is not None:
-            self.edited[name] += is_softmax
+            self.edited[name] += not call.sure
 
     def count_sinks(self, logits: Tensor) -> int:
         """Return how many columns of logits are of no key."""
